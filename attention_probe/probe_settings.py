@@ -13,13 +13,13 @@ from attention_probe.measure.measure_prompts import Record
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import GAP, without_gap
 from harness import smollm2_model
-from harness.constants import BASELINE, STUDIED, Dtype
+from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.errors import ConfigError, list_near
-from harness.experiment.tokenizer import load_tokenizer
+from harness.experiment.tokenizer import load_model_config, load_tokenizer
 from harness.runs.prompt_sources import Source
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class ProbeSettings:
         dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
             with float32.
         device: `cpu`, `cuda`, ...
+        engine: Arguments of vLLM, which then replaces Hugging Face; None for Hugging Face. To those
+            named here `complete_from` adds the run's, unless a model is named.
     """
 
     model: str | None = None
@@ -43,6 +45,21 @@ class ProbeSettings:
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
     device: str = "cpu"
+    engine: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what only Hugging Face can do.
+
+        Raises:
+            ConfigError: an engine is to record position gaps or activations, or on another device.
+        """
+        excluded = [name for name in self.conditions if name.endswith(GAP)]
+        if self.record.activations:
+            excluded.append("--activations")
+        if self.device != "cpu":
+            excluded.append(f"--device {self.device}")
+        if self.engine is not None and excluded:
+            raise ConfigError(f"--engine cannot go with {', '.join(excluded)}.")
 
     def complete_from(self, source: Source) -> ProbeSettings:
         """The settings, with model and conditions taken from the source where none are named.
@@ -54,18 +71,32 @@ class ProbeSettings:
         conditions = list(self.conditions)
         if not conditions:
             conditions = [name for name in source.conditions if name not in source.changed]
-            if STUDIED in conditions and not self.record.completion:
+            if STUDIED in conditions and not self.record.completion and self.engine is None:
                 conditions.append(f"{STUDIED}{GAP}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         refuse_unusable_conditions(source, conditions)
-        return replace(self, model=self.model or source.model, conditions=tuple(conditions))
+        engine = self.engine
+        if engine is not None and self.model is None:
+            engine = source.engine_arguments | engine
+        return replace(
+            self, model=self.model or source.model, conditions=tuple(conditions), engine=engine
+        )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         if self.model is None:
             raise ConfigError("The source does not record its model. Name the model with --model.")
         return load_tokenizer(smollm2_model.resolve_model(self.model))
+
+    @property
+    def revision(self) -> str | None:
+        """The model's revision in the arguments of the engine."""
+        return (self.engine or {}).get("revision")
+
+    def load_config(self) -> PretrainedConfig:
+        """The model's config, or that of its text layers."""
+        return load_model_config(smollm2_model.resolve_model(str(self.model)), self.revision)
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The first layers, up to the deepest of `layers`, to compute in this type."""

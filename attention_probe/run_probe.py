@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from attention_probe.check_probe import self_check
-from attention_probe.measure.measure_prompts import Record, measure_group
-from attention_probe.model.load_first_layers import LoadedModel
+from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, tokenize
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, JsonObject
-from harness.errors import ConfigError, PromptMismatchError
+from harness.errors import PromptMismatchError
 from harness.experiment.prompt import Layout
 from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Problem, Source
 from harness.runs.records import as_json
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
@@ -39,9 +32,6 @@ Advance = Callable[[int, int], None]
 GROUP_TOKENS = 1024
 """Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
 is not faster, because its tensors no longer fit into the caches."""
-
-ROW_BYTES = 1 << 31
-"""Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""
 
 SOURCE_FACTS = ("name", "kind", "prompts_sha256", "metric")
 """The attributes of a `Source` that a receipt has."""
@@ -80,31 +70,27 @@ def run_probe(
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
     prompts = tokenize_problems(problems.values(), tokenizer, settings)
-    loaded, checks = load_checked_model(settings, prompts)
-    receipt = make_receipt(
-        settings,
-        tokenizer,
-        source={name: getattr(source, name) for name in SOURCE_FACTS},
-        selection={
-            # a figure's prompts are a criterion too, with further fields
-            "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
-            "outcomes": count_outcomes(source, criterion),
-            "problems": len(problems),
-        },
-        self_check=checks,
-    )
-    header = make_header(
-        loaded.config,
-        as_json(versions_and_hashes.model_fingerprint(loaded.name, loaded.revision)),
-        settings,
-        layout=source.layout,
-        is_checked=source.kind != "log",
-        flip=criterion.flip,
-    )
-    # The self-check has passed, so a model that cannot be probed leaves no folder behind.
-    with AttentionTraces.create(path, header, receipt=receipt) as traces:
-        refuse_differing_traces(traces, prompts, problems)
-        add_missing_traces(traces, prompts, problems, loaded, settings.record, advance)
+    selection = {
+        # a figure's prompts are a criterion too, with further fields
+        "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
+        "outcomes": count_outcomes(source, criterion),
+        "problems": len(problems),
+    }
+    facts = {name: getattr(source, name) for name in SOURCE_FACTS}
+    with open_model(settings, prompts) as (measure, checks):
+        receipt = make_receipt(
+            settings, tokenizer, source=facts, selection=selection, self_check=checks
+        )
+        header = make_header(
+            settings,
+            layout=source.layout,
+            is_checked=source.kind != "log",
+            flip=criterion.flip,
+        )
+        # The model is open, so one that cannot be probed leaves no folder behind.
+        with AttentionTraces.create(path, header, receipt=receipt) as traces:
+            refuse_differing_traces(traces, prompts, problems)
+            add_missing_traces(traces, prompts, problems, measure, advance)
     return receipt
 
 
@@ -121,73 +107,6 @@ def tokenize_problems(
         )
         for problem in problems
     }
-
-
-def load_checked_model(
-    settings: ProbeSettings, prompts: Mapping[str, ConditionPrompts]
-) -> tuple[LoadedModel, JsonObject]:
-    """The first layers, with the embeddings of these prompts alone, and their self-check.
-
-    Raises:
-        PromptMismatchError: a prompt is longer than the model's context.
-        ModelError: the model cannot be loaded, or gives no attention.
-        ConfigError: the rows to store are too large.
-    """
-    loaded = settings.load_model(settings.dtype)
-    fit_model_to_prompts(loaded, prompts)
-    refuse_large_rows(loaded, prompts, settings.record)
-    float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
-    return loaded, self_check(loaded, prompts, settings.record, float32_model)
-
-
-def fit_model_to_prompts(loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts]) -> None:
-    """Drop the embeddings of all tokens that no prompt has.
-
-    Raises:
-        PromptMismatchError: a prompt is longer than the model's context.
-    """
-    context = getattr(loaded.config, "max_position_embeddings", None)
-    token_ids: set[int] = set()
-    for prompt in flatten_prompts(prompts):
-        if context is not None and len(prompt) > context:
-            raise PromptMismatchError(
-                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
-                f"tokens; {loaded.name} has a context of {context}."
-            )
-        token_ids.update(prompt.token_ids.tolist())
-    loaded.keep_embeddings(torch.tensor(sorted(token_ids)))
-
-
-def refuse_large_rows(
-    loaded: LoadedModel, prompts: Mapping[str, ConditionPrompts], record: Record
-) -> None:
-    """Print the size of the rows that will be stored.
-
-    Raises:
-        ConfigError: it is more than ROW_BYTES.
-    """
-    if record.rows is None:
-        return
-    every_prompt = list(flatten_prompts(prompts))
-    lengths = np.array([len(prompt) for prompt in every_prompt])
-    rows = np.array([record.is_row(prompt).sum() for prompt in every_prompt])
-    row_bytes = len(loaded.layers) * int(loaded.config.num_attention_heads) * 4  # float32
-    size = row_bytes * int(rows @ lengths)
-    if size > ROW_BYTES:
-        most = lengths.max()
-        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
-            most -= 1
-        raise ConfigError(
-            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
-            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
-            "problems, conditions or layers."
-        )
-    print(f"mless: rows of {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
-
-
-def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
-    """All prompts of all problems, problem by problem."""
-    return chain.from_iterable(by_condition.values() for by_condition in prompts.values())
 
 
 def keep_freed_memory() -> None:
@@ -232,8 +151,7 @@ def add_missing_traces(
     traces: AttentionTraces,
     prompts: Mapping[str, ConditionPrompts],
     problems: Mapping[str, Problem],
-    loaded: LoadedModel,
-    record: Record,
+    measure: Measure,
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
@@ -247,7 +165,7 @@ def add_missing_traces(
     finished = len(prompts) - len(missing)
     advance(finished, len(prompts))
     for group in group_by_length(missing):
-        measurements = measure_group(loaded, group, record)
+        measurements = measure(group)
         for by_condition, measured_fields in zip(group, measurements, strict=True):
             for condition, prompt in by_condition.items():
                 if not traces.has(prompt.problem_id, condition):
@@ -292,8 +210,6 @@ def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonO
 
 
 def make_header(
-    config: PretrainedConfig,
-    fingerprint: JsonObject,
     settings: ProbeSettings,
     *,
     layout: str,
@@ -303,15 +219,14 @@ def make_header(
     """The facts that all traces of a folder share.
 
     Args:
-        config: The model's config.
-        fingerprint: What identifies the model's weights.
         settings: What is recorded.
         layout: The layout of all prompts.
         is_checked: Whether mless built the prompts, and so checked that the problem's tokens are
             the same under all conditions.
         flip: The outcome by which the problems were selected; None if by none.
     """
-    record = settings.record
+    record, config = settings.record, settings.load_config()
+    name = smollm2_model.resolve_model(str(settings.model))
     options: JsonObject = {"activations": record.activations, "rows": record.rows}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
@@ -319,7 +234,7 @@ def make_header(
     options["model_type"] = config.model_type
     return TraceHeader(
         model=smollm2_model.name_model(str(settings.model)),
-        fingerprint=fingerprint,
+        fingerprint=as_json(versions_and_hashes.model_fingerprint(name, settings.revision)),
         layers=tuple(sorted(set(settings.layers))),
         head_count=int(config.num_attention_heads),
         conditions=settings.conditions,

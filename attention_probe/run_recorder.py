@@ -4,25 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from transformers import AutoConfig
-
-from attention_probe.measure.measure_prompts import key_regions, mass_measures
+from attention_probe.measure.measure_in_engine import average_sums, query_sets
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import TokenizedPrompt, align_prompts, common_tokens
+from attention_probe.prompts.token_roles import align_prompts, common_tokens
 from attention_probe.run_probe import make_header, make_receipt, make_trace
 from attention_probe.traces import AttentionTraces
 from harness import smollm2_model
-from harness.engines.attention_sums import Floats, means
+from harness.engines.attention_sums import Floats
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.plan import Plan, Request
 from harness.experiment.run_config import RunConfig
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompt_sources import Problem, filled_answers
-from harness.runs.records import as_json, prompt_id
-from harness.runs.versions_and_hashes import model_fingerprint
+from harness.runs.records import prompt_id
 
 
 class RunRecorder:
@@ -70,20 +64,16 @@ class RunRecorder:
     def _open_traces(self, path: Path, model: ModelTokenizer, dtype: Any) -> AttentionTraces:
         """The folder of traces, with the header that `mless probe` would write."""
         plan, config = self._plan, self._plan.config
-        name = str(plan.model_arguments["pretrained"])
-        revision = plan.model_arguments.get("revision")
-        # of a multimodal model, the config of its text layers
-        model_config = AutoConfig.from_pretrained(name, revision=revision).get_text_config()
-        layers: Any = config.recorded_layers
-        if layers == "all":
-            layers = range(model_config.num_hidden_layers)
         settings = ProbeSettings(
-            model=smollm2_model.name_model(name),
-            layers=tuple(layers),
+            model=smollm2_model.name_model(str(plan.model_arguments["pretrained"])),
             conditions=recorded_conditions(config),
             dtype=dtype,
+            engine={"revision": plan.model_arguments.get("revision")},
         )
-        fingerprint = as_json(model_fingerprint(name, revision))
+        layers: Any = config.recorded_layers
+        if layers == "all":
+            layers = range(settings.load_config().num_hidden_layers)
+        settings = replace(settings, layers=tuple(layers))
         receipt = make_receipt(
             settings,
             model.tokenizer,
@@ -94,7 +84,7 @@ class RunRecorder:
             },
             selection={"problems": len(self._prompts)},
         )
-        header = make_header(model_config, fingerprint, settings, layout=str(config.layouts[0]))
+        header = make_header(settings, layout=str(config.layouts[0]))
         return AttentionTraces.create(path, header, receipt=receipt)
 
     def add_query_sets(self, request: Request) -> Request:
@@ -134,24 +124,3 @@ def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
     return tuple(
         condition.name for condition in config.conditions if condition.name not in in_answer
     )
-
-
-def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> list[list[int]]:
-    """Three sets of queries to sum over: all, the common ones, and the problem's among these."""
-    all_queries = np.ones(len(prompt), np.bool_)
-    common_problem = common & prompt.has_role("problem")
-    return [queries.astype(int).tolist() for queries in (all_queries, common, common_problem)]
-
-
-def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, Any]:
-    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
-    curves = means(sums, sets)
-    # [layer, head, key] over the problem's queries. Unlike the other sets this one includes the
-    # diagonal: in a mass, a query's attention to its own token counts.
-    problem_sums = torch.from_numpy(sums[:, -1].copy())
-    masses = problem_sums @ key_regions(prompt).float().T / max(1, sum(sets[-1]))
-    return {
-        "mean_all": curves[:, 0],
-        "mean_common": curves[:, 1],
-        "measures": mass_measures(masses),
-    }

@@ -56,7 +56,6 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         config=_config(path),
         layers=tuple(range(layers)),
         decoder_layers=model.layers,
-        revision=None,
     )
 
     def run(tokens: int) -> None:

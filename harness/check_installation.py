@@ -12,20 +12,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import requires
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from harness import smollm2_model
-from harness.engines.devices import describe_gpu_processes
 from harness.errors import HarnessError, explain_hub_error
 from harness.experiment.problems import (
     MATH500_REPOSITORY,
-    MATH500_REVISION,
     PATH_VARIABLE,
     open_dataset,
 )
-from harness.experiment.tokenizer import load_tokenizer
 from harness.runs.versions_and_hashes import package_version
 
 HUB_SECONDS = 3.0
@@ -56,7 +51,7 @@ class Check:
         return "FAIL" if self.is_fatal else "note"
 
 
-def check_installation(model: str | None = None) -> list[Check]:
+def check_installation() -> list[Check]:
     """Run all checks. None of them raises, loads weights or leaves files behind."""
     checks: dict[str, Callable[[], Check]] = {
         # an older version than mless allows cannot import this module
@@ -64,12 +59,9 @@ def check_installation(model: str | None = None) -> list[Check]:
         "lm-eval": lambda: _check_version("lm-eval"),
         "vllm": lambda: _check_version("vllm", extra="gpu"),
         "device": _check_device,
-        "tokenizer": lambda: _check_tokenizer(str(model)),
         "data": _check_data,
-        "hub": lambda: _check_hub(model),
+        "hub": _check_hub,
     }
-    if not model:
-        del checks["tokenizer"]
     outcomes = []
     for subject, run_check in checks.items():
         try:
@@ -99,15 +91,14 @@ def _check_version(name: str, extra: str = "") -> Check:
 
 
 def _check_device() -> Check:
-    """The devices that torch sees, and the processes that hold their memory."""
+    """The devices that torch sees."""
     torch = importlib.import_module("torch")
     build = torch.version.cuda or getattr(torch.version, "hip", None)
     with warnings.catch_warnings(action="ignore"):  # torch warns of an old driver
         available = torch.cuda.is_available()
     version = f"torch {torch.__version__}"
     if available:
-        state = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}"
-        return Check(state, describe_gpu_processes(), is_fatal=False)
+        return Check(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}")
     fix = ""
     if build:
         fix = (
@@ -117,39 +108,23 @@ def _check_device() -> Check:
     return Check(f"CPU, {version}", fix, is_fatal=False)
 
 
-def _check_tokenizer(name: str) -> Check:
-    tokenizer = load_tokenizer(smollm2_model.resolve_model(name))
-    return Check(f"{Path(name).name}: {len(tokenizer)} tokens")
-
-
 def _check_data() -> Check:
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
-    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
-    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser()
-    if any(cache.glob(f"*/*/*/{MATH500_REVISION}")):
-        return Check(f"MATH-500 in {cache}")
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
 
 
-def _check_hub(model: str | None) -> Check:
-    """Whether the hub offers a model, or else MATH-500."""
+def _check_hub() -> Check:
+    """Whether the hub offers MATH-500."""
     from huggingface_hub import HfApi
 
-    is_repository = False
-    if model is not None and not Path(model).exists():
-        is_repository = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    name = str(model) if is_repository else MATH500_REPOSITORY
     try:
-        if is_repository:
-            HfApi().auth_check(name)
-        else:
-            HfApi().dataset_info(name, timeout=HUB_SECONDS)
+        HfApi().dataset_info(MATH500_REPOSITORY, timeout=HUB_SECONDS)
     except Exception as error:
         fix = (
-            f"{explain_hub_error(name, error)} The model smollm2 and generated problems need no "
-            "hub."
+            f"{explain_hub_error(MATH500_REPOSITORY, error)} The model smollm2 and generated "
+            "problems need no hub."
         )
-        return Check(f"{name} is out of reach", fix, is_fatal=is_repository)
-    return Check(f"{name} is readable")
+        return Check(f"{MATH500_REPOSITORY} is out of reach", fix, is_fatal=False)
+    return Check(f"{MATH500_REPOSITORY} is readable")

@@ -58,6 +58,7 @@ COMMANDS = (
     Command(_READ, "harness.commands.show", "mless show results/example --changed"),
     Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
     Command(_READ, "harness.commands.report", "mless report results/example -o report.html"),
+    Command(_READ, "harness.commands.export", "mless export results/example -o logs"),
     Command(
         _MODEL,
         "attention_probe.commands.probe",
@@ -81,7 +82,7 @@ COMMANDS = (
         "harness.commands.tasks",
         'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
     ),
-    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor --model Qwen/Qwen2.5-Math-7B"),
+    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor"),
 )
 """All commands, in the order of `--help`."""
 

@@ -52,7 +52,7 @@ FEWEST_INSTRUCTIONS = FEWEST_MODELS
 """With fewer instructions there is no result for new ones, for the same reason as with models."""
 
 # Literals, so that command lines can list and check the words
-Format = Literal["text", "markdown", "csv", "json"]
+Format = Literal["text", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler
@@ -80,6 +80,5 @@ class Kind(StrEnum):
 
     ACCURACY = "accuracy"
     FOREST = "forest"
-    COMPLETION_LENGTHS = "completion-lengths"
     DOSE = "dose"
     INSTRUCTIONS = "instructions"

@@ -1,6 +1,7 @@
 """Where the reasoning of a completion begins and ends, by the markers of the model's family."""
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import yaml
 
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
+MarkerIds = tuple[Sequence[int], Sequence[int]]
+"""The tokens of the text with which reasoning begins, and of that with which it ends."""
 
 NO_MARKERS = (
     "No chat template states the markers of this model's reasoning, so those of all known families "
@@ -79,3 +82,37 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
         return text
     start, end = (markers or family_markers())[0]
     return f"{start}{reasoning}{end}{text}" if text else start + reasoning
+
+
+def spends_budget(
+    prompt: Sequence[int] | None,
+    completion: Sequence[int] | None,
+    markers: MarkerIds | None,
+    budget: int | None,
+) -> bool:
+    """Whether the reasoning of a completion has ended, with all tokens of its budget.
+
+    vLLM ends it there without a record. A model that ends it there by itself counts too. It is
+    False without tokens, markers or a budget.
+
+    Args:
+        prompt: The tokens of the prompt, which may begin the reasoning.
+        completion: The tokens of the completion.
+        markers: The tokens of the markers.
+        budget: The maximum number of tokens between the markers.
+    """
+    if not (prompt and completion and markers and budget):
+        return False
+    start, end = map(tuple, markers)
+    tokens, first = (*prompt, *completion), None
+    for index in range(len(tokens)):
+        if first is None:
+            if tokens[index : index + len(start)] == start:
+                first = index + len(start)
+        elif tokens[index : index + len(end)] == end:
+            if index >= len(prompt):
+                # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
+                return index - first >= budget
+            # the reasoning of an example
+            first = None
+    return False

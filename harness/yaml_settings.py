@@ -63,8 +63,9 @@ class Strict(BaseModel):
     def _refuse_unknown_key(cls, values: Any) -> Any:
         """Replaces pydantic's `extra="forbid"`, whose message does not list the valid keys."""
         keys = values if isinstance(values, Mapping) else ()
-        if unknown := [str(key) for key in keys if key not in cls.model_fields]:
-            public = [name for name, field in cls.model_fields.items() if not field.exclude]
+        # excluded fields are set by our own code, and never by a config
+        public = [name for name, field in cls.model_fields.items() if not field.exclude]
+        if unknown := [str(key) for key in keys if key not in public]:
             near = list_near(unknown[0], [*public, *cls.inner_keys])
             raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})
         return values

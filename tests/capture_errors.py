@@ -45,7 +45,6 @@ def build(model_type, **changes):
     del layers[len(LAYERS) :]
     return LoadedModel(
         name=f"tiny {model_type}",
-        revision=None,
         model=model,
         config=model.config,
         layers=LAYERS,

@@ -39,7 +39,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ENGINE_FILES = "attention benchmarks engine faults interventions logits smollm2 start_errors"
+ENGINE_FILES = (
+    "attention benchmarks engine engine_traces faults interventions logits smollm2 start_errors"
+)
 TOKENIZER_FILES = "conditions demonstrations token_checks token_roles tokenizer vllm"
 """Tests with all tokenizers, which take a process ten seconds to convert or train."""
 GROUPS = {
@@ -342,37 +344,6 @@ def smollm2():
     from harness.smollm2_model import fetch_smollm2
 
     return fetch_smollm2()
-
-
-NVIDIA_SMI = r"""#!/bin/sh
-case "$1 $2" in
-*compute-apps*\ --id=1 | *compute-apps*\ --id=GPU-bb22)
-    printf '%s' "$PROCESSES" | sed -n 's/^GPU-bb22, //p' ;;
-*compute-apps*) printf '%s' "$PROCESSES" | sed 's/^GPU-[^,]*, //' ;;
-*) printf '%s' "$GPUS" ;;
-esac
-"""
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program of this name, which prints what the real program prints on a machine with GPUs.
-
-    Returns:
-        A function that sets the lines about processes on the GPUs.
-    """
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("GPUS", "NVIDIA H100 80GB HBM3, 550.54.15, 81559, 12390\n")
-
-    def set_processes(*lines):
-        monkeypatch.setenv("PROCESSES", "".join(f"{line}\n" for line in lines))
-
-    set_processes()
-    return set_processes
 
 
 @pytest.fixture(scope="session")

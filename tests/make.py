@@ -241,6 +241,7 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "completion_tokens": 10,
                     "characters": 40,
                     "looping": verdict == "truncated",
+                    "spent_budget": False,
                     "other_form": False,
                     "boxes_after_first": 0,
                 }

@@ -55,7 +55,7 @@ mless table results/example --by level --format csv > "$out/by-level.csv"
 mless compare results/example:wo results/example:mless --format json > "$out/compare.json" || true
 mless compare results/example:wo results/example:mless > "$out/compare.txt" 2>&1 || true
 mless show results/example --changed 2>&1 | head -200 > "$out/show.txt"
-for kind in forest accuracy completion-lengths; do
+for kind in forest accuracy; do
     mless plot results/example --kind $kind -o "$work/plots" > /dev/null 2>&1 || true
 done
 cp "$work"/plots/*.csv "$out/" 2> /dev/null || true
@@ -76,4 +76,4 @@ PYTHON
 sed -i -E '/tokens\/s|seconds|took|[0-9] s/d' "$out/run.txt"
 mless probe results/example --flip changed --n 5 --layers 1-2 \
     -o "$work/probed.traces" 2>&1 | without_times > "$out/probe.txt"
-mless heads "$work/probed.traces" --format json > "$out/heads.json"
+mless heads "$work/probed.traces" --top 999 > "$out/heads.txt"

@@ -1,7 +1,7 @@
 """`mless heads`: rank heads by a measure."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -20,10 +20,7 @@ def heads(
         str, typer.Option(help="Condition to subtract, usually another filler.")
     ] = HEADS_BASELINE,
     condition: Annotated[str, typer.Option(help="Condition to subtract it from.")] = STUDIED,
-    top: Annotated[int | None, typer.Option(min=1, help="Show only the first N heads.")] = 20,
-    form: Annotated[
-        Literal["text", "csv", "json"], typer.Option("--format", help="Output format.")
-    ] = "text",
+    top: Annotated[int, typer.Option(min=1, help="Show only the first N heads.")] = 20,
 ) -> None:
     """Rank all heads by the difference of a measure between two conditions, paired by prompt."""
     from functools import partial
@@ -36,14 +33,7 @@ def heads(
 
     with AttentionTraces.open(traces) as opened:
         frame = rank_heads(opened, measure, baseline, condition)
-    ranking = frame.head(top) if top else frame
-    if form == "csv":
-        typer.echo(ranking.to_csv(index=False).rstrip())
-    elif form == "json":
-        typer.echo(ranking.to_json(orient="records", indent=1))
-    if form != "text":
-        typer.echo(frame.attrs["note"], err=True)
-        return
+    ranking = frame.head(top)
     headings = {"mean_difference": "difference", "standard_error": "SE"}
     columns = []
     for name in map(str, ranking.columns):

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.commands.options import (
-    Condition,
-    DrawCount,
-    DrawSeed,
-    LayoutName,
-    Level,
-    Metric,
-    Subject,
-)
+from harness.commands.options import LayoutName, Metric
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
-from harness.errors import ConfigError
 
 if TYPE_CHECKING:
     from attention_probe.probe_settings import ProbeSettings
@@ -26,13 +18,10 @@ if TYPE_CHECKING:
 
 def probe(
     source: Annotated[
-        Path | None,
-        typer.Argument(help="A run folder, an lm-eval output folder, or a samples_*.jsonl file."),
-    ] = None,
-    logs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--log", metavar="CONDITION=FILE", help="Sample logs of any task; repeatable."
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder, an lm-eval output folder, or CONDITION=LOG for each condition.",
         ),
     ] = None,
     metric: Metric = None,
@@ -50,18 +39,22 @@ def probe(
         typer.Option(help="Only problems with this outcome; `changed`: in either direction."),
     ] = None,
     baseline: Annotated[str, typer.Option(help="Baseline of --flip.")] = BASELINE,
-    condition: Condition = STUDIED,
+    condition: Annotated[
+        str, typer.Option(help="Condition that is compared with the baseline.")
+    ] = STUDIED,
     controls: Annotated[
         bool,
         typer.Option("--controls", help="Add to each problem a matched problem that did not flip."),
     ] = False,
-    subject: Subject = None,
-    level: Level = None,
+    subject: Annotated[str | None, typer.Option(help="Only problems of this subject.")] = None,
+    level: Annotated[int | None, typer.Option(help="Only problems of this level.")] = None,
     ids: Annotated[
         str | None, typer.Option(help="Only problems with these ids, separated by commas.")
     ] = None,
-    n: DrawCount = None,
-    seed: DrawSeed = DEFAULT_SEED,
+    n: Annotated[
+        int | None, typer.Option(min=1, help="Draw N problems at random (see --seed).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = DEFAULT_SEED,
     queries: Annotated[
         Literal["prompt", "completion"],
         typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),
@@ -78,6 +71,10 @@ def probe(
     ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Number type of the computation.")] = "float32",
     device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
+    engine: Annotated[
+        bool,
+        typer.Option("--engine", help="Use vLLM with the run's arguments, not Hugging Face."),
+    ] = False,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="Folder of traces. An existing folder is continued."),
@@ -88,11 +85,12 @@ def probe(
     from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
     from harness.layers_and_heads import parse_numbers, split_words
+    from harness.runs.find_runs import locate_one
     from harness.yaml_settings import validate
 
+    run = locate_one(source) if source else None
     options = {
-        "run": source,
-        "logs": _by_condition(logs),
+        "logs" if isinstance(run, dict) else "run": run,
         "metric": metric,
         "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
         "layout": layout,
@@ -118,13 +116,13 @@ def probe(
         ),
         dtype=dtype,
         device=device,
+        engine={} if engine else None,
     )
     _record(prompts, settings, output)
 
 
 def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
-    """Add the missing traces to the folder, and print a summary of all its traces."""
-    from attention_probe.analysis.print_traces import describe_checks, summary
+    """Add the missing traces to the folder, and print what it holds and how exact it is."""
     from attention_probe.prompts.choose_prompts import open_source
     from attention_probe.run_probe import run_probe
     from attention_probe.traces import AttentionTraces
@@ -134,18 +132,23 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
     with progress_bar("probe problems") as advance:
         receipt = run_probe(source, prompts, settings, output, advance=advance)
     with AttentionTraces.open(output) as traces:
-        typer.echo(summary(traces))
-    typer.echo(f"\n{describe_checks(receipt['self_check'])}\ntraces  {output}")
+        layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
+        lines = [
+            *traces.header.stamps,
+            describe_checks(receipt["self_check"]),
+            f"traces  {output}",
+            f"layers  {layers}",
+            f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
+            f"next    mless attention {output} -o page.html",
+        ]
+    typer.echo("\n".join(lines))
 
 
-def _by_condition(logs: list[str] | None) -> dict[str, str] | None:
-    """The sample logs that `--log CONDITION=FILE` names, by condition."""
-    paths = {}
-    for log in logs or ():
-        condition, _, path = log.partition("=")
-        if not condition or not path:
-            raise ConfigError(
-                f"--log {log!r}: expected CONDITION=FILE, such as wo=samples_plain.jsonl."
-            )
-        paths[condition] = path
-    return paths or None
+def describe_checks(checks: Mapping[str, Any]) -> str:
+    """The self-check in one line."""
+    errors = [
+        f"{name.removesuffix('_error')} {check:.1e}"
+        for name, check in checks.items()
+        if name.endswith("_error")
+    ]
+    return f"self-check (largest error): {', '.join(errors) or 'none in an engine'}"

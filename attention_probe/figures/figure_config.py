@@ -13,7 +13,7 @@ from harness.analysis.choose_problems import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
-from harness.errors import ModelError, explain_hub_error
+from harness.experiment.tokenizer import load_model_config
 from harness.smollm2_model import label_model, resolve_model
 from harness.yaml_settings import Strict, read_values, validate
 
@@ -278,13 +278,7 @@ def load_figure_config(
 
 def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
     """Give each panel a head of the model: from the first to the last, or the middle one."""
-    from transformers import AutoConfig
-
-    try:
-        config = AutoConfig.from_pretrained(resolve_model(model)).get_text_config()
-    except (OSError, ValueError) as error:
-        raise ModelError(explain_hub_error(model, error)) from None
-    last = config.num_attention_heads - 1
+    last = load_model_config(resolve_model(model)).num_attention_heads - 1
     for index, head in enumerate(heads):
         share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
         head["head"] = 1 + round(share * last)

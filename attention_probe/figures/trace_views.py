@@ -1,6 +1,5 @@
 """What pages show of a folder of traces: an interactive view, and the mean curves of heads."""
 
-from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import read_curves
 from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.traces import AttentionTraces, Trace
-from harness.constants import Definition, JsonObject
+from harness.constants import JsonObject
 from harness.display.report.attention_view import (
     PAGE_BYTES,
     describe_conditions,
@@ -92,38 +91,27 @@ def _list_masses(trace: Trace) -> list[Any]:
     return list(rounded.tolist())
 
 
-def read_attention(
-    path: Path,
-    *,
-    layer: int | None = None,
-    heads: Sequence[int] | None = None,
-    definition: Definition = "common",
-) -> AttentionFile:
-    """The mean curves of some heads of one layer, over the problems that all conditions have.
+def read_attention(path: Path) -> AttentionFile:
+    """The view, and the mean curves of all heads of the first layer that was recorded.
 
     Args:
         path: The folder of traces.
-        layer: Counted from 1; by default the first that was recorded.
-        heads: Counted from 1; all by default.
-        definition: Which queries the average is over.
 
     Raises:
         JournalError: the folder does not exist, or is damaged.
-        ConfigError: no such layer or head, or no problem has traces under all conditions.
+        ConfigError: no problem has traces under all conditions.
     """
     view = read_view(path, most_bytes=PAGE_BYTES)
     with AttentionTraces.open(path) as traces:
         header = traces.header
-        layer = header.layers[0] + 1 if layer is None else layer
-        head_numbers = heads or range(1, header.head_count + 1)
+        layer = header.layers[0] + 1
         series: JsonObject = {condition: {} for condition in traces.conditions}
         config = FigureConfig.model_validate(
             {
                 "name": "attention",
                 "model": header.model,
                 "prompts": {"run": path},
-                "definition": definition,
-                "heads": [{"layer": layer, "head": head} for head in head_numbers],
+                "heads": [{"layer": layer, "head": head + 1} for head in range(header.head_count)],
                 "rows": [{"view": "aligned", "series": series}],
                 "note": NO_FINDING,
             }

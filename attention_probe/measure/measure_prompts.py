@@ -22,6 +22,9 @@ from harness.constants import BASELINE
 from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
 
+FieldsByCondition = dict[str, dict[str, Any]]
+"""The measured fields of the `Trace` of each prompt of a problem, by condition."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -41,13 +44,11 @@ class Record:
         if self.rows is not None:
             count_rows(self.rows, 0)  # refuses other words
 
-    def is_row(self, prompt: TokenizedPrompt) -> NDArray[np.bool_]:
-        """The queries of the prompt whose weights are stored."""
-        count = 0
-        if self.rows is not None:
-            completion = int(prompt.has_role("completion").sum())
-            count = count_rows(self.rows, len(prompt), completion)
-        return np.arange(len(prompt)) >= len(prompt) - count
+    def count_rows(self, prompt: TokenizedPrompt) -> int:
+        """The number of the prompt's last queries whose weights are stored."""
+        if self.rows is None:
+            return 0
+        return count_rows(self.rows, len(prompt), int(prompt.has_role("completion").sum()))
 
 
 def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
@@ -70,7 +71,7 @@ def mass_measures(
 
 def measure_group(
     loaded: LoadedModel, group: Sequence[ConditionPrompts], record: Record
-) -> list[dict[str, dict[str, Any]]]:
+) -> list[FieldsByCondition]:
     """Measure problems of similar length: one pass for each condition.
 
     Args:
@@ -82,7 +83,7 @@ def measure_group(
         For each problem, the measured fields of a `Trace` by condition.
     """
     common = [common_tokens(prompts) for prompts in group]
-    measured: list[dict[str, dict[str, Any]]] = [{} for _ in group]
+    measured: list[FieldsByCondition] = [{} for _ in group]
     references: list[Reference] = []
     # The baseline is first, because the thresholds of all other conditions refer to it.
     for condition in dict.fromkeys((BASELINE, *group[0])):
@@ -169,7 +170,10 @@ def _run_condition(
             query_sets=stack(map(np.stack, query_sets)),
             key_regions=stack(map(key_regions, prompts)),
             activations=record.activations,
-            rows=stack(torch.from_numpy(record.is_row(prompt)) for prompt in prompts),
+            rows=stack(
+                torch.arange(len(prompt)) >= len(prompt) - record.count_rows(prompt)
+                for prompt in prompts
+            ),
         ),
     )
     results = []

@@ -38,7 +38,6 @@ class LoadedModel:
 
     Attributes:
         name: A folder or a hub name.
-        revision: The commit of a hub name.
         model: The base model, cut after the deepest requested layer; eval mode, no gradients.
         config: The text config of the checkpoint, with its full number of layers.
         layers: The requested layers' indices, ascending.
@@ -46,7 +45,6 @@ class LoadedModel:
     """
 
     name: str
-    revision: str | None
     model: PreTrainedModel
     config: PretrainedConfig
     layers: tuple[int, ...]
@@ -164,7 +162,6 @@ def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> Loaded
     _refuse_mismatch(name, model, layers_path, loading_info)
     return LoadedModel(
         name=name,
-        revision=commit,
         model=model.eval().requires_grad_(False),
         config=config,
         layers=tuple(layers),

@@ -18,6 +18,7 @@ MEDIATOR_COLUMNS = {
     "no_box": "percent that ended without an answer in a closed box",
     "truncated": "percent that reached the token limit without an answer in a closed box",
     "unfinished": "percent whose reasoning did not end",
+    "spent_budget": "percent whose reasoning has all tokens of `thinking_budget`",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
@@ -44,6 +45,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         "unfinished": verdict == "unfinished",
         "refused": verdict == "refused",
         "timed_out": verdict.isin(["timeout", "crashed"]),
+        "spent_budget": samples["spent_budget"],
         "other_form": samples["other_form"],
         "looping": samples["looping"],
     }

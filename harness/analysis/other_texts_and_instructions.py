@@ -15,14 +15,14 @@ from harness.analysis.pool_models import pool_pairs
 from harness.constants import FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
 
-KINDS = {"sentence": "sentences", "random_ids": "random tokens", "text": "own texts"}
+KINDS = {"sentence": "sentences", "random_ids": "random tokens"}
 """Names of the kinds of text in the table, by the kind of filler."""
 
 TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "raw, chat or as_published",
     "condition": "the condition",
-    "kind": "kind of the other texts: sentences, random tokens or own texts",
+    "kind": "kind of the other texts: sentences or random tokens",
     "texts": "other texts of the same length at the same placement",
     "least": "lowest accuracy with one of them, percent",
     "most": "highest accuracy with one of them, percent",
@@ -68,7 +68,7 @@ def text_table(
     fillers = {name: condition for name, condition in conditions.items() if condition.filler_tokens}
     texts: dict[tuple[Any, ...], list[str]] = {}
     for name, condition in fillers.items():
-        if condition.filler in KINDS and not condition.fresh:
+        if condition.filler in KINDS:
             key = (KINDS[condition.filler], _locate_filler(condition))
             texts.setdefault(key, []).append(name)
     groups = {key: names for key, names in texts.items() if len(names) >= FEWEST_TEXTS}

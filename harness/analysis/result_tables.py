@@ -339,9 +339,9 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
     return json.dumps(values, indent=2, allow_nan=False, default=str)
 
 
-def as_csv(table: pandas.DataFrame, board: Leaderboard) -> str:
-    """A table as CSV with quoted strings. The receipt follows in lines that begin with `#`."""
-    rows = table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
+def as_csv(board: Leaderboard) -> str:
+    """The comparison as CSV with quoted strings; the receipt in lines that begin with `#`."""
+    rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
     receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt
     notes = [f"# {json.dumps(facts, sort_keys=True, default=str)}" for facts in receipts]
     return "\n".join([rows, *notes])

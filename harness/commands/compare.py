@@ -14,9 +14,6 @@ def compare(
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
     score: Score = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", help="Filter of the metric, if a log has several.")
-    ] = None,
     not_worse_by: Annotated[
         float | None,
         typer.Option(
@@ -32,13 +29,11 @@ def compare(
     A run without a condition means its baseline.
     """
     from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
-    from harness.display.table_page import show_board
+    from harness.display.comparison_tables import show_comparison
+    from harness.display.table_page import write_board
 
-    if filter_:
-        # the form in which logs are read: NAME,FILTER
-        metric = f"{metric or ''},{filter_}"
     board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
-    typer.echo(show_board(board, form, explain=explain))
+    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
     if not_worse_by is not None:
         code, message = check_not_worse(board, not_worse_by)
         typer.echo(f"mless: {message}", err=True)

@@ -1,20 +1,14 @@
 """`mless doctor`: check the installation."""
 
-from typing import Annotated
-
 import typer
 
 
-def doctor(
-    model: Annotated[
-        str | None, typer.Option(help="Also check that this model's tokenizer can be loaded.")
-    ] = None,
-) -> None:
+def doctor() -> None:
     """Check the installation, and name the fix for each check that fails."""
     from harness.check_installation import check_installation
     from harness.display.format_table import Column, Table, render
 
-    checks = check_installation(model)
+    checks = check_installation()
     columns = [Column(name, name, str, numeric=False) for name in ("result", "subject", "found")]
     rows = [
         {"result": check.result, "subject": check.subject, "found": check.state} for check in checks

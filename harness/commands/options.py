@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.constants import Format, Split
+from harness.constants import Format
 
 RunNames = Annotated[
     list[str],
@@ -14,7 +14,11 @@ RunNames = Annotated[
     ),
 ]
 Metric = Annotated[
-    str | None, typer.Option(help="Metric that decides right or wrong in logs of other tasks.")
+    str | None,
+    typer.Option(
+        metavar="NAME|NAME,FILTER",
+        help="Metric that decides right or wrong in logs of other tasks.",
+    ),
 ]
 Score = Annotated[
     str | None,
@@ -24,26 +28,15 @@ Score = Annotated[
     ),
 ]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
-SplitBy = Annotated[
-    list[Split] | None, typer.Option("--by", help="Split the table by this column; repeatable.")
-]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Baseline of all differences; default: the run's baseline."),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns below a text table.")]
-Condition = Annotated[str, typer.Option(help="Condition that is compared with the baseline.")]
 Margin = Annotated[float | None, typer.Option(help="Equivalence margin in points; default 1.")]
 LayoutName = Annotated[
     str | None, typer.Option(help="raw, chat or as_published, if the run has several layouts.")
 ]
-Subject = Annotated[str | None, typer.Option(help="Only problems of this subject.")]
-Level = Annotated[int | None, typer.Option(help="Only problems of this level.")]
-DrawCount = Annotated[
-    int | None, typer.Option("--n", min=1, help="Draw N problems at random (see --seed).")
-]
-DrawSeed = Annotated[int, typer.Option(help="Seed of the random draw.")]
-
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

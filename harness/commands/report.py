@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import Definition
 
 
 def report(
@@ -24,17 +23,6 @@ def report(
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(min=1, help="Layer, counted from 1; default: the first layer of the traces."),
-    ] = None,
-    head: Annotated[
-        list[int] | None,
-        typer.Option(min=1, help="Head, counted from 1; repeatable; default: all heads."),
-    ] = None,
-    definition: Annotated[
-        Definition, typer.Option(help="Queries that the attention curves average over.")
-    ] = "common",
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples, attention curves."""
     from harness.display.report.report_page import write_report
@@ -47,10 +35,7 @@ def report(
     if not traces:
         recorded_traces = [path / RECORDED for path in paths if isinstance(path, Path)]
         traces = [path for path in recorded_traces if path.is_dir()]
-    heads = list(dict.fromkeys(head)) if head else None
-    curves = [
-        read_attention(path, layer=layer, heads=heads, definition=definition) for path in traces
-    ]
+    curves = list(map(read_attention, traces))
     size = write_report(
         paths, output, attention=curves, baseline=baseline, margin=margin, metric=metric
     )

@@ -137,7 +137,7 @@ def run(
 
 
 def show_run(folder: Path) -> None:
-    """Print a run's table, the paths of its figure and files, and the next commands."""
+    """Print a run's table, the path of its files, and the next commands."""
     from harness.display.table_page import TableOptions, make_table
     from harness.errors import ComparisonError
 
@@ -145,5 +145,5 @@ def show_run(folder: Path) -> None:
         typer.echo(make_table([str(folder)], TableOptions(explain=False)))
     except ComparisonError as error:  # a run without the baseline is allowed
         typer.echo(error)
-    typer.echo(f"\nfigure  {folder / 'accuracy.png'}\nmore    mless table {folder} --explain")
+    typer.echo(f"\nmore    mless table {folder} --explain")
     typer.echo(f"next    mless report {folder} -o report.html\nrun     {folder}")

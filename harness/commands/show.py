@@ -1,4 +1,4 @@
-"""`mless show`: a summary of a run, the problems that changed, or one problem in full."""
+"""`mless show`: the problems of a run that changed, or one problem."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import Baseline, LayoutName, Level, Metric, Subject
+from harness.commands.options import Baseline, LayoutName, Metric
 from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.choose_problems import Criterion
     from harness.runs.read_runs import Run
-
-SHOWN_LETTERS = 1200
-"""About this many characters of a completion are printed without --full."""
 
 
 def show(
@@ -35,60 +32,42 @@ def show(
     direction: Annotated[
         Choice, typer.Option(help="With --changed: only problems with this outcome.")
     ] = "changed",
-    subject: Subject = None,
-    level: Level = None,
     layout: LayoutName = None,
     metric: Metric = None,
-    full: Annotated[bool, typer.Option("--full", help="Print completions in full.")] = False,
 ) -> None:
-    """Print a summary of a run, the problems that changed, or one problem with its completions."""
+    """Print the problems of a run that changed, or one problem with its completions."""
     from rich.console import Console
 
     from harness.analysis.choose_problems import Criterion
-    from harness.display.show_problems import describe_run, print_problem
+    from harness.display.show_problems import print_problem
+    from harness.errors import ConfigError
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
     from harness.yaml_settings import validate
 
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
-    limit = None if full else SHOWN_LETTERS
     if problem is not None:
-        print_problem(console, loaded, problem, condition=condition, layout=layout, limit=limit)
+        print_problem(console, loaded, problem, condition=condition, layout=layout)
     elif changed:
         choice = {
             "flip": direction,
             "baseline": baseline or loaded.baseline,
             "condition": condition or STUDIED,
-            "subject": subject,
-            "level": level,
         }
         criterion = validate(Criterion, choice, "--changed")
-        _show_changes(console, loaded, criterion, layout=layout, limit=limit)
+        _show_changes(console, loaded, criterion, layout)
     else:
-        typer.echo(describe_run(loaded))
+        raise ConfigError("Expected the id of a problem, or --changed.")
 
 
-def _show_changes(
-    console: Any, run: Run, criterion: Criterion, *, layout: str | None, limit: int | None
-) -> None:
-    from harness.analysis.choose_problems import count_outcomes, require_verdicts, select
-    from harness.analysis.compare_with_baseline import compare
-    from harness.analysis.result_tables import records
+def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:
+    from harness.analysis.choose_problems import require_verdicts, select
     from harness.display.show_problems import describe_changes, print_changes
-    from harness.experiment.conditions import contrast_name
     from harness.runs.read_runs import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
     all_outcomes = criterion.model_copy(update={"flip": None})  # no change is a result too
-    # before the first line is printed, because it refuses a subject without problems
-    problems = select(source, all_outcomes)
-    samples = run.samples[run.samples["layout"] == source.layout]
-    pair = samples[samples["condition"].isin([criterion.baseline, criterion.condition])]
-    rows = records(compare(pair, baseline=criterion.baseline))
-    (row,) = (row for row in rows if row["condition"] == criterion.condition)
-    contrast = contrast_name(criterion.condition, criterion.baseline)
-    typer.echo(f"{source.name}, {source.layout}: {contrast}, {row['problems']} problems")
-    typer.echo(describe_changes(row, criterion, count_outcomes(source, all_outcomes)))
-    print_changes(console, problems, criterion, limit=limit)
+    typer.echo(describe_changes(run, source, criterion))
+    print_changes(console, select(source, all_outcomes), criterion)

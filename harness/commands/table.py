@@ -12,21 +12,20 @@ from harness.commands.options import (
     Metric,
     RunNames,
     Score,
-    SplitBy,
 )
+from harness.constants import Split
 
 
 def table(
     runs: RunNames,
     models: Annotated[
         bool,
-        typer.Option(
-            "--models",
-            help="One row for each model and layout, and one table for each dataset.",
-        ),
+        typer.Option("--models", help="One row for each model and layout."),
     ] = False,
     form: FormatName = "text",
-    by: SplitBy = None,
+    by: Annotated[
+        list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
+    ] = None,
     baseline: Baseline = None,
     margin: Margin = None,
     metric: Metric = None,

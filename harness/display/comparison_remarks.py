@@ -114,13 +114,12 @@ def _describe_adjustment(board: Leaderboard, judged_rows: Sequence[Row]) -> str:
     if board.contrasts is None:
         article = "the" if len(family) == 1 else "all"
         return f", adjusted by Holm over {article} {tests} of this table, not named before the run"
-    names = ", ".join(dict.fromkeys(label(row["condition"]) for row in family))
     origin = "named before the run"
     if board.primary:
         origin += " besides the primary contrast"
         if has_several_settings(judged_rows):
             tests = "tests of each model and layout"
-    return f", adjusted by Holm over the {tests} {origin} ({names})"
+    return f", adjusted by Holm over the {tests} {origin}"
 
 
 def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
@@ -186,10 +185,6 @@ def _remark_tests(
         yield (
             "exploratory: not named before the run, so p is not adjusted, and there is no verdict."
         )
-    contrasts = [row["condition"] for row in compared_rows if row["baseline"] != board.baseline]
-    if contrasts:
-        names = ", ".join(dict.fromkeys(contrasts))
-        yield f"{names}: the first condition minus the second."
 
 
 def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:

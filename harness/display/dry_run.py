@@ -9,7 +9,7 @@ from itertools import chain
 
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, FEWEST_INSTRUCTIONS, FEWEST_TEXTS, POWER
+from harness.constants import ALPHA, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import visible
@@ -29,8 +29,7 @@ PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
 order of the study's numbers."""
 PLANNED_SPREAD = 0.02
-"""The assumed standard deviation of the effect between texts, instructions or draws of examples.
-That of a small model in docs/figures/instructions.csv is several times as large."""
+"""The assumed standard deviation of the effect between draws of examples."""
 
 ANSWER_FORMS = {
     "box": "box: the last \\boxed{} of a completion, as the instruction demands",
@@ -82,7 +81,7 @@ def show_prompts(plan: Plan) -> str:
         count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {count} tokens"
         if prompt.fillers:
-            heading += f", {_count_filler(plan, [arm])} of them for the filler"
+            heading += f", {_count_filler([arm])} of them for the filler"
         lines += [heading, *visible(text).split("\n"), ""]
     return fold(lines, hyphens=False, indent=0)
 
@@ -101,26 +100,12 @@ def _group_arms(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     return groups
 
 
-def _count_filler(plan: Plan, arms: Sequence[ConditionPrompts]) -> str:
-    """The filler's tokens, from the fewest to the most, and those of the separators around it.
-
-    The separators are counted only if nothing else differs from the prompt without filler.
-    """
+def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
+    """The filler's tokens, from the fewest to the most."""
     counts: set[int] = set()
     for arm in arms:
         counts.update(prompt.filler_tokens for prompt in arm.prompts)
-    limits = dict.fromkeys((min(counts), max(counts)))
-    text = "-".join(map(str, limits))
-    arm = arms[0]
-    if not (arm.condition.filler and arm.lengths) or arm.condition.words:
-        return text
-    for plain in plan.arms.values():
-        is_baseline = plain.condition.is_plain and plain.condition.has_examples
-        if is_baseline and (plain.layout, plain.draw) == (arm.layout, arm.draw):
-            # of the first problem; the separators are the same under all
-            added_tokens = arm.lengths[0] - plain.lengths[0]
-            return f"{text} + {added_tokens - arm.prompts[0].filler_tokens}"
-    return text
+    return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
 def _count_prompt_tokens(plan: Plan) -> int:
@@ -209,28 +194,24 @@ def _make_prompt_table(plan: Plan) -> Table:
             if len(prompt.fillers) > 1:
                 position += f" in {len(prompt.fillers)} parts"
             row |= {
-                "filler": _count_filler(plan, arms),
+                "filler": _count_filler(arms),
                 "position": position,
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
                 "most": str(max(lengths)),
             }
         rows.append(row)
-    title = "Tokens of the filler + its separators, its position, tokens of the prompt"
+    title = "Tokens of the filler, its position, tokens of the prompt"
     return Table(title, rows, PROMPT_COLUMNS)
 
 
 def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
-    """The smallest differences that a run would detect.
-
-    They are those of its contrasts, and those of the mean over new texts or instructions.
+    """The smallest difference that the contrasts of a run would detect.
 
     Args:
         config: The config of the run.
         problems: The number of problems; those of one cluster count as one.
     """
-    power = f"{100 * POWER:.0f} % power"
-    spread = f"{100 * PLANNED_SPREAD:g} points"
     names = {condition.name for condition in config.conditions}
     contrasts = [pair for pair in config.tested if names.issuperset(pair)]
     if config.primary_contrast:
@@ -246,42 +227,26 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         # From this number of draws on the test is for new draws too.
         if config.draws >= FEWEST_DRAWS:
             draws = config.draws
-            assumption += f" and a standard deviation between draws of {spread}"
-        effect = _find_smallest_effect(config, problems, draws, alpha=ALPHA / tests)
+            assumption += (
+                f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
+            )
+        effect = _find_smallest_effect(config, problems, draws, ALPHA / tests)
         tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
-            f"detects   smallest difference: {effect} ({tested_contrasts}; {power}, {alpha}, "
-            f"{assumption})"
-        )
-    sentences = [condition for condition in config.conditions if condition.sentence]
-    random_ids = [condition for condition in config.conditions if condition.random_ids]
-    counts = {}
-    # each kind of text has a mean of its own
-    texts = max(len(sentences), len(random_ids))
-    if texts >= FEWEST_TEXTS:
-        counts["texts"] = texts
-    # The run's own instruction is one more.
-    if config.across and len(config.across.instructions) + 1 >= FEWEST_INSTRUCTIONS:
-        counts["instructions"] = len(config.across.instructions) + 1
-    for noun, count in counts.items():
-        effect = _find_smallest_effect(config, problems, count)
-        yield (
-            f"new       smallest mean effect for new {noun}: {effect} ({count} {noun}; "
-            f"{power}, at a standard deviation between {noun} of {spread})"
+            f"detects   smallest difference: {effect} ({tested_contrasts}; "
+            f"{100 * POWER:.0f} % power, {alpha}, {assumption})"
         )
 
 
-def _find_smallest_effect(
-    config: RunConfig, problems: int, prompts: int, alpha: float = ALPHA
-) -> str:
-    """The smallest effect that a test detects over a number of draws, texts or instructions."""
+def _find_smallest_effect(config: RunConfig, problems: int, draws: int, alpha: float) -> str:
+    """The smallest effect that a test detects over a number of draws of examples."""
     effect = minimal_detectable_effect(
         n=problems,
         k=config.repeats,
         discordance=PLANNED_DISCORDANCE,
         alpha=alpha,
-        prompts=prompts,
-        spread=PLANNED_SPREAD if prompts > 1 else 0.0,
+        prompts=draws,
+        spread=PLANNED_SPREAD,
     )
     if math.isnan(effect):
         return f"more than {100 * PLANNED_DISCORDANCE:.0f} points"

@@ -1,4 +1,4 @@
-"""A table of columns and rows of data, and its text as plain text or Markdown.
+"""A table of columns and rows of data, and its plain text.
 
 The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.constants import PASSED, Format
+from harness.constants import PASSED
 from harness.display.format_values import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
@@ -26,9 +26,6 @@ Grid = Sequence[Sequence[str]]
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
-_MARKDOWN = re.compile(r"[\\|*_`<~&$@]|\](?=[(\[:])|:(?=//)|(?<=www)\.")
-"""Characters that Markdown could read as markup. Intervals contain many brackets, so a bracket is
-escaped only if the next character could make it a link or an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,39 +127,30 @@ class Table:
         return [*self.warnings, *fitting]
 
 
-def render(
-    tables: Sequence[Table],
-    form: Format = "text",
-    footer: Sequence[str] = (),
-    *,
-    explain: bool = True,
-) -> str:
+def render(tables: Sequence[Table], footer: Sequence[str] = (), *, explain: bool = True) -> str:
     """Write tables one below the other, then the footer.
 
     A note that several tables share stands below the first.
 
     Args:
         tables: The tables. Control characters, which a model's label may contain, are spelt out.
-        form: `text` or `markdown`. `result_tables` writes CSV and JSON from data frames.
         footer: Lines below all tables: the receipts.
-        explain: Whether plain text has all notes, or only the short notes.
+        explain: Whether the text has all notes, or only the short notes.
     """
-    write_table = _write_text if form == "text" else _write_markdown
     blocks = []
     previous_notes: set[str] = set()
     for table in tables:
-        grid = _write_cells(table, form)
-        if form == "text" and _fit_width(grid, table.is_numeric)[0]:
+        grid = _write_cells(table)
+        if _fit_width(grid, table.is_numeric)[0]:
             columns = [column for column in table.columns if not column.optional]
             table = replace(table, columns=columns)
-            grid = _write_cells(table, form)
-        notes = table.notes if explain or form != "text" else table.short_notes
-        new_notes = [_escape(note, form) for note in notes if note not in previous_notes]
+            grid = _write_cells(table)
+        notes = table.notes if explain else table.short_notes
+        new_notes = [_as_plain(note) for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        title = _escape(table.title, form)
-        blocks.append(write_table(title, grid, table.is_numeric, new_notes))
+        blocks.append(_write_text(_as_plain(table.title), grid, table.is_numeric, new_notes))
     if footer:
-        blocks.append(_write_footer(footer, form))
+        blocks.append(fold(list(map(_as_plain, footer))))
     return "\n\n".join(blocks)
 
 
@@ -183,54 +171,29 @@ def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
     return "\n".join(wrapper.fill(text.translate(_PLAIN)) for text in texts)
 
 
-def _write_footer(footer: Sequence[str], form: Format) -> str:
-    lines = [visible(line, keep="") for line in footer]
-    if form == "text":
-        return fold(lines)
-    return "  \n".join(f"<sub>{_escape(line, form)}</sub>" for line in lines)
-
-
-def _write_cells(table: Table, form: Format) -> Grid:
-    grid = [[_escape(heading, form) for heading in table.header]]
+def _write_cells(table: Table) -> Grid:
+    grid = [[_as_plain(heading) for heading in table.header]]
     for cells in table.cells:
-        grid.append([_write_cell(cell, form) for cell in cells])
+        grid.append([_as_plain(cell.text) for cell in cells])
     return grid
 
 
-def _write_cell(cell: Cell, form: Format) -> str:
-    text = _escape(cell.text, form)
-    return f"**{text}**" if cell.strong and form == "markdown" else text
-
-
-def _escape(text: str, form: Format) -> str:
-    text = visible(text, keep="").translate(_PLAIN)
-    if form == "text":
-        return text
-    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
-
-
-def _align(
-    grid: Grid,
-    is_numeric: Sequence[bool],
-    tablefmt: str,
-    headers: str | tuple[()] = "firstrow",
-) -> list[str]:
-    """The lines of a grid of texts, as `tabulate` writes it."""
-    alignments = [("left", "right")[numeric] for numeric in is_numeric]
-    text = tabulate(grid, headers, tablefmt=tablefmt, disable_numparse=True, colalign=alignments)
-    # not `splitlines`, which would drop an empty last line
-    return str(text).split("\n")
+def _as_plain(text: str) -> str:
+    return visible(text, keep="").translate(_PLAIN)
 
 
 def _write_text(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    """Plain text.
+    """The text of a table.
 
     In a table that is too wide, headings take two lines, and the texts of the first columns (such
     as a model's name) become headings of groups of rows.
     """
     group_columns, header = _fit_width(grid, is_numeric)
     body = [row[group_columns:] for row in grid[1:]]
-    lines = _align([*header, *body], is_numeric[group_columns:], "plain", headers=())
+    alignments = [("left", "right")[numeric] for numeric in is_numeric[group_columns:]]
+    text = tabulate([*header, *body], tablefmt="plain", disable_numparse=True, colalign=alignments)
+    # not `splitlines`, which would drop an empty last line
+    lines = text.split("\n")
     blocks = [fold([title], hyphens=False), "", *lines[: len(header)]]
     previous_group = ""
     for row, line in zip(grid[1:], lines[len(header) :], strict=True):
@@ -270,12 +233,3 @@ def _break_heading(heading: str) -> tuple[str, str]:
     for separator in re.finditer("[ _]", heading):
         halves.append((heading[: separator.end()].strip(), heading[separator.end() :]))
     return min(halves, key=lambda lines: max(map(len, lines)))
-
-
-def _write_markdown(
-    title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]
-) -> str:
-    lines = [f"**{title}**", "", *_align(grid, is_numeric, "pipe")]
-    if notes:
-        lines += ["", *(f"- {note}" for note in notes)]
-    return "\n".join(lines)

@@ -1,33 +1,22 @@
-"""The output of `mless show`: a summary of a run, the problems that changed, or one problem.
+"""The output of `mless show`: the problems that changed, or one problem.
 
 Models write hostile text. It goes to the terminal as plain characters, never as markup. Every
 character that a terminal would obey (escapes, carriage returns, changes of direction) is spelt out.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import zip_longest
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.choose_problems import Criterion
-from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import (
-    LEVEL,
-    define_flips,
-    describe_repeat,
-    difference,
-    flips,
-    label,
-    visible,
-)
-from harness.errors import RunError, list_first, list_near
-from harness.experiment.plan import group_name
-from harness.runs.prompt_sources import AnsweredPrompt, Problem
+from harness.analysis.choose_problems import Criterion, count_outcomes
+from harness.display.format_table import fold
+from harness.display.format_values import label, visible
+from harness.errors import RunError, list_near
+from harness.experiment.conditions import contrast_name
+from harness.runs.prompt_sources import AnsweredPrompt, Problem, Source
 from harness.runs.read_runs import Run
-from harness.runs.versions_and_hashes import receipt_line
 
 _STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
 """The style of each role of a prompt's text on a terminal."""
@@ -35,87 +24,24 @@ _CHANGES = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 """Whether the samples of the baseline and of the condition are correct, by the outcome."""
 
 
-def describe_run(run: Run) -> str:
-    """A summary of a run: receipt, conditions, verdicts, and commands that show more.
-
-    Reference conditions, such as the positive control, are named but not counted.
-    """
-    frame = run.samples[run.samples["replicate"] == 0]
-    references = run.reference_conditions
-    names = list(frame["condition"].unique())
-    groups = Counter(group_name(references.get(name, {}).get("kind"), name) for name in names)
-    conditions = []
-    for name, count in groups.items():
-        conditions.append(name if count == 1 else f"{count} {name}")
-    problems = frame["problem_id"].nunique()
-    layouts = ", ".join(frame["layout"].unique())
-    counted_samples = frame[~frame["condition"].isin(references)]
-    counts = counted_samples["verdict"].value_counts()
-    rows = [{"verdict": verdict, "samples": count} for verdict, count in counts[counts > 0].items()]
-    columns = [
-        Column("verdict", "verdict", str, numeric=False),
-        Column("samples", "samples", "{:,}".format),
-        Column("samples", "share", lambda count: f"{count / len(counted_samples):.1%}"),
-    ]
-    title = (
-        f"Verdicts on the samples of {list_first(list(counted_samples['condition'].unique()), 6)}:"
-    )
-    receipt = receipt_line({"name": run.name, **run.about}).removeprefix("receipt: ")
-    lines = [
-        fold([receipt]),
-        "",
-        fold([f"{problems} problems, {layouts}: {', '.join(conditions)}"]),
-        "",
-        render([Table(title, rows, columns)]),
-        "",
-        f"one problem  mless show {run.name} {frame['problem_id'].iloc[0]}",
-        f"what changed mless show {run.name} --changed",
-        f"the table    mless table {run.name}",
-    ]
-    return "\n".join(lines)
-
-
-def describe_changes(
-    row: Mapping[str, Any], criterion: Criterion, outcomes: Mapping[str, int]
-) -> str:
-    """The lines above the problems that changed: the result over all problems, and the selection.
-
-    Args:
-        row: The condition's row of `mless table`, as a list of problems is no evidence.
-        criterion: The criterion of the selection.
-        outcomes: The number of problems with each outcome.
-    """
-    change = difference(row["difference"], row["low"], row["high"])
-    flip_counts = flips(row["wrong_to_right"], row["right_to_wrong"])
-    repeat = "both conditions were run once, so the noise of the difference is unknown"
-    if row["aa_difference"] is not None:
-        repeat = f"both conditions were run again: {describe_repeat(row)}"
+def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
+    """The lines above the problems that changed: the contrast, and the number of the problems."""
+    outcomes = count_outcomes(source, criterion)
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
     # with several draws of examples, a problem counts once for each
-    noun = "problems" if total <= row["problems"] else "problems by draw"
-    selection = f"{matching} of {total} {noun}"
-    filters = {"subject": criterion.subject, "level": criterion.level}
-    filter_texts = [f"{name} {value}" for name, value in filters.items() if value]
-    if filter_texts:
-        selection += f" ({', '.join(filter_texts)})"
+    noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by draw"
+    contrast = contrast_name(criterion.condition, criterion.baseline)
+    selection = f"{run.name}, {source.layout}, {contrast}: {matching} of {total} {noun}"
     selection += f", {str(criterion.flip).replace('_', ' ')}"
-    if row["repeats"] > 1:
-        selection += ", compared by the share of correct samples"
     if outcomes["undecided"]:
         selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
-    lines = [
-        f"difference  {change} points, {LEVEL} interval",
-        f"flips       {flip_counts}: {define_flips(row['repeats'])}",
-        f"A/A         {repeat}",
-        f"listed      {selection}",
-    ]
-    return fold(lines, hyphens=False, indent=12)
+    # a list of problems is no evidence
+    advice = f"A problem can change by chance: mless table {run.name} has the test."
+    return fold([selection, advice], hyphens=False)
 
 
-def print_changes(
-    console: Console, problems: Iterable[Problem], criterion: Criterion, *, limit: int | None
-) -> None:
+def print_changes(console: Console, problems: Iterable[Problem], criterion: Criterion) -> None:
     """Print the problems of a criterion, each with a completion under both of its conditions.
 
     Of several samples, the first with the verdict of the outcome is printed, else the first.
@@ -138,7 +64,7 @@ def print_changes(
             # the sample that shows the change
             index = are_correct.index(is_correct) if is_correct in are_correct else 0
             console.print(Text(label(prompt.condition), style="bold"))
-            _print_samples(console, prompt, [index], limit)
+            _print_samples(console, prompt, [index])
 
 
 def print_problem(
@@ -148,7 +74,6 @@ def print_problem(
     *,
     condition: str | None,
     layout: str | None,
-    limit: int | None,
 ) -> None:
     """Print one problem of a run: under each condition the prompt and the completions.
 
@@ -158,7 +83,6 @@ def print_problem(
         problem: The problem's id.
         condition: Only this condition. By default all but the reference conditions.
         layout: Only this layout.
-        limit: The number of characters of a completion to show, roughly. None shows all.
 
     Raises:
         RunError: the run has no such problem, condition or layout.
@@ -191,7 +115,7 @@ def print_problem(
         for role, segment in prompt.parts:
             text.append(spell_out(segment, console.encoding), style=_STYLES.get(role, "none"))
         console.print(text, overflow="fold")
-        _print_samples(console, prompt, range(len(prompt.completions)), limit)
+        _print_samples(console, prompt, range(len(prompt.completions)))
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> str:
@@ -209,10 +133,8 @@ def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
     console.print(spell_out(text, console.encoding), style="bold")
 
 
-def _print_samples(
-    console: Console, prompt: AnsweredPrompt, indices: Iterable[int], limit: int | None
-) -> None:
-    """Print completions with verdict and answer. The middle of a long completion is left out."""
+def _print_samples(console: Console, prompt: AnsweredPrompt, indices: Iterable[int]) -> None:
+    """Print completions with verdict and answer."""
     samples = list(zip_longest(prompt.verdicts, prompt.answers, prompt.completions))
     for index in indices:
         verdict, answer, completion = samples[index]
@@ -223,18 +145,4 @@ def _print_samples(
         completion = spell_out(completion or "not recorded", console.encoding).strip("\n")
         text = Text(f"-> completion{number}: {verdict}", style=style)
         text.append(f", answer {answer}\n", style="none")
-        if limit is not None:
-            completion = _shorten(completion, limit)
         console.print(text.append(completion, style="none"), overflow="fold")
-
-
-def _shorten(text: str, limit: int) -> str:
-    """The beginning of a text and its end, where the answer is, without the middle.
-
-    The middle stays if it has 40 characters or fewer.
-    """
-    hidden_count = len(text) - limit
-    if hidden_count <= 40:
-        return text
-    start = limit // 2
-    return f"{text[:start]}\n[{hidden_count:,} characters left out]\n{text[start + hidden_count :]}"

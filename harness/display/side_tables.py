@@ -21,7 +21,6 @@ from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
-    NONE,
     count,
     difference,
     interval,
@@ -54,10 +53,6 @@ class SideTable:
     on_request: bool = False
 
 
-def _show_new_models(low: Any, high: Any) -> str:
-    return interval(low, high, sign=True) or NONE
-
-
 def _show_lengths(lengths: Any) -> str:
     return str(lengths).replace(" ", ", ")
 
@@ -76,7 +71,7 @@ SIDE_TABLES = (
         columns=(
             Column("difference low high", f"these models [{LEVEL}]", difference),
             Column("p", "p", p_value),
-            Column("new_low new_high", "new models", _show_new_models),
+            Column("new_low new_high", "new models", partial(interval, sign=True)),
         ),
         remarks=("Exploratory: p is not adjusted, and there is no verdict.",),
     ),
@@ -143,6 +138,7 @@ SIDE_TABLES = (
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
             *UNGRADED_ENDINGS.values(),
+            Column("spent_budget", "spent budget", number, optional=True),
             Column("completion_tokens", "tokens", partial(number, digits=0)),
             Column("other_form", "other form", number, optional=True),
             Column("looping", "loops", number),

@@ -57,6 +57,31 @@ def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], nam
     )
 
 
+def single_queries(count: int, token_count: int, set_count: int) -> list[list[int]]:
+    """Sets of queries [set, token]: each of the last `count` queries alone, and empty sets."""
+    sets = np.eye(set_count, token_count, token_count - count, dtype=int)
+    return list(sets.tolist())
+
+
+def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]:
+    """The sums [layer, set, head, key] of each request, in their order."""
+    sums: dict[str, Floats] = {}
+    for finished in engine.stream(requests):
+        for request, completion in finished:
+            assert completion.attention is not None  # the request has `record`
+            sums[request.problem_id] = completion.attention
+    return [sums[request.problem_id] for request in requests]
+
+
+def separate_rows(sums: Floats, count: int) -> Floats:
+    """The weights [layer, head, query, key] of the last queries, from sums over each alone."""
+    rows = sums[:, :count].swapaxes(1, 2).copy()
+    queries = np.arange(count)
+    # the engine leaves out a query's attention to its own token; weights add up to 1
+    rows[..., queries, queries - count] = 1 - rows.sum(axis=-1)
+    return rows
+
+
 def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
     """The mean weight [layer, set, head, key] over the queries of each set but the last.
 

@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, PositiveInt
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError, list_near
-from harness.experiment.tokenizer import fetch_repository
 from harness.yaml_settings import validate
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -27,8 +26,6 @@ CPU_BATCHED_TOKENS = 8192
 
 ENGINE_NAMES = {"pretrained": "model", "max_length": "max_model_len"}
 """vLLM's names of engine arguments that lm-eval names differently."""
-PROMPT_ARGUMENTS = ("add_bos_token", "think_end_token", "truncation_side")
-"""Model arguments of lm-eval's that change prompts."""
 NON_ENGINE_ARGUMENTS = (
     "batch_size",
     "max_batch_size",
@@ -52,24 +49,19 @@ class EngineValues(BaseModel):
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     max_num_seqs: PositiveInt = 1
     tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, an argument is unknown or changes prompts, or its value is
-            wrong.
+        ConfigError: no model is named, an argument is unknown, or its value is wrong.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
             "The model arguments name no model: expected `pretrained`, a model folder or hub name."
         )
-    for name in PROMPT_ARGUMENTS:
-        if arguments.get(name) is not None:
-            raise ConfigError(
-                f"The model argument {name!r} changes prompts after they were checked. Remove it."
-            )
     options = {
         ENGINE_NAMES.get(name, name): value
         for name, value in arguments.items()
@@ -80,17 +72,31 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument has none of the names that the installed vLLM knows.
+def refuse_budget() -> None:
+    """Raise ConfigError if the installed vLLM cannot end the reasoning of a model."""
+    source = _read_vllm_source("sampling_params.py")
+    if source is not None and "thinking_token_budget" not in source:
+        raise ConfigError(
+            "thinking_budget: the installed vLLM has no `thinking_token_budget`. Install a newer "
+            "one, or remove the key."
+        )
 
-    They are read from its source, because importing it takes eight seconds.
-    """
+
+def _read_vllm_source(name: str) -> str | None:
+    """A file of vLLM's source, because importing it takes eight seconds; None without vLLM."""
     package = find_spec("vllm")
     if package is None:
+        return None
+    return (Path(str(package.origin)).parent / name).read_text(encoding="utf-8")
+
+
+def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError if an argument has none of the names that the installed vLLM knows."""
+    source = _read_vllm_source("engine/arg_utils.py")
+    if source is None:
         return
-    source = Path(str(package.origin)).with_name("engine") / "arg_utils.py"
     # the fields of its classes, of which EngineArgs has nearly all
-    names = re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.M)
+    names = re.findall(r"^    (\w+): ", source, re.M)
     # arguments of VLLMEngine itself, and those that `engine_arguments` renames or drops
     names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
     for name in options:
@@ -99,28 +105,6 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."
             )
-
-
-def fetch_weights(options: Mapping[str, Any]) -> None:
-    """Download a hub's model before the engine starts.
-
-    vLLM would download it within the time in which the engine must become ready.
-
-    Args:
-        options: The engine arguments. A folder is left to vLLM, and so is what `download_dir` or
-            the loader fetches by itself.
-
-    Raises:
-        ModelError: the hub refuses or cannot be reached, and the files are not in its cache.
-    """
-    from huggingface_hub.constants import HF_HUB_OFFLINE
-
-    name = str(options["model"])
-    if HF_HUB_OFFLINE or options.keys() & {"download_dir", "load_format"}:
-        return
-    # a name of the hub has exactly one slash
-    if name.count("/") == 1 and not Path(name).exists():
-        fetch_repository(name, options.get("revision"), weights=True)
 
 
 def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:

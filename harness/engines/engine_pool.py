@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
-from harness.errors import EngineError, HarnessError, StartEndedError
+from harness.errors import HarnessError, StartEndedError
 from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ class _Engine:
     Attributes:
         handle: The carrier's object for the engine.
         call: The call in flight; None between two calls.
-        silent_seconds: How long the call has had no answer, in time that this process ran.
         facts: The engine's facts; empty while it loads.
         requests: Its unfinished requests, by number.
         token_counts: As of `VLLMEngine`.
@@ -44,7 +42,6 @@ class _Engine:
 
     handle: Any
     call: Hashable | None
-    silent_seconds: float = 0
     facts: dict[str, Any] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
     token_counts: dict[int, int] = field(default_factory=dict)
@@ -57,28 +54,13 @@ class EnginePool:
     Args:
         carrier: Starts the engines.
         size: The number of engines at most.
-        stall_seconds: An engine that does not answer an exchange for so long is given up.
-        load_seconds: The limit for an engine that loads the model, or waits for a free GPU of a
-            cluster.
-        compiles: Whether an engine compiles as it starts.
     """
 
-    def __init__(
-        self,
-        carrier: RayCarrier,
-        size: int,
-        stall_seconds: float,
-        load_seconds: float,
-        *,
-        compiles: bool = False,
-    ) -> None:
+    def __init__(self, carrier: RayCarrier, size: int) -> None:
         self._carrier, self._size = carrier, size
-        self._stall_seconds, self._load_seconds = stall_seconds, load_seconds
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless_starts = 0
-        self._compiles, self._has_lost_engine = compiles, False
-        self._last_check = time.monotonic()
 
     @property
     def token_counts(self) -> dict[int, int]:
@@ -105,7 +87,7 @@ class EnginePool:
         """Generate all requests in their order; yield what has finished, at least once a second.
 
         Requests of an engine that is lost go back to the head of the queue, and another engine is
-        started.
+        started. An engine that hangs is given up in its actor: see `watched_calls`.
 
         Raises:
             EngineError: a request does not fit, or three starts in a row made no sample and no
@@ -139,17 +121,8 @@ class EnginePool:
     def _may_start(self) -> bool:
         return self._fruitless_starts < FRUITLESS_STARTS
 
-    def _has_loaded_engine(self) -> bool:
-        return any(engine.facts for engine in self._engines)
-
     def _start(self, size: int) -> None:
-        """Start the engines that are missing.
-
-        Where engines compile, the first one starts alone, so that the next ones find what it
-        compiled.
-        """
-        if self._compiles and not self._has_lost_engine and not self._has_loaded_engine():
-            size = 1
+        """Start the engines that are missing."""
         while len(self._engines) < size and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
@@ -167,14 +140,13 @@ class EnginePool:
             engine.requests.update(requests)
             if engine.requests:
                 engine.call = self._carrier.exchange(engine.handle, requests)
-                engine.silent_seconds = 0
 
     def _collect(self) -> FinishedRequests:
         """Read the answers that have come."""
         calls = {engine.call: engine for engine in self._engines if engine.call is not None}
         finished = []
         for call in self._carrier.wait(list(calls), ENGINE_TURN_SECONDS):
-            engine = calls.pop(call)
+            engine = calls[call]
             engine.call = None
             try:
                 answer = self._carrier.answer(call)
@@ -185,9 +157,7 @@ class EnginePool:
             if engine.facts:
                 finished += self._read_results(engine, *answer)
             else:
-                self._refuse_shared_device(answer)
                 engine.facts = answer
-        self._give_up_silent(list(calls.values()))
         return finished
 
     def _read_results(
@@ -202,37 +172,6 @@ class EnginePool:
             for completion in completions
         ]
 
-    def _refuse_shared_device(self, facts: Mapping[str, Any]) -> None:
-        """Raise EngineError if another engine runs on the same GPU.
-
-        One engine would get no memory, or both would have half the speed.
-        """
-        uuids = set(facts.get("device_uuids") or ())
-        for engine in self._engines:
-            if shared := uuids.intersection(engine.facts.get("device_uuids") or ()):
-                raise EngineError(
-                    f"Two engines run on one GPU, {min(shared)}: is CUDA_VISIBLE_DEVICES "
-                    "overridden?"
-                )
-
-    def _give_up_silent(self, engines: Sequence[_Engine]) -> None:
-        """Give up engines whose call has had no answer for too long.
-
-        The clock also runs while Ctrl-Z or a scheduler has stopped this process, so a turn counts
-        for no more than it can have taken.
-        """
-        now = time.monotonic()
-        seconds = min(now - self._last_check, 2 * ENGINE_TURN_SECONDS)
-        self._last_check = now
-        for engine in engines:
-            engine.silent_seconds += seconds
-            limit, action = self._load_seconds, "loaded"
-            if engine.facts:
-                limit, action = self._stall_seconds, "answered"
-            if engine.silent_seconds > limit:
-                message = f"An engine has not {action} for {limit:.0f} seconds. {CONTINUE}"
-                self._lose(engine, EngineError(message))
-
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back at the head of the queue.
 
@@ -241,9 +180,8 @@ class EnginePool:
                 ended a start and no engine has loaded the model yet.
         """
         self._drop([engine])
-        if isinstance(error, StartEndedError) and not self._has_loaded_engine():
+        if isinstance(error, StartEndedError) and not any(other.facts for other in self._engines):
             raise error
-        self._has_lost_engine = True
         # `extendleft` reverses, so the requests keep their order
         self._waiting.extendleft(reversed(engine.requests.items()))
         if engine.has_finished_samples:

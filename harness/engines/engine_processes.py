@@ -170,7 +170,6 @@ class WorkerFacts:
 
         getters: dict[str, Callable[[], Any]] = {
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
-            "device_uuid": lambda: str(torch.cuda.get_device_properties(self.local_rank).uuid),
             "compute_capability": compute_capability,
             "cuda": lambda: torch.version.cuda or torch.version.hip,
             "attention_backends": attention_backends,

@@ -2,23 +2,17 @@
 
 import importlib.util
 import math
-import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.engines.engine_pool import EnginePool
 from harness.engines.vllm_engine import VLLMEngine
-from harness.engines.watched_calls import STALL_FACTOR
 from harness.errors import ConfigError, MissingDependencyError
-
-LOAD_SECONDS = 7200
-"""Seconds after which an engine of several is given up if it has not loaded its model. 70 billion
-parameters may take half of it to load and compile."""
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
-STEP_VARIABLE = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 
 
 def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
@@ -29,40 +23,20 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
         arguments: lm-eval's model arguments.
 
     Raises:
-        ConfigError: neither a number from 1 nor `auto`; several engines, with a number of GPUs that
-            is none.
+        ConfigError: neither a number from 1 nor `auto`.
         MissingDependencyError: more than one engine, and Ray is not installed.
     """
     name, value = "--engines", option
     if option is None:
-        name, value = DATA_PARALLEL, arguments.get(DATA_PARALLEL)
-    engines = AUTO if value == AUTO else _parse_count(name, value, "auto, or ")
-    if engines != 1:
-        _count_gpus(arguments)
-        if importlib.util.find_spec("ray") is None:
-            raise MissingDependencyError(
-                f"{name} is {engines}, which needs the package 'ray'. Install `mless[ray]`."
-            )
+        name, value = DATA_PARALLEL, arguments.get(DATA_PARALLEL, 1)
+    if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", str(value)):
+        raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
+    engines = AUTO if value == AUTO else int(str(value))
+    if engines != 1 and importlib.util.find_spec("ray") is None:
+        raise MissingDependencyError(
+            f"{name} is {engines}, which needs the package 'ray'. Install `mless[ray]`."
+        )
     return engines
-
-
-def _parse_count(name: str, value: object, alternative: str = "") -> int:
-    """A number from 1; None means 1."""
-    try:
-        number = 1 if value is None else int(str(value))
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ConfigError(f"{name} is {str(value)!r:.40}. Expected {alternative}a number from 1.")
-    return number
-
-
-def _count_gpus(arguments: Mapping[str, Any]) -> int:
-    """The number of GPUs of one engine."""
-    return math.prod(
-        _parse_count(name, arguments.get(name))
-        for name in ("tensor_parallel_size", "pipeline_parallel_size")
-    )
 
 
 def open_engines(
@@ -92,8 +66,8 @@ def open_engines(
         return VLLMEngine(arguments, sampled=sampled)
     from harness.engines.ray_carrier import RayCarrier
 
-    engine_gpus = _count_gpus(arguments)
-    step_seconds = _parse_count(STEP_VARIABLE, os.environ.get(STEP_VARIABLE, 300))
+    sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
+    engine_gpus = math.prod(int(size or 1) for size in sizes)
     carrier = RayCarrier(arguments, sampled=sampled, engine_gpus=engine_gpus, log=log)
     # Without GPUs the user decides how many engines fit, but nothing else would stop 9999
     # processes.
@@ -111,7 +85,4 @@ def open_engines(
         )
     if most:
         size = min(size, most)
-    # later than the engine itself gives up, because its error says more
-    stall_seconds = (STALL_FACTOR + 1) * step_seconds
-    compiles = bool(carrier.gpus) and not arguments.get("enforce_eager")
-    return EnginePool(carrier, size, stall_seconds, LOAD_SECONDS, compiles=compiles)
+    return EnginePool(carrier, size)

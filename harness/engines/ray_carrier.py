@@ -140,9 +140,7 @@ class RayCarrier:
         threads = os.environ.get("OMP_NUM_THREADS")
         self._load = arguments, sampled, log and str(log.absolute()), threads
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._is_owner = not ray.is_initialized()
-        if self._is_owner:
-            self._connect()
+        self._connect()
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self.gpus = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1]
         self.cores = max(count_cores(), sum(int(machine.get("CPU", 0)) for machine in machines))
@@ -231,8 +229,7 @@ class RayCarrier:
 
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
-        if self._is_owner:
-            self._ray.shutdown()
+        self._ray.shutdown()
         if self._folder:
             self._folder.cleanup()
 

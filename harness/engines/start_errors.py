@@ -22,7 +22,6 @@ from typing import Any
 
 import yaml
 
-from harness.engines.devices import describe_gpu_processes
 from harness.engines.engine_processes import CONTINUE, quote
 from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
 
@@ -207,7 +206,6 @@ def known_cause(text: str, name: str = "") -> str:
             }
             error = OSError(line[match.start() :][:QUOTED_CHARACTERS])
             fields["hub"] = explain_hub_error(name, error)
-            fields["holders"] = describe_gpu_processes()
             message: str = cause["message"].format(**fields)
             return message
     return ""

@@ -34,7 +34,6 @@ from harness.engines.devices import RESERVED, gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
     engine_arguments,
-    fetch_weights,
     fit_to_cpu,
 )
 from harness.engines.engine_processes import read_fact
@@ -47,7 +46,7 @@ from harness.engines.start_errors import (
     make_start_error,
 )
 from harness.engines.watched_calls import WatchedCalls
-from harness.errors import ConfigError, EngineError, ModelError
+from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Request
 
 QUEUE_PER_SEQUENCE = 2
@@ -68,8 +67,6 @@ SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 
 _VLLM_PREFIXES = ("VLLM_", "TRITON_F32_")
 """Prefixes of the environment variables that vLLM reads."""
-_open_engines: list[VLLMEngine] = []
-"""The engines of this process that are not closed."""
 
 CONFIG_FACTS = (
     "model_config.max_model_len",
@@ -99,8 +96,7 @@ class VLLMEngine:
             one step.
 
     Raises:
-        ConfigError: an argument is unknown, changes prompts or cannot work on a CPU, or
-            `batch_invariant` differs from that of an engine that is not closed.
+        ConfigError: an argument is unknown or cannot work on a CPU.
         ModelError: vLLM does not start. The message names the cause where it is known.
     """
 
@@ -123,11 +119,10 @@ class VLLMEngine:
                 self._engine.engine_core.shutdown()
             self._restore_environment()
             raise
-        _open_engines.append(self)
 
     def _start(self, arguments: Mapping[str, Any], *, sampled: bool) -> None:
         options = engine_arguments(arguments)
-        self._choose_kernels(options)
+        _choose_kernels(options)
         _prepare_environment()
         try:
             from vllm import EngineArgs, LLMEngine, envs
@@ -143,7 +138,6 @@ class VLLMEngine:
             fit_to_cpu(options, sampled=sampled)
         # the user's arguments win
         options = ENGINE_DEFAULTS | options
-        fetch_weights(options)
 
         def load() -> Any:
             # sequences at once and batched tokens as vLLM's own offline `LLM`, not as a server
@@ -159,22 +153,6 @@ class VLLMEngine:
             self._agreement = self._calls.call(
                 lambda: check_arms.check_engine(self._engine, reference)
             )
-
-    def _choose_kernels(self, options: dict[str, Any]) -> None:
-        """Set the variables that choose kernels; this process reads them too, for each request."""
-        self._is_batch_invariant = bool(options.pop("batch_invariant", False))
-        for engine in _open_engines:
-            if engine._is_batch_invariant != self._is_batch_invariant:
-                raise ConfigError(
-                    "batch_invariant is another than that of an engine that is alive: close that "
-                    "one first."
-                )
-        if self._is_batch_invariant:
-            os.environ["VLLM_BATCH_INVARIANT"] = "1"
-        if str(options.get("dtype")).removeprefix("torch.") in ("float32", "float"):
-            # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
-            # with 10 bits of mantissa.
-            os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
     def _load(self, model: str, load: Callable[[], Any], envs: Any) -> None:
         """Start vLLM with `load`, in the thread that makes all calls to it."""
@@ -305,21 +283,18 @@ class VLLMEngine:
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
         device_names = [worker.pop("device_name", None) for worker in workers]
-        uuids = [worker.pop("device_uuid", None) for worker in workers]
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
             "device_names": lambda: [name for name in device_names if name] or None,
-            "device_uuids": lambda: [uuid for uuid in uuids if uuid] or None,
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
-            "multiprocessing": lambda: os.environ.get(SPAWN_VARIABLE),
             "reserved_cores": lambda: os.environ.get(RESERVED),
         }
         facts |= {name: read_fact(getter) for name, getter in getters.items()}
@@ -341,7 +316,6 @@ class VLLMEngine:
             seconds = SEVERAL_GPUS_CLOSE_SECONDS if has_several_gpus else CLOSE_SECONDS
             self._engine.engine_core.shutdown(timeout=seconds)
             self._errors.close()
-            _open_engines.remove(self)
             self._restore_environment()
 
     def _restore_environment(self) -> None:
@@ -365,6 +339,16 @@ def device_type() -> str | None:
     if current_platform.is_rocm():
         return "rocm"  # whose device type is `cuda`
     return current_platform.device_type or None
+
+
+def _choose_kernels(options: dict[str, Any]) -> None:
+    """Set the variables that choose kernels."""
+    if options.pop("batch_invariant", False):
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    if str(options.get("dtype")).removeprefix("torch.") in ("float32", "float"):
+        # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
+        # with 10 bits of mantissa.
+        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
 
 
 def _prepare_environment() -> None:

@@ -12,7 +12,15 @@ import numpy as np
 from harness import smollm2_model
 from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
 from harness.display.report.report_samples import pack
-from harness.engines.attention_sums import Floats, means, open_recorder, recorded_prompt
+from harness.engines.attention_sums import (
+    Floats,
+    means,
+    open_recorder,
+    record_sums,
+    recorded_prompt,
+    separate_rows,
+    single_queries,
+)
 from harness.experiment.plan import Request
 from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
@@ -20,8 +28,6 @@ from harness.runs.attention_file import AttentionView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from harness.engines.vllm_engine import VLLMEngine
 
 
 class Page(str):
@@ -103,7 +109,7 @@ def attention(
     tokenizer = load_tokenizer(name)
     tokenized = [_tokenize(prompt, tokenizer) for prompt in prompts]
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
-    # all requests have the same number of sets: all queries, each row alone, and the last set,
+    # all requests have the same number of sets: each row alone, all queries, and the last set,
     # which `means` leaves out
     set_count = max(counts, default=0) + 2
     requests = [
@@ -111,12 +117,12 @@ def attention(
         for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True))
     ]
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
-        prompt_sums = _record_sums(engine, requests)
+        prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums, request.record)[:, 0]
+        means(sums, request.record)[:, -1]
         for sums, request in zip(prompt_sums, requests, strict=True)
     )
-    result.rows = list(map(_separate_rows, prompt_sums, counts))
+    result.rows = list(map(separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
     result.model = smollm2_model.label_model(model)
     result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
@@ -127,29 +133,9 @@ def attention(
 
 def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -> Request:
     """A prompt whose attention is recorded: of all queries, and of each of the last `count`."""
-    sets = np.zeros((set_count, len(token_ids)), int)
-    sets[0] = 1
-    sets[1 : count + 1] = np.eye(len(token_ids))[len(token_ids) - count :]
-    return recorded_prompt(token_ids, sets.tolist(), name=name)
-
-
-def _record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]:
-    """The sums [layer, set, head, key] of each request, in their order."""
-    sums: dict[str, Floats] = {}
-    for finished in engine.stream(requests):
-        for request, completion in finished:
-            assert completion.attention is not None  # the request has `record`
-            sums[request.problem_id] = completion.attention
-    return [sums[request.problem_id] for request in requests]
-
-
-def _separate_rows(sums: Floats, count: int) -> Floats:
-    """The weights [layer, head, query, key] of the last queries, from sums of which each is one."""
-    rows = sums[:, 1 : count + 1].swapaxes(1, 2).copy()
-    queries = np.arange(count)
-    # the engine leaves out a query's attention to its own token; weights add up to 1
-    rows[..., queries, queries + sums.shape[-1] - count] = 1 - rows.sum(axis=-1)
-    return rows
+    size = len(token_ids)
+    sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
+    return recorded_prompt(token_ids, sets, name=name)
 
 
 def _tokenize(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
@@ -51,9 +51,6 @@ from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 
-if TYPE_CHECKING:
-    import pandas
-
 PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
 then not reused.
@@ -62,8 +59,6 @@ COMPILED_TOKENS = 250_000
 """From this number of tokens on compiling pays off on a CPU. For SmolLM2 on two cores it took 50 s
 more to load, and then generated 720 instead of 630 tokens per second (`timing` in the receipts of
 `mless run --model smollm2 --max-gen-toks 64` with 1,000 answers, and `enforce_eager`)."""
-FIGURE = "accuracy"
-"""Name of the figure in a run folder, without its suffix."""
 
 
 def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str = 1) -> Path:
@@ -87,8 +82,6 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str
     identity = run_identity(plan, sampling)
     # It holds the lock, so nothing is generated twice by two processes.
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
-        for message in filter(None, (folder.journal.repair, folder.scores.repair)):
-            print(f"mless: {message}", file=sys.stderr)
         # a job scheduler's SIGTERM ends a run as Ctrl-C does
         previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
@@ -155,13 +148,9 @@ def choose_eager(plan: Plan, output: Path) -> Plan:
     on_cpu = model.backend == "vllm" and device_type() == "cpu"
     if not (is_short and on_cpu) or "enforce_eager" in model.model_args or has_sample(output):
         return plan
-    eager = {"enforce_eager": True}
-    model = model.model_copy(update={"model_args": {**model.model_args, **eager}})
-    return replace(
-        plan,
-        config=config.model_copy(update={"model": model}),
-        model_arguments={**plan.model_arguments, **eager},
-    )
+    arguments = {**model.model_args, "enforce_eager": True}
+    model = model.model_copy(update={"model_args": arguments})
+    return replace(plan, config=config.model_copy(update={"model": model}))
 
 
 def stored_example_ids(output: Path) -> ExampleIds | None:
@@ -246,23 +235,19 @@ def engine_identity(
                 numbers = layers if layers == "all" else count_from_one(layers)
                 version = f"{version}, Layers {numbers} opened ({name})"
         return Engine(name=backend, version=version, device=device_type())
-    from harness.engines.served_model import PATHS
-
-    if backend in PATHS:
-        return Engine(name=backend, version=None, device="server")
-    packages = ("lm-eval", "transformers", "torch")
-    version = ", ".join(f"{name} {package_version(name)}" for name in packages)
     if "base_url" in arguments or backend.endswith("completions"):
-        return Engine(name=backend, version=version, device="server")
+        return Engine(name=backend, version=None, device="server")
     import torch
 
+    packages = ("lm-eval", "transformers", "torch")
+    version = ", ".join(f"{name} {package_version(name)}" for name in packages)
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = str(arguments.get("device") or default_device).partition(":")[0]
     return Engine(name=backend, version=version, device=device)
 
 
 def finish(path: Path) -> None:
-    """Write the files of a finished run: lm-eval's logs, the figure, and last the receipt.
+    """Write the files of a finished run: lm-eval's logs, and last the receipt.
 
     Until the receipt exists the run counts as unfinished, so that after a kill in this function the
     same command completes the files.
@@ -295,29 +280,9 @@ def finish(path: Path) -> None:
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         # refuses missing samples, so it must come before `export`
-        frame = read_frame(path, receipt, prompts, records=(samples, scores.values()))
+        read_frame(path, receipt, prompts, records=(samples, scores.values()))
         receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
-        _save_figure(path, frame, receipt)
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
-
-
-def _save_figure(path: Path, frame: pandas.DataFrame, receipt: JsonObject) -> None:
-    """Draw the accuracies of the config's conditions."""
-    from harness.analysis.count_correct import accuracy_table
-    from harness.display.figures.figure_rows import name_families
-    from harness.display.figures.figure_style import save_figure
-    from harness.display.figures.interval_rows import draw_accuracies
-    from harness.experiment.expand_conditions import read_conditions
-
-    conditions = read_conditions(receipt["config"])
-    references = [name for name, condition in conditions.items() if condition.kind]
-    figure = draw_accuracies(
-        accuracy_table(frame[~frame["condition"].isin(references)]),
-        title=f"Results on {receipt['dataset']['name']} ({receipt['problems']} problems)",
-        families=name_families(conditions),
-    )
-    keys = ("run", "model", "dataset", "versions", "git_revision", "seed", "created")
-    save_figure(figure, path / FIGURE, {key: receipt[key] for key in keys})
 
 
 def _is_finished(path: Path) -> bool:

@@ -21,7 +21,12 @@ from harness.errors import JournalError
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
-from harness.reasoning_markers import NO_MARKERS, add_reasoning, skip_reasoning
+from harness.reasoning_markers import (
+    NO_MARKERS,
+    add_reasoning,
+    skip_reasoning,
+    spends_budget,
+)
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
@@ -91,9 +96,7 @@ class _Session:
 
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
-        if self.missing:
-            scorer.start()
-        else:
+        if not self.missing:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.count_recorded(self._task_lines[sample.task])
@@ -164,9 +167,15 @@ class _Session:
         _print_message(message)
 
     def _model_arguments(self) -> JsonObject:
-        """The model's arguments; with interventions also the opened layers and the reference."""
+        """The model's arguments; with interventions also the opened layers and the reference.
+
+        With a budget of reasoning they have its markers.
+        """
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
+        if config.thinking_budget:
+            start, end = self._plan.thinking[0]
+            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
         if any((layers := opened_layers(config)).values()):
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
@@ -191,17 +200,28 @@ class _Session:
             self.show(scorer.poll())
             self._folder.sync_if_due()
             self._progress.tick()
-        ended = time.monotonic()
-        self.timing["generation_seconds"] = round(ended - started, 2)
-        self.timing["tokens_per_second"] = round(self.timing["tokens"] / (ended - started), 1)
+        seconds = time.monotonic() - started
+        self.timing["generation_seconds"] = round(seconds, 2)
+        self.timing["tokens_per_second"] = round(self.timing["tokens"] / seconds, 1)
         self.show(scorer.finish())
-        self.timing["grading_after_last_completion_seconds"] = round(time.monotonic() - ended, 3)
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
-        sample = Sample.of(request, key, text, tokens=tokens, reason=completion.finish_reason)
+        sample = Sample.of(
+            request,
+            key,
+            text,
+            tokens=tokens,
+            reason=completion.finish_reason,
+            spent_budget=spends_budget(
+                request.prompt_token_ids,
+                completion.token_ids,
+                self._plan.marker_ids,
+                request.sampling.thinking_budget,
+            ),
+        )
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

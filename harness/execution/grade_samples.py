@@ -77,10 +77,6 @@ class Scorer:
         else:
             self._results[key]["audit"] = Audit(reason="not asked for")
 
-    def start(self) -> None:
-        """Start the workers, for samples that are sure to come."""
-        self._pool.start()
-
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
         return self._collect(self._pool.poll())

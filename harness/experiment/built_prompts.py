@@ -162,7 +162,7 @@ def measure_prompt(
     """
     question = prompt.text
     if model is not None and settings.layout is Layout.CHAT:
-        question = apply_chat_template(model.tokenizer, prompt.messages, switches=model.switches)
+        question = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
     text = question
     if prompt.answer:
         if settings.layout is not Layout.CHAT:

@@ -56,18 +56,17 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[Mapping[str, str]],
-    *,
-    add_generation_prompt: bool = True,
     switches: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Render a chat by the model's template, with PINNED_DATE as today's date.
+
+    The turn of the answer is opened.
 
     All chats must be rendered here, so that no prompt depends on the day.
 
     Args:
         tokenizer: The model's tokenizer.
         turns: The messages.
-        add_generation_prompt: Whether the turn of the answer is opened.
         switches: The template's own variables, from `template_switches`.
 
     Raises:
@@ -81,7 +80,7 @@ def apply_chat_template(
             list(turns),
             chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=True,
             pinned_codes=_PINNED_CODES,
             **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
         )
@@ -103,9 +102,7 @@ def has_system_turn(
     mark = "A-SYSTEM-TURN"
     try:
         turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
-        return mark in apply_chat_template(
-            tokenizer, turns, add_generation_prompt=False, switches=switches
-        )
+        return mark in apply_chat_template(tokenizer, turns, switches)
     except ModelError:
         return False
 

@@ -24,13 +24,7 @@ from pydantic import Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
-from harness.experiment.fillers import (
-    count_words,
-    cut_sentence,
-    cut_text,
-    draw_words,
-    estimate_tokens,
-)
+from harness.experiment.fillers import cut_sentence, draw_words, estimate_tokens
 from harness.experiment.intervention_settings import Intervention
 from harness.yaml_settings import Strict, validate
 
@@ -43,10 +37,10 @@ SENTENCES: tuple[str, ...] = tuple(
     yaml.safe_load((Path(__file__).parent / "sentences.yaml").read_text(encoding="utf-8"))
 )
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
-SENTENCE_TOKENS = min(estimate_tokens(sentence.split()) for sentence in SENTENCES)
+SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
 COUNTED = ("unit", "token_ids", "sentence")
-"""The fillers whose length is always `count`. A `text` with a `count` is repeated and cut."""
+"""The fillers of `count` tokens."""
 SEPARATED = ("unit", "token_ids")
 """The fillers that are repeated with a separator."""
 FILLERS = (*COUNTED, "text", "random_ids", "repeat_problem")
@@ -100,10 +94,8 @@ class Condition(Strict):
     """A number of tokens, drawn from the vocabulary's words."""
     repeat_problem: StrictInt | None = Field(default=None, ge=2, le=MOST_TOKENS)
     """How often the problem appears."""
-    fresh: bool = False
-    """Each problem has its own random tokens."""
     count: StrictInt | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """The number of filler tokens. By default 55; a `text` is not cut."""
+    """The number of filler tokens, by default 55."""
     separator: str | None = None
     """The text between units. By default a blank, but nothing between blanks."""
     placement: Placement = Placement.BETWEEN
@@ -157,13 +149,12 @@ class Condition(Strict):
                 f"count: a sentence has at most {SENTENCE_TOKENS} tokens, got {self.count}"
             )
         fillers_by_key = {
-            "count": (*COUNTED, "text"),
+            "count": COUNTED,
             "separator": SEPARATED,
             "label": FILLERS,
-            "fresh": ("random_ids",),
         }
         for key, fillers in fillers_by_key.items():
-            if getattr(self, key) not in (None, "", False) and self.filler not in fillers:
+            if getattr(self, key) not in (None, "") and self.filler not in fillers:
                 raise ValueError(
                     f"{key}: needs one of {', '.join(fillers)}, got {self.filler or 'no filler'}"
                 )
@@ -207,7 +198,6 @@ class Condition(Strict):
             # the number of random ids is a length
             *(getattr(self, key) for key in FILLERS if key != "random_ids"),
             self.filler,
-            self.fresh,
             self.separator,
             self.label,
             self.seed if self._has_random_draw else None,
@@ -233,17 +223,15 @@ class Condition(Strict):
 
     def filler_text(
         self,
-        count_tokens: Callable[[str], int] | None = None,
+        count_tokens: Callable[[str], int] = estimate_tokens,
         words: Sequence[str] = (),
-        key: str | None = None,
     ) -> str:
         """The filler as text; empty for a repeated problem.
 
         Args:
-            count_tokens: Counts the tokens that a text has in the prompt. Without it the length of
+            count_tokens: Counts the tokens that a text has in the prompt. By default the length of
                 a sentence is estimated: one token for each word and each comma.
             words: The words that are one token after a blank. Random ids are drawn from them.
-            key: The id of the problem, if random ids are drawn anew for each problem.
 
         Raises:
             ConfigError: the filler needs a tokenizer, or no such filler has exactly this length.
@@ -253,30 +241,21 @@ class Condition(Strict):
         if self.sentence is not None:
             return cut_sentence(SENTENCES[self.sentence - 1].split(), self.count or 0, count_tokens)
         if self.random_ids is not None:
-            # by the problem's id, so its tokens do not depend on which other problems are asked
-            draw = random.Random(self.seed if key is None else f"{self.seed}/{key}")
-            return draw_words(words, self.random_ids, count_tokens or len, draw)
+            draw = random.Random(self.seed)
+            return draw_words(words, self.random_ids, count_tokens, draw)
         if self.token_ids is not None:
             raise ConfigError(
                 "A filler given as `token_ids` needs the model's tokenizer. "
                 "Name the model, or a `unit`."
             )
-        text = self.text or ""
-        if self.count is None:
-            return text
-        return cut_text(self.name, text, self.count, count_tokens or count_words)
+        return self.text or ""
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config from which `as_condition` reads this condition again."""
         if self == named_conditions().get(self.name):
             return self.name
         values = self.model_dump(mode="json")
-        # a seed of 0 equals False and must be recorded, so False is compared by identity
-        recorded = {
-            key: value
-            for key, value in values.items()
-            if value is not False and value not in (None, "")
-        }
+        recorded = {key: value for key, value in values.items() if value not in (None, "")}
         if self.filler in SEPARATED:
             recorded["separator"] = self.separator  # an empty separator is a value too
         return recorded
@@ -307,7 +286,7 @@ class Condition(Strict):
             case "sentence":
                 description = f"sentence {self.sentence}"
             case "random_ids":
-                description = "fresh random tokens" if self.fresh else "random tokens"
+                description = "random tokens"
             case "text":
                 description = "own text"
             case _:
@@ -354,11 +333,6 @@ def as_condition(value: Any) -> Condition:
             f"{{name: dots, unit: '.'}}, got {value!r}."
         )
     where = f"condition {value.get('name', '')!r}"
-    fields = Condition.model_fields
-    for key in value:
-        # such fields are set when a config is expanded, and never by a config
-        if key in fields and fields[key].exclude:
-            raise ConfigError(f"{where}: unknown key {key!r}.")
     condition = validate(Condition, value, where)
     if condition.is_plain and not condition.intervention:
         raise ConfigError(

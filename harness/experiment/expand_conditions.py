@@ -23,11 +23,12 @@ from harness.experiment.conditions import (
 from harness.experiment.intervention_settings import name_layers
 from harness.layers_and_heads import parse_numbers
 
+_CONTROL = {"kind": POSITIVE_CONTROL}
 ANSWER_AT_ONCE = Condition(
-    name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL
-)
+    name="answer-at-once", answer_prefix="The final answer is $\\boxed{"
+).model_copy(update=_CONTROL)
 """The positive control: the model must answer without reasoning."""
-NO_EXAMPLES = Condition(name="no-examples", kind=POSITIVE_CONTROL, has_examples=False)
+NO_EXAMPLES = Condition(name="no-examples").model_copy(update={**_CONTROL, "has_examples": False})
 """The positive control if all conditions are answered at once: the question without examples."""
 CELLS = {
     "masked": (True, False, False),
@@ -144,8 +145,8 @@ def _read_causes(
 ) -> tuple[str, tuple[int, ...]]:
     """Read the source and the layers of an entry `{causes: NAME, layers: ...}`."""
     source = entry["causes"]
-    layers = parse_numbers(entry.get("layers", entry.get("layer")), "layers")
-    has_only_these = not entry.keys() - {"causes", "layer", "layers"}
+    layers = parse_numbers(entry.get("layers"), "layers")
+    has_only_these = not entry.keys() - {"causes", "layers"}
     if not (layers and has_only_these and isinstance(source, str) and source in sources):
         raise ConfigError(
             "conditions: expected {causes: a condition with a filler, layers: 1}, such as "

@@ -8,14 +8,13 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, DataError
-from harness.experiment.problems import DatasetConfig, Problem, open_dataset
+from harness.experiment.problems import Problem
 from harness.yaml_settings import Strict
 
 POOL_FACTOR = 5
@@ -41,11 +40,6 @@ class Draw:
     frame: tuple[str, str, str]
     clusters: frozenset[str] | None = None
     instruction: str | None = None
-
-    @property
-    def example_ids(self) -> tuple[str, ...]:
-        """The ids of the examples, in order."""
-        return tuple(example.id for example in self.examples)
 
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
         """Select the problems that have this draw."""
@@ -80,7 +74,7 @@ class FewshotConfig(Strict):
     """Examples before the question."""
 
     num_fewshot: int = Field(default=8, ge=1)
-    """The number of examples in a prompt. A file's are all used."""
+    """The number of examples in a prompt."""
     draws: int = Field(default=1, ge=1)
     """The number of draws. Each problem has all, or `repeats`."""
     instructions: tuple[str, ...] = ()
@@ -91,8 +85,6 @@ class FewshotConfig(Strict):
     draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """The seed of pool and draws."""
-    path: Path | None = None
-    """A JSONL file of examples."""
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
     """The text of an example and of the question in `raw`."""
 
@@ -109,7 +101,7 @@ class FewshotConfig(Strict):
         *,
         draws_per_problem: int,
         stored_ids: ExampleIds | None = None,
-    ) -> tuple[Sequence[Problem], list[Draw]]:
+    ) -> tuple[list[Problem], list[Draw], ExampleIds]:
         """Split the problems into questions and draws of examples.
 
         Entire clusters become examples, so that no example gives an answer away, and a draw has at
@@ -121,32 +113,26 @@ class FewshotConfig(Strict):
             stored_ids: The ids of the examples of the run that is continued; None for a new run.
 
         Returns:
-            The questions and the draws.
+            The questions, the draws, and the ids of the examples.
 
         Raises:
             ConfigError: there are too few problems.
-            DataError: the file of examples cannot be read, an example has no answer, or the
-                problems lack a stored example.
+            DataError: the problems lack a stored example.
         """
-        if self.path is not None:
-            examples = open_dataset(DatasetConfig(path=self.path, id=None)).problems
-            texts = {example.problem for example in examples}
-            draw = Draw(number=0, examples=examples, frame=self.frame)
-            return [problem for problem in problems if problem.problem not in texts], [draw]
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
-        sizes = [self.num_fewshot] * self.draws
-        if stored_ids is None or [*map(len, stored_ids.draws)] != sizes:
+        ids, sizes = stored_ids, [self.num_fewshot] * self.draws
+        if ids is None or [*map(len, ids.draws)] != sizes:
             # a run with other numbers is refused later, with both numbers
-            stored_ids = self._choose_examples(clusters)
+            ids = self._choose_examples(clusters)
         problem_by_id = {problem.id: problem for problem in problems}
-        if missing := sorted({*stored_ids.pool} - problem_by_id.keys()):
+        if missing := sorted({*ids.pool} - problem_by_id.keys()):
             raise DataError(
                 f"the problem {missing[0]}, from which this run takes examples, is no longer in "
                 "the dataset. Restore it, or choose another --output."
             )
-        for problem_id in stored_ids.pool:
+        for problem_id in ids.pool:
             clusters.pop(problem_by_id[problem_id].counts_with, None)
         names = list(clusters)
         draws = [
@@ -157,9 +143,9 @@ class FewshotConfig(Strict):
                 clusters=self._assign_clusters(index, names, draws_per_problem),
                 instruction=self.instructions[index] if self.instructions else None,
             )
-            for index, example_ids in enumerate(stored_ids.draws)
+            for index, example_ids in enumerate(ids.draws)
         ]
-        return [problem for problem in problems if problem.counts_with in clusters], draws
+        return [problem for problem in problems if problem.counts_with in clusters], draws, ids
 
     def _assign_clusters(
         self, draw: int, names: Sequence[str], draws_per_problem: int

@@ -1,10 +1,7 @@
-"""Fillers of an exact number of tokens: a cut sentence, a repeated and cut text, random words."""
+"""Fillers of an exact number of tokens: a cut sentence, random words."""
 
 import random
-import re
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle, islice
 
 from harness.errors import ConfigError
@@ -16,12 +13,8 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """Words that are appended to a sentence if no cut of it has the required number of tokens."""
 
 
-def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int] | None) -> str:
+def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int]) -> str:
     """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
-    if count_tokens is None:
-        sizes = range(1, len(words) + 1)
-        fitting = [size for size in sizes if estimate_tokens(words[:size]) <= count]
-        return _as_sentence(words[: max(fitting, default=1)])
     # The longest cut comes first, so that few words are appended.
     for size in range(min(len(words), count), 0, -1):
         missing = count - count_tokens(_as_sentence(words[:size]))
@@ -40,40 +33,6 @@ def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int
     raise ConfigError(
         f"No cut of the sentence has exactly {count} tokens in this tokenizer. "
         "Choose another count."
-    )
-
-
-def count_words(text: str) -> int:
-    """Count the words of a text, as an estimate of its tokens without a tokenizer."""
-    return len(text.split())
-
-
-def cut_text(name: str, text: str, count: int, count_tokens: Callable[[str], int]) -> str:
-    """Repeat a text with blanks between, and cut it to a number of tokens.
-
-    The cut is after a word, else within the last word. If no such cut has exactly this number (a
-    line break and a word may be two tokens), the text begins at its second word, or a later word.
-    """
-    text = text.strip()
-    repeated = " ".join([text] * (3 + count // max(1, count_tokens(text))))
-
-    def count_between(begin: int, end: int) -> int:
-        return count_tokens(repeated[begin:end])
-
-    word_ends = [match.end() for match in re.finditer(r"\S+", repeated)]
-    for word in re.finditer(r"\S+", text):
-        begin = word.start()
-        ends = [begin, *(end for end in word_ends if end > begin)]
-        # Token counts grow with the text, so the longest cut that fits is found by bisection.
-        fitting = bisect_right(ends, count, key=partial(count_between, begin))
-        longest = ends[fitting - 1]
-        # after a word if that has the exact number, else within the next word
-        for end in (longest, *range(ends[fitting] - 1, longest, -1)):
-            candidate = repeated[begin:end].strip()
-            if count_tokens(candidate) == count:
-                return candidate
-    raise ConfigError(
-        f"Condition {name!r}: no cut of its text has exactly {count} tokens in this tokenizer."
     )
 
 
@@ -98,9 +57,9 @@ def draw_words(
     )
 
 
-def estimate_tokens(words: list[str]) -> int:
+def estimate_tokens(text: str) -> int:
     """Estimate the tokens of plain English: one for each word, each comma and the full stop."""
-    return len(words) + sum(word.endswith(",") for word in words) + 1
+    return len(text.split()) + text.count(",") + 1
 
 
 def _as_sentence(words: list[str]) -> str:

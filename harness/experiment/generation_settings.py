@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
@@ -54,6 +54,7 @@ class Sampling:
         top_p, top_k, min_p, repetition_penalty: As in vLLM; the defaults switch them off.
         max_tokens: The maximum number of generated tokens.
         stop: Strings that end a completion.
+        thinking_budget: The maximum number of tokens of reasoning; None for no maximum.
         from_model: The parameters that the model's generation_config set.
         switched_off: The parameters of the generation_config that this source ignores. None: it
             was not read.
@@ -67,6 +68,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     max_tokens: int = MAX_GEN_TOKS
     stop: tuple[str, ...] = ()
+    thinking_budget: int | None = None
     from_model: Mapping[str, float] = field(default_factory=dict)
     switched_off: Mapping[str, float] | None = None
 
@@ -78,7 +80,10 @@ class Sampling:
     def vllm(self) -> dict[str, Any]:
         """The arguments of vLLM's SamplingParams."""
         values = {name: getattr(self, name) for name in _FIELDS}
-        return {**values, "max_tokens": self.max_tokens, "stop": list(self.stop)}
+        values |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
+        if self.thinking_budget:
+            values["thinking_token_budget"] = self.thinking_budget
+        return values
 
     def lm_eval(self) -> dict[str, Any]:
         """lm-eval's generation arguments, for its results file, without parameters that are off."""
@@ -104,13 +109,9 @@ class Sampling:
     @property
     def _changed(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
-        off, (_, *names) = Sampling(), _FIELDS
+        off, names = Sampling(), (*_FIELDS[1:], "thinking_budget")
         changed = [name for name in names if getattr(self, name) != getattr(off, name)]
         return {name: getattr(self, name) for name in changed}
-
-    def record(self) -> dict[str, Any]:
-        """The parameters as the journal stores them."""
-        return {**asdict(self), "stop": list(self.stop)}
 
 
 def resolve_sampling(

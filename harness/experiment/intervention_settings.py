@@ -42,15 +42,7 @@ def name_layers(layers: Sequence[int]) -> str:
 
 class _Layered(Strict):
     layers: Layers
-    """A number, `4-10`, or a list, from 1. Also `layer`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_layer(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "layer" in values and "layers" not in values:
-            values = dict(values)
-            values["layers"] = values.pop("layer")
-        return values
+    """A number, `4-10`, or a list, from 1."""
 
     @property
     def layer_indices(self) -> list[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from harness import smollm2_model
 from harness.errors import ConfigError
@@ -19,16 +19,6 @@ class ModelConfig(Strict):
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
     """Its name in tables. By default its path's end."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _label_smollm2(cls, values: Any) -> Any:
-        """SmolLM2 always has the same label, whatever the name of its folder."""
-        arguments = values.get("model_args") if isinstance(values, dict) else None
-        weights = arguments.get("pretrained") if isinstance(arguments, dict) else None
-        label = smollm2_model.label_model(str(weights))
-        is_smollm2 = label == smollm2_model.SMOLLM2_LABEL
-        return {**values, "label": values.get("label") or label} if is_smollm2 else values
 
     @field_validator("model_args")
     @classmethod

@@ -25,7 +25,7 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import Markers, read_markers
+from harness.reasoning_markers import MarkerIds, Markers, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,12 @@ class Plan:
         dataset: The problems of the run, at most `limit`.
         full_dataset: All problems of the dataset, examples included.
         arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
-        model_arguments: The arguments of the backend, from `RunConfig.model_arguments`.
         limit: The maximum number of problems.
-        example_ids: The ids of the examples; None if there are none, or if they are a file's.
+        example_ids: The ids of the examples; None if there are none.
         layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
+        marker_ids: With a budget of reasoning the tokens of the markers, start and end.
         lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
@@ -51,13 +51,18 @@ class Plan:
     dataset: Dataset
     full_dataset: Dataset
     arms: Mapping[str, ConditionPrompts]
-    model_arguments: Mapping[str, Any]
     limit: int | None = None
     example_ids: ExampleIds | None = None
     layout_reason: str
     thinking: Markers = ()
+    marker_ids: MarkerIds | None = None
     lacks_markers: bool = False
     raw_prefix: str = ""
+
+    @cached_property
+    def model_arguments(self) -> dict[str, Any]:
+        """The arguments of the backend."""
+        return self.config.model_arguments()
 
     @property
     def size(self) -> int:
@@ -112,20 +117,10 @@ def make_plan(
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = open_dataset(config.dataset)
-    problems, draws = _split_problems(config, full_dataset, stored_ids)
-    example_ids = None
-    if config.fewshot and not config.fewshot.path:
-        question_ids = {problem.id for problem in problems}
-        example_ids = ExampleIds(
-            pool=tuple(
-                problem.id for problem in full_dataset.problems if problem.id not in question_ids
-            ),
-            draws=tuple(draw.example_ids for draw in draws if draw),
-        )
+    problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
-    arguments = config.model_arguments()
-    model = ModelTokenizer.from_arguments(arguments)
+    model = ModelTokenizer.from_arguments(config.model_arguments())
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     raw_prefix, thinking, lacks_markers = "", config.markers, False
@@ -142,24 +137,40 @@ def make_plan(
         dataset=dataset,
         full_dataset=full_dataset,
         arms=_build_arms(config, dataset, draws, model, thinking),
-        model_arguments=arguments,
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
+        marker_ids=_encode_markers(config, thinking, model),
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
 
 
+def _encode_markers(
+    config: RunConfig, thinking: Markers, model: ModelTokenizer | None
+) -> MarkerIds | None:
+    """The tokens of the first markers, as vLLM encodes them; None without a budget of reasoning."""
+    if not config.thinking_budget or model is None:
+        return None
+    if not thinking:
+        raise ConfigError(
+            f"thinking_budget: the chat template of {model.name} states no markers of reasoning. "
+            "Set `thinking: {start: ..., end: ...}`."
+        )
+    start, end = (model.tokenizer.encode(text, add_special_tokens=False) for text in thinking[0])
+    return start, end
+
+
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
-) -> tuple[Sequence[Problem], Sequence[Draw | None]]:
-    """Split the problems into those of the run and draws of examples."""
+) -> tuple[Sequence[Problem], Sequence[Draw | None], ExampleIds | None]:
+    """Split the problems into those of the run and draws of examples, with the examples' ids."""
     problems: Sequence[Problem] = dataset.problems
     draws: Sequence[Draw | None] = [None]
+    ids = None
     if config.fewshot:
-        problems, draws = config.fewshot.split(
+        problems, draws, ids = config.fewshot.split(
             problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
         )
     elif config.answer == "line":
@@ -173,7 +184,7 @@ def _split_problems(
                     f"{dataset.source}: problem {problem.id} has an answer of several lines; "
                     "`answer: line` reads one."
                 )
-    return problems, draws
+    return problems, draws, ids
 
 
 def _choose_layouts(
@@ -328,7 +339,8 @@ def sample_key(request: Request, setting: str) -> str:
 
     Args:
         request: The request.
-        setting: The hash of the values that all samples of a run share, from `hash_setting`.
+        setting: The hash of the values that all samples of a run share, from
+            `records.Identity.hash_setting`.
     """
     values = (
         setting,
@@ -342,28 +354,6 @@ def sample_key(request: Request, setting: str) -> str:
         request.again,
     )
     return hash_json(values)
-
-
-def hash_setting(
-    *,
-    prompt_version: int,
-    model: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-    engine: Mapping[str, Any],
-) -> str:
-    """Hash of the values that all samples of a run share.
-
-    Args:
-        prompt_version: `PROMPT_VERSION` of the prompts.
-        model: The model's fingerprint. For a folder it is the hash of its files, whatever its name.
-        arguments: The model arguments that can change a sample: see
-            `model_settings.fixed_arguments`.
-        engine: The engine's name, its version and the type of device.
-    """
-    content = model.get("sha256") or model
-    return hash_json(
-        {"prompts": prompt_version, "model": content, "arguments": arguments, "engine": engine}
-    )
 
 
 def hash_json(value: Any) -> str:

@@ -31,25 +31,19 @@ from harness.errors import DataError
 from harness.yaml_settings import Strict, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
-SIGNS = {
-    "products": ("x", "times"),
-    "sums": ("+", "plus"),
-    "differences": ("-", "minus"),
-    "quotients": ("/", "divided by"),
-}
+SIGNS = {"products": ("x", "times"), "sums": ("+", "plus")}
 """The operation of each kind of problem, in a problem's id and in its text."""
 
 
 class MadeConfig(Strict):
     """Arithmetic problems, such as `What is 7 times 8?`."""
 
-    make: Literal["products", "sums", "differences", "quotients"]
-    """`products`, `sums`, `differences` or `quotients`."""
+    make: Literal["products", "sums"]
+    """`products` or `sums`."""
     seed: int = Field(default=1, ge=0)
     """The seed of the problems and their order."""
     operands: tuple[Operand, Operand] = (2, 12)
-    """The smallest and largest number. Differences and quotients are sums and products, asked
-    backwards."""
+    """The smallest and largest number."""
     count: int | None = Field(default=None, ge=1, le=100_000)
     """The number of problems. By default all, at most 200."""
 
@@ -74,8 +68,7 @@ class MadeConfig(Strict):
         """Yield the fields of every problem, as in `problems.Problem`.
 
         The level is the number of digits of both operands. Problems with the same operands in
-        another order are one cluster, which has the id of the problem with sorted operands. So are
-        the differences of one sum, and the quotients of one product.
+        another order are one cluster, which has the id of the problem with sorted operands.
         """
         generator = random.Random(self.seed)
         indices: dict[int, None] = {}  # a set would lose the order
@@ -93,15 +86,7 @@ class MadeConfig(Strict):
 
     def _pose_problem(self, first: int, second: int) -> dict[str, str]:
         """The id of a problem, its text and its answer."""
-        match self.make:
-            case "products":
-                answer = first * second
-            case "sums":
-                answer = first + second
-            case "differences":  # a sum, asked backwards
-                first, answer = first + second, first
-            case "quotients":
-                first, answer = first * second, first
+        answer = first * second if self.make == "products" else first + second
         symbol, word = SIGNS[self.make]
         return {
             "id": f"{first}{symbol}{second}",
@@ -111,8 +96,7 @@ class MadeConfig(Strict):
 
 
 MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
-MATH500_REVISION = "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be"
-MATH500 = f"{MATH500_REPOSITORY}@{MATH500_REVISION}:test"
+MATH500 = f"{MATH500_REPOSITORY}@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:test"
 PATH_VARIABLE = "MATH500_PATH"
 
 
@@ -218,7 +202,7 @@ AnyDataset = Annotated[
     Discriminator(
         _tag,
         custom_error_type="dataset",
-        custom_error_message="expected math500, {path: FILE}, or {make: sums} or another operation",
+        custom_error_message="expected math500, {path: FILE}, {make: products} or {make: sums}",
     ),
 ]
 """A config's `dataset`."""

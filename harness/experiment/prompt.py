@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import chain, cycle
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
@@ -364,19 +364,7 @@ def refuse_other_text(text: str, sha256: str, where: str) -> None:
         )
 
 
-class HashedPrompt(Protocol):
-    """A built or stored prompt: both have hashes of text and token ids."""
-
-    @property
-    def prompt_sha256(self) -> str:
-        """SHA-256 of the text."""
-
-    @property
-    def prompt_token_sha256(self) -> str | None:
-        """SHA-256 of the token ids; None if the tokenizer is unknown."""
-
-
-def hash_prompts(prompts: Iterable[HashedPrompt]) -> str:
-    """Hash over the texts and token ids of all prompts, in order."""
+def hash_prompts(prompts: Iterable[Any]) -> str:
+    """Hash over the texts and token ids of all prompts, built or stored, in order."""
     hashes = [f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts]
     return hash_text("\n".join(hashes))

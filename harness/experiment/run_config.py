@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -38,24 +39,11 @@ from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, read_values, validate
 
 
-def _read_instructions(value: Any) -> Any:
-    """Read the instructions from a file with one in each line, if the value is its path."""
-    if not isinstance(value, (str, Path)):
-        return value
-    try:
-        lines = Path(value).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{value}: {error}") from None
-    return tuple(line.strip() for line in lines if line.strip())
-
-
 class AcrossConfig(Strict):
     """Other instructions."""
 
-    instructions: Annotated[tuple[str, ...], BeforeValidator(_read_instructions)] = Field(
-        min_length=1, max_length=99
-    )
-    """Texts, or a file with one in each line."""
+    instructions: tuple[str, ...] = Field(min_length=1, max_length=99)
+    """Their texts."""
 
 
 class ThinkingConfig(Strict):
@@ -111,6 +99,8 @@ class RunConfig(Strict):
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
+    thinking_budget: int | None = Field(default=None, ge=1)
+    """The maximum length of the reasoning, in tokens. vLLM then ends it."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -203,8 +193,6 @@ class RunConfig(Strict):
                 "positive_control: with `answer: line` it leaves out the examples, and there are "
                 "none: set fewshot.num_fewshot (--num-fewshot 8), or positive_control to false"
             )
-        if fewshot and fewshot.path and fewshot.draws > 1:
-            yield "fewshot.draws: the examples of a file are one draw"
         if fewshot and fewshot.instructions:
             if len(fewshot.instructions) != fewshot.draws:
                 yield (
@@ -245,6 +233,8 @@ class RunConfig(Strict):
             yield (
                 f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
             )
+        if self.thinking_budget and self.model.backend != "vllm":
+            yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
 
@@ -324,6 +314,7 @@ class RunConfig(Strict):
         # the answer is the first line, so the completion may end there
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
+        sampling = replace(sampling, thinking_budget=self.thinking_budget)
         if self.repeats_per_draw > 1 and sampling.greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "
@@ -347,6 +338,7 @@ class RunConfig(Strict):
             "positive_control",
             "fewshot",
             "thinking",
+            "thinking_budget",
             "record_attention",
             "planned",
         ):
@@ -354,10 +346,8 @@ class RunConfig(Strict):
                 del values[key]
         if self.answer == "box":
             del values["answer"]
-        if self.fewshot is not None:
-            del values["fewshot"]["path"]
-            if not self.fewshot.instructions:
-                del values["fewshot"]["instructions"]
+        if self.fewshot and not self.fewshot.instructions:
+            del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)
         values["model"] = {"backend": self.model.backend, "model_args": arguments}
         return values

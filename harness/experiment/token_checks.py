@@ -110,13 +110,9 @@ def _build_prompts(
     model: ModelTokenizer | None,
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
-    tokenizer = model.tokenizer if model else None
-    # all prompts have the same filler unless it is fresh, so it is fitted once
-    filler_text = "" if condition.fresh else fit_filler(condition, tokenizer)
+    filler_text = fit_filler(condition, model.tokenizer if model else None)
     prompts = []
     for problem in problems:
-        if condition.fresh:
-            filler_text = fit_filler(condition, tokenizer, problem.id)
         prompt = build_prompt(
             problem.problem,
             condition,

@@ -19,7 +19,7 @@ from harness.experiment.conditions import Condition
 from harness.experiment.prompt import hash_text
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ class ModelTokenizer:
         # The model's own limit counts too, except where overrides of its config, such as of RoPE,
         # come with a stated length. Of another model's tokenizer it is not known.
         if weights == name and not (length and arguments.get("hf_overrides")):
-            lengths = (length, _load_context_length(path, revision, trusts_code))
+            config = load_model_config(path, revision, trust_remote_code=trusts_code)
+            lengths = (length, getattr(config, "max_position_embeddings", None))
             length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
         model = cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
@@ -158,15 +159,21 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise ModelError(explain_hub_error(name, error)) from error
 
 
-def _load_context_length(name: str, revision: str | None, trust_remote_code: bool) -> int | None:
-    """Load the number of positions from the model's config; None if it states none."""
+def load_model_config(
+    name: str, revision: str | None = None, *, trust_remote_code: bool = False
+) -> PretrainedConfig:
+    """The config of a model, or of the text layers of a multimodal one.
+
+    Raises:
+        ModelError: it cannot be read, or the hub refuses or cannot be reached.
+    """
     from transformers import AutoConfig
 
     with _hub_errors(name):
         config = AutoConfig.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
+    return config.get_text_config()
 
 
 def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
@@ -219,12 +226,8 @@ def token_texts(
     return tuple(texts)
 
 
-def fit_filler(
-    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str | None = None
-) -> str:
+def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """The condition's filler as text: a sentence is cut to its exact count, token ids are decoded.
-
-    If a `key` such as a problem's id is given, random tokens are drawn anew for each key.
 
     Raises:
         ConfigError: the filler needs a tokenizer, or no sentence has this length.
@@ -238,7 +241,7 @@ def fit_filler(
             return len(_ids_between_separators(text, tokenizer))
 
         words = () if condition.random_ids is None else _words(tokenizer)
-        return condition.filler_text(count_tokens, words, key)
+        return condition.filler_text(count_tokens, words)
     token_ids = list(islice(cycle(condition.token_ids), condition.count))
     text = str(tokenizer.decode(token_ids))
     encoded_ids = _ids_between_separators(text, tokenizer)

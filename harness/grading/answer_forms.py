@@ -6,7 +6,7 @@ The config of our own runs fixes the form before the run. There, other forms are
 import re
 
 from harness.grading.extract_answer import read_boxes
-from harness.reasoning_markers import skip_reasoning
+from harness.reasoning_markers import Markers, skip_reasoning
 
 NO_FORM = "none"
 """The form of a completion without an answer."""
@@ -28,13 +28,17 @@ _ANSWER = re.compile(
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
 
 
-def find_answer(completion: str) -> tuple[str, str]:
+def find_answer(completion: str, markers: Markers = ()) -> tuple[str, str]:
     """The form in which a completion states its last answer, and the answer.
 
     A box has precedence, then the forms in the order of `FORMS`. Last, a line without a word at the
     end is an answer as it is (`bare`).
+
+    Args:
+        completion: The completion; its reasoning is skipped.
+        markers: The model's markers of reasoning; those of all families if there are none.
     """
-    text = (skip_reasoning(completion) or "").strip()
+    text = (skip_reasoning(completion, markers) or "").strip()
     if boxes := read_boxes(text):
         return "box", boxes[-1]
     for form, marker in FORMS.items():
@@ -47,6 +51,9 @@ def find_answer(completion: str) -> tuple[str, str]:
     return NO_FORM, ""
 
 
-def has_other_form(completion: str) -> bool:
+def has_other_form(completion: str, markers: Markers = ()) -> bool:
     """Whether a completion without a box states an answer in one of `FORMS`."""
-    return "boxed" not in completion and find_answer(completion)[0] in FORMS
+    # to search for the markers of all families takes too long in a table of a million samples
+    if not markers and "boxed" in completion:
+        return False
+    return find_answer(completion, markers)[0] in FORMS

@@ -176,15 +176,14 @@ def serve(memory_bytes: int, requests: int, audits: int) -> None:
     """Run a worker: prepare the process, report that it is ready, and serve jobs until input ends.
 
     A worker uses neither clocks nor signals: the parent kills it if it takes too long. If the
-    parent is gone, the kernel kills the worker (Linux), or its input ends.
+    parent is gone, the kernel kills the worker.
 
     Args:
         memory_bytes: The address space that the process may use.
         requests: The descriptor of the file of requests.
         audits: Whether to load the other graders.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
     lengths, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:
@@ -224,5 +223,4 @@ def _limit(memory_bytes: int) -> None:
         hard_limit = resource.getrlimit(kind)[1]
         if hard_limit != resource.RLIM_INFINITY:
             limit = min(limit, hard_limit)
-        with suppress(OSError, ValueError):  # only Linux can limit the address space
-            resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(kind, (limit, limit))

@@ -67,15 +67,14 @@ class AuditJob:
         return ["math_verify"] if self.line else list(STEPS)
 
 
-def column(meaning: str, kind: str | None = None, **checks: Any) -> Meta:
+def column(meaning: str, kind: str | None = None) -> Meta:
     """Describe a field as a column of `harness.load_run`.
 
     Args:
         meaning: The meaning of the column.
         kind: The column's type in exports, if the field's own type does not tell it.
-        **checks: Constraints that msgspec checks.
     """
-    return Meta(description=meaning, extra={"kind": kind}, **checks)
+    return Meta(description=meaning, extra={"kind": kind})
 
 
 class AuditColumns(Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ ours are ignored.
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -74,41 +76,43 @@ def filler(**metadata: Any) -> Documents:
 
 
 def grade_responses(
-    responses: Sequence[Sequence[str]], docs: Sequence[Mapping[str, Any]]
+    responses: Sequence[Sequence[Any]], docs: Sequence[Mapping[str, Any]]
 ) -> list[list[str]]:
     """Grade and audit every repeat of every document.
 
-    Grade and audit are one JSON text, which sample logs store unchanged. A completion may carry
-    `graded`: the JSON text of an earlier run. If all do, no grader is started.
+    Grade and audit are one JSON text, which sample logs store unchanged. The completions of an
+    earlier run carry it as `graded`. Then no grader is started.
+
+    Args:
+        responses: The completions of each document.
+        docs: The documents. Those of another task need only an `answer`.
     """
-    jobs: dict[tuple[int, int], tuple[GradeJob, AuditJob]] = {}
-    grades_by_document: list[list[str]] = []
-    for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
-        grades_by_document.append([getattr(completion, "graded", "") for completion in completions])
-        for index, completion in enumerate(completions):
-            if not grades_by_document[row][index]:
-                jobs[row, index] = _make_jobs(completion, doc)
-    if jobs:
-        with GraderPool(audits=True) as pool:
-            for key, (grade_job, audit_job) in jobs.items():
-                pool.submit((key, "grade"), grade_job)
-                pool.submit((key, "audit"), audit_job)
-            grades_by_tag: dict[Any, Any] = dict(pool.drain())
-        for row, index in jobs:
-            key = row, index
-            grades_by_document[row][index] = as_text(
-                grades_by_tag[key, "grade"], grades_by_tag[key, "audit"]
-            )
-    return grades_by_document
+    if all(hasattr(completion, "graded") for completion in chain.from_iterable(responses)):
+        return [list(map(attrgetter("graded"), completions)) for completions in responses]
+    with GraderPool(audits=True) as pool:
+        for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
+            for index, completion in enumerate(completions):
+                grade_job, audit_job = _make_jobs(completion, doc)
+                pool.submit((row, index, "grade"), grade_job)
+                pool.submit((row, index, "audit"), audit_job)
+        grades: dict[Any, Any] = dict(pool.drain())
+    texts_by_document = []
+    for row, completions in enumerate(responses):
+        texts = [
+            as_text(grades[row, index, "grade"], grades[row, index, "audit"])
+            for index in range(len(completions))
+        ]
+        texts_by_document.append(texts)
+    return texts_by_document
 
 
 def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
     audit_job = AuditJob(
         # the authors' rule reads the prompt too; a chat template adds no boxes to it
-        prompt=doc["system"] + doc["user"],
+        prompt=doc.get("system", "") + doc.get("user", ""),
         completion=completion,
         target=doc["answer"],
-        solution=doc["solution"] or "",
+        solution=doc.get("solution") or "",
     )
     alternatives = tuple(doc.get("alternatives") or ())
     grade_job = GradeJob(completion=completion, target=doc["answer"], alternatives=alternatives)

@@ -53,20 +53,17 @@ def locate_one(names: Sequence[str]) -> RunPath:
 
 
 def _runs_in(path: Path) -> list[Path]:
-    """The run itself, or the finished runs in a folder of runs.
+    """The run itself, or the finished runs in a folder of runs and in its subfolders.
 
     lm-eval makes a folder for each model around its logs.
     """
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
     runs: dict[Path, Path] = {}  # by their targets, because a link to a run is no second run
-    for folder in _subfolders(path):
-        if _is_run(folder):
-            runs.setdefault(folder.resolve(), folder)
-        else:
-            logs = [subfolder for subfolder in _subfolders(folder) if _has_logs(subfolder)]
-            for log in logs:
-                runs.setdefault(log.resolve(), log)
+    for child in _subfolders(path):
+        for folder in [child] if _is_run(child) else _subfolders(child):
+            if _is_run(folder):
+                runs.setdefault(folder.resolve(), folder)
     return list(runs.values()) or [path]  # the reader of the folder raises the error
 
 
@@ -75,14 +72,11 @@ def has_run_files(folder: Path) -> bool:
     return is_stored(folder / RECEIPT) or is_stored(folder / JOURNAL)
 
 
-def _has_logs(folder: Path) -> bool:
-    """Whether a folder has lm-eval's logs that are not the files of a run folder."""
-    return not has_run_files(folder) and bool(find_stored(folder, "samples_*.jsonl"))
-
-
 def _is_run(folder: Path) -> bool:
-    """Whether a folder has a finished run, or lm-eval's logs."""
-    return (folder / RECEIPT).is_file() or _has_logs(folder)
+    """Whether a folder has a finished run, or lm-eval's logs that are not the files of a run."""
+    if has_run_files(folder):
+        return (folder / RECEIPT).is_file()
+    return bool(find_stored(folder, "samples_*.jsonl"))
 
 
 def _subfolders(path: Path) -> list[Path]:

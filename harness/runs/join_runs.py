@@ -27,9 +27,10 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     import pandas
     from pandas.api.types import union_categoricals
 
-    _refuse_repeated_runs(runs)
     for index, later in enumerate(runs):
         for earlier in runs[:index]:
+            if Path(later.name).resolve() == Path(earlier.name).resolve():
+                raise ComparisonError(f"{later.name} is given twice.")
             if reason := _describe_disagreement(earlier, later):
                 raise ComparisonError(
                     f"{later.name} cannot be compared with {earlier.name}: {reason}. "
@@ -51,28 +52,6 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     return pandas.DataFrame(joined)
 
 
-def group_by_table(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs in groups that may stand in one table and have no sample in common, in order.
-
-    Raises:
-        ComparisonError: a run is given twice.
-    """
-    _refuse_repeated_runs(runs)
-    cells = {run.name: _table_cells(run) for run in runs}
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not any(
-                cells[run.name] & cells[member.name] or _describe_disagreement(member, run)
-                for member in group
-            ):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
-
-
 def describe_problem_differences(old: Run, new: Run) -> str:
     """In what the problems of two runs differ; empty if they are the same, as far as is known."""
     old_dataset, new_dataset = old.about.get("dataset"), new.about.get("dataset")
@@ -87,21 +66,6 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         return "they have no problem in common"
     changed_ids = [name for name in shared_ids if old.problems[name] != new.problems[name]]
     return f"different problems have the ids {list_first(changed_ids)}" if changed_ids else ""
-
-
-def _refuse_repeated_runs(runs: Sequence[Run]) -> None:
-    paths = set()
-    for run in runs:
-        path = Path(run.name).resolve()
-        if path in paths:
-            raise ComparisonError(f"{run.name} is given twice.")
-        paths.add(path)
-
-
-def _table_cells(run: Run) -> set[tuple[str, ...]]:
-    """The cells that a run's samples fill: model, layout, condition and problem."""
-    keys = run.samples[["model", "layout", "condition", "problem_id"]].drop_duplicates()
-    return set(keys.astype(str).itertuples(index=False, name=None))
 
 
 def _describe_disagreement(old: Run, new: Run) -> str:

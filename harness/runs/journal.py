@@ -8,6 +8,7 @@ the line being written.
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,7 +35,6 @@ class Journal:
     Attributes:
         path: The file.
         keys: Keys of all records, including those just appended.
-        repair: Message about the torn line that was dropped at opening; None if there was none.
 
     Raises:
         JournalError: the file cannot be read or written, a complete line is damaged, or the header
@@ -44,7 +44,6 @@ class Journal:
     def __init__(self, path: Path, header: JsonObject) -> None:
         self.path = path
         self.keys: set[str] = set()
-        self.repair: str | None = None
         self._synced = time.monotonic()
         self._dirty = False
         with clear_messages(path), ExitStack() as stack:
@@ -107,8 +106,10 @@ class Journal:
         if torn_bytes > 0:
             # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
-            self.repair = (
-                f"{self.path.name}: an incomplete last line of {torn_bytes} bytes was removed"
+            print(
+                f"mless: {self.path.name}: an incomplete last line of {torn_bytes} bytes was "
+                "removed",
+                file=sys.stderr,
             )
         if size == 0:
             self._write_line(header)

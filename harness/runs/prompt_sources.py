@@ -8,11 +8,12 @@ a probe without a run; nothing was generated for its prompts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
+from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments
 from harness.experiment.conditions import Condition, Placement
@@ -115,6 +116,7 @@ class Source:
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         changed: Conditions with an intervention in the model.
+        engine_arguments: The model arguments of a run with vLLM.
 
     Raises:
         RunError: there is no problem.
@@ -129,6 +131,7 @@ class Source:
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     changed: tuple[str, ...] = ()
+    engine_arguments: JsonObject = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:

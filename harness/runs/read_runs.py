@@ -41,6 +41,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import hash_stored
+from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas
@@ -131,12 +132,8 @@ class Run:
     @property
     def baseline(self) -> str:
         """The baseline of its config; `wo` for logs."""
-        config = self.receipt.get("config", {})
-        names = [
-            condition if isinstance(condition, str) else condition["name"]
-            for condition in config.get("conditions", ())
-        ]
-        return find_baseline(names, config.get("baseline"))
+        names = [name for name, condition in self.conditions.items() if not condition.kind]
+        return find_baseline(names, self.receipt.get("config", {}).get("baseline"))
 
     @property
     def conditions(self) -> dict[str, Condition]:
@@ -168,11 +165,12 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     """
     prompts = run.prompts
     for prompt in prompts:
-        if not prompt.prompt:
+        is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
+        if not prompt.prompt or (is_server_chat and not run.is_logs):
             raise RunError(
                 f"{prompt.task}: the server applied its chat template, and the text of the prompt "
-                "is not recorded. Run the task through a backend that applies the template itself "
-                "(hf, vllm, local-completions)."
+                "is not recorded. Use a backend that applies the template itself (hf, vllm), or "
+                "set model.model_args.tokenizer."
             )
         refuse_other_text(prompt.prompt, prompt.prompt_sha256, prompt.task)
     layouts = list(dict.fromkeys(prompt.layout for prompt in prompts))
@@ -188,9 +186,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         for prompt in prompts
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
-    if not run.is_logs and layout == Layout.CHAT:
-        _refuse_server_templates(run.name, prompts)
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
+    model = run.receipt["config"]["model"] if run.receipt else {}
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
@@ -201,15 +198,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         changed=tuple(condition.name for condition in conditions if condition.intervention),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
+        engine_arguments=model["model_args"] if model.get("backend") == "vllm" else {},
     )
-
-
-def _refuse_server_templates(name: str, prompts: Sequence[AnsweredPrompt]) -> None:
-    if any(prompt.prompt_token_sha256 is None for prompt in prompts):
-        raise RunError(
-            f"{name}: a server applied its chat template, so the text of the prompts is not "
-            "recorded. Set `model.model_args.tokenizer` and run it again."
-        )
 
 
 def _read_folder(path: Path) -> Run:
@@ -254,7 +244,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": "run",
         "run": receipt["run"],
-        "model": model["label"] or receipt["model"]["name"],
+        "model": model["label"] or label_model(receipt["model"]["name"]),
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],

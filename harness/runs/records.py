@@ -16,10 +16,10 @@ from harness.errors import RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
-from harness.experiment.plan import Plan, Request, hash_setting
+from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Prompt as RequestedPrompt
-from harness.experiment.prompt import document_prompt, make_document
+from harness.experiment.prompt import Segment, document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
@@ -45,13 +45,6 @@ class Keyed(Struct):
     """What all records of a journal have in common."""
 
     key: str
-
-
-class Segment(Struct):
-    """A piece of a prompt with its role, such as `filler`."""
-
-    role: str
-    text: str
 
 
 class Document(Struct):
@@ -159,6 +152,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
+        spent_budget: Whether its reasoning has all tokens of `thinking_budget`.
     """
 
     task: str
@@ -178,6 +172,7 @@ class Sample(Keyed, kw_only=True, gc=False):
     finish_reason: Annotated[
         str | None, column("stop or length; missing if the backend does not report it")
     ] = None
+    spent_budget: bool = False
 
     @staticmethod
     def of(
@@ -187,6 +182,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         *,
         tokens: int | None = None,
         reason: str | None = None,
+        spent_budget: bool = False,
     ) -> Sample:
         """The sample that a completion makes of a request."""
         ids = request.prompt_token_ids
@@ -203,6 +199,7 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
+            spent_budget=spent_budget,
         )
 
 
@@ -294,7 +291,7 @@ class Identity(Struct, kw_only=True):
         contrasts: The comparisons that were named before the run.
         primary: The primary contrast.
         arms: By task.
-        examples: The ids of the examples; None if there are none, or if they are a file's.
+        examples: The ids of the examples; None if there are none.
         looks: The number of times that each contrast is tested: once, and again whenever a finished
             run gets more problems or samples.
         model, engine: The model and the backend that generate.
@@ -315,13 +312,18 @@ class Identity(Struct, kw_only=True):
     engine: Engine
 
     def hash_setting(self) -> str:
-        """Hash of everything that the keys of all samples share."""
-        return hash_setting(
-            prompt_version=self.prompt_version,
-            model=msgspec.to_builtins(self.model),
-            arguments=self.config["model"]["model_args"],
-            engine=msgspec.to_builtins(self.engine),
-        )
+        """Hash of everything that the keys of all samples share.
+
+        A folder is known by the hash of its files, whatever its name.
+        """
+        model = msgspec.to_builtins(self.model)
+        values = {
+            "prompts": self.prompt_version,
+            "model": model.get("sha256") or model,
+            "arguments": self.config["model"]["model_args"],
+            "engine": msgspec.to_builtins(self.engine),
+        }
+        return hash_json(values)
 
 
 class ModelSettings(Struct):

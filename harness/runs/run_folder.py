@@ -208,9 +208,6 @@ def _describe_changes(
             "prompts_sha256": requested_header["prompts_sha256"],
         }
         header["dataset"] = requested_header["dataset"] | {"name": stored_identity.dataset.name}
-        if stored_identity.examples and identity.examples:
-            # a further problem of a cluster from which examples are taken is not asked
-            header["examples"]["pool"] = requested_header["examples"]["pool"]
         for task, arm in header["arms"].items():
             for key in ("samples", "replicates"):
                 arm[key] = max(arm[key], requested_header["arms"][task][key])

@@ -19,6 +19,7 @@ from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
 from harness.grading.answer_forms import has_other_form
+from harness.reasoning_markers import find_opened
 from harness.runs.journal import read_records
 from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
 from harness.runs.run_files import (
@@ -30,6 +31,7 @@ from harness.runs.run_files import (
     read_samples,
     refuse_missing,
 )
+from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas
@@ -64,8 +66,8 @@ _FACTS: Columns = {
     **_fields(np.float64, "completion_tokens"),
     "characters": (np.int32, lambda sample: len(sample.completion or "")),
     "completion_checksum": (np.int64, _checksum),
+    "spent_budget": (np.bool_, attrgetter("spent_budget")),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
-    "other_form": (np.bool_, lambda sample: has_other_form(sample.completion or "")),
 }
 _GRADES: Columns = {
     **_fields(object, "verdict", "answer"),
@@ -137,10 +139,9 @@ def read_frame(
         prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
-            correct, answer, target, completion_tokens, characters, looping, other_form,
-            completion_checksum,
-            the graders' of `harness.grading`, boxes_after_first. Words are then categorical, and a
-            completion is measured and not stored.
+            correct, answer, target, completion_tokens, characters, looping, spent_budget,
+            other_form, completion_checksum, the graders' of `harness.grading`, boxes_after_first.
+            Words are then categorical, and a completion is measured and not stored.
         records: The folder's samples and scores, if they have been read.
 
     Raises:
@@ -153,22 +154,35 @@ def read_frame(
         assert folder is not None
         records = read_samples(folder), read_records(folder / SCORES, Score)
     sample_records, score_records = records
-    index: Columns = {"prompt_index": (np.int32, PromptIndex(prompts).find)}
-    samples = _gather(sample_records, _KEY | index | _FACTS | (_TEXTS if texts else {}))
+    facts = _FACTS | _prompt_columns(prompts)
+    samples = _gather(sample_records, _KEY | facts | (_TEXTS if texts else {}))
     scores = _gather(score_records, _KEY | _GRADES | (_REASONS if texts else {}))
     if samples.empty:
         raise RunError(f"{folder} has no sample. Repeat the command that began it.")
     # `left`, so that a sample without a score is found and refused
     frame = samples.merge(scores, on="key", how="left", indicator="scored")
     _refuse_bad_samples(folder, frame, prompts)
-    facts = _prompt_facts(receipt, prompts, texts=texts)
-    frame = frame.drop(columns=["key", "scored"]).join(facts, on="prompt_index")
+    prompt_facts = _prompt_facts(receipt, prompts, texts=texts)
+    frame = frame.drop(columns=["key", "scored"]).join(prompt_facts, on="prompt_index")
     frame["verdict"] = pandas.Categorical(frame["verdict"], categories=get_args(Verdict))
     frame["correct"] = frame["verdict"] == "correct"
     frame = frame.astype({"level": int, "answer": "category", **dict.fromkeys(GRADERS, "boolean")})
     order = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
     return _choose_columns(frame, texts=texts)
+
+
+def _prompt_columns(prompts: Sequence[Prompt]) -> Columns:
+    """The columns of a sample that depend on its prompt: its index, and the form of the answer."""
+    find_index = PromptIndex(prompts).find
+    starts = [find_opened(prompt.prompt, prompt.thinking)[0] for prompt in prompts]
+
+    def read_form(sample: Sample) -> bool:
+        index = find_index(sample)
+        completion = starts[index] + (sample.completion or "")
+        return has_other_form(completion, prompts[index].thinking)
+
+    return {"prompt_index": (np.int32, find_index), "other_form": (np.bool_, read_form)}
 
 
 def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame:
@@ -179,7 +193,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         words = [name for name in words if name in frame]
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
-        names += ["characters", "looping", "other_form", "completion_checksum"]
+        names += ["characters", "looping", "spent_budget", "other_form", "completion_checksum"]
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
@@ -231,8 +245,9 @@ def _prompt_facts(
     import pandas
 
     docs = [prompt.doc for prompt in prompts]
+    label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
     words = {
-        "model": [receipt["config"]["model"]["label"] or receipt["model"]["name"]] * len(prompts),
+        "model": [label] * len(prompts),
         "condition": [prompt.condition for prompt in prompts],
         "layout": [prompt.layout for prompt in prompts],
         "problem_id": [doc["id"] for doc in docs],

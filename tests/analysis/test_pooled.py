@@ -164,7 +164,7 @@ def test_in_simulations_a_sweep_errs_rarely():
 
 SLASHES = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "end"} for n in (40, 10, 25)]
 WORDS = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "end"} for n in (10, 25)]
-TEXTS = [{"name": f"t{n}", "text": f"text {n}", "count": n} for n in (10, 25, 40)]
+TEXTS = [{"name": f"t{n}", "sentence": n // 10, "count": n} for n in (10, 25, 40)]
 
 
 @pytest.fixture

@@ -95,4 +95,4 @@ def test_tables_name_the_score():
     assert "pass@2 %" in table.header
     assert table.warnings[0].startswith("pass@2 instead of accuracy: chance that at least one")
     assert table.remarks[0].endswith("only with its baseline: w/ Mless 0 and 9.")
-    assert as_csv(board.comparison, board).endswith('# {"score": "pass@2"}')
+    assert as_csv(board).endswith('# {"score": "pass@2"}')

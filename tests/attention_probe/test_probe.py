@@ -1,3 +1,4 @@
+import itertools
 import re
 from dataclasses import replace
 
@@ -6,29 +7,23 @@ import pytest
 import torch
 from msgspec import structs
 
-from attention_probe.analysis.print_traces import MASSES, describe_checks, summary
+from attention_probe.commands.probe import describe_checks
 from attention_probe.measure.measure_prompts import Record
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion, select
+from harness.engines.attention_sums import single_queries
+from harness.engines.completions import Completion
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
+from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
-from tests.make import (
-    GREEDY_RUN,
-    TOY,
-    TOY_MODEL,
-    find_log,
-    make_trace,
-    read_source,
-    with_cases,
-    write_traces,
-)
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
@@ -110,6 +105,23 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
+def assert_same_traces(path, expected_path, problems):
+    """The folders differ by rounding alone."""
+    with AttentionTraces.open(path) as traces, AttentionTraces.open(expected_path) as expected:
+        assert traces.header == expected.header
+        assert len(traces) == len(expected) == problems * len(traces.header.conditions)
+        for theirs in expected:
+            ours = traces.get(theirs.problem_id, theirs.condition)
+            for name in ("token_ids", "roles", "original_pos"):
+                assert (getattr(ours, name) == getattr(theirs, name)).all()
+            assert (ours.tokens, ours.outcome) == (theirs.tokens, theirs.outcome)
+            for name in ("mean_all", "mean_common", "rows"):
+                assert_close(getattr(ours, name), getattr(theirs, name))
+            assert ours.measures.keys() == theirs.measures.keys()
+            for name, values in theirs.measures.items():
+                assert_close(ours.measures[name], values)
+
+
 def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
     assert traces.receipt["self_check"]["eager_error"] < 1e-5
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
@@ -125,7 +137,8 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
         filler = mean_mass(weights, queries, positions_of(trace, "filler"))
         assert_close(trace.measures["mass_filler"], filler)
         assert_close(trace.measures["lambda"], mean_mass(weights, queries, is_original))
-        assert_close(sum(trace.measures[name] for name in MASSES), 1)
+        masses = [trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS]
+        assert_close(sum(masses), 1)
 
 
 def test_activation_thresholds_are_those_of_the_baseline(traces):
@@ -203,12 +216,102 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
     assert f"mless: rows of {stored_bytes / 1e6:.1f} MB\n" in capsys.readouterr().err
 
 
+class EagerEngine:
+    """Sums as the engine records them, of attention matrices of Hugging Face."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def stream(self, requests):
+        for request in requests:
+            weights = eager(self.model, np.array(request.prompt_token_ids))[list(LAYERS)]
+            size = weights.shape[-1]
+            sets = np.array(request.record, np.float32)
+            # only in the last set, a query's attention to its own token counts
+            later = weights * (1 - np.eye(size))
+            sums = [np.einsum("sq,lhqk->lshk", sets[:-1], later)]
+            sums.append(np.einsum("sq,lhqk->lshk", sets[-1:], weights))
+            attention = np.concatenate(sums, axis=1).astype(np.float32)
+            yield [(request, Completion(text="", attention=attention))]
+
+    def close(self):
+        self.model = None
+
+
+@pytest.mark.parametrize("rows", [None, "last:5", "answer", "all"])
+def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, monkeypatch, rows):
+    opened = []
+
+    def open_recorder(arguments, layers, set_count):
+        opened.append((arguments, layers, set_count))
+        return EagerEngine(full_model)
+
+    monkeypatch.setattr("attention_probe.open_model.open_recorder", open_recorder)
+    record = Record(completion=rows == "answer", rows=rows)
+    settings = ProbeSettings(layers=LAYERS, conditions=("mless", "random"), record=record)
+    criterion = Criterion(n=2, seed=3)
+    run_probe(source, criterion, settings, tmp_path / "probe")
+    receipt = run_probe(source, criterion, replace(settings, engine={}), tmp_path / "engine")
+    assert describe_checks(receipt["self_check"]).endswith("none in an engine")
+    assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=2)
+    with AttentionTraces.open(tmp_path / "engine") as traces:
+        longest = max(len(trace.tokens) for trace in traces)
+        most_rows = max(trace.rows.shape[2] for trace in traces)
+    ((arguments, layers, set_count),) = opened
+    assert arguments == source.engine_arguments | {"dtype": "float32", "max_model_len": longest + 1}
+    assert (layers, set_count) == ([1, 3], 3 + most_rows)
+
+
+def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, monkeypatch):
+    monkeypatch.setattr(
+        "attention_probe.open_model.open_recorder", lambda *_: EagerEngine(full_model)
+    )
+    settings = ProbeSettings(layers=LAYERS, conditions=("mless",))
+    run_probe(source, Criterion(ids=select_ids(source, 1)), settings, path)
+    run_probe(source, Criterion(ids=select_ids(source, 2)), replace(settings, engine={}), path)
+    with AttentionTraces.open(path) as traces:
+        assert len(traces) == 4 and traces.receipt["settings"]["engine"] is None
+
+
+def select_ids(source, count):
+    return tuple(problem.id for problem in source.problems[:count])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--activations",), "--engine cannot go with --activations."),
+        (("--conditions", "mless+gap,random"), r"--engine cannot go with mless\+gap."),
+        (("--device", "cuda"), "--engine cannot go with --device cuda."),
+        (("--layers", "5"), "Layer 5 is requested, but the model has 4 layers."),
+    ],
+)
+def test_what_an_engine_cannot_record_is_refused_before_it_starts(path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        run_command("probe", GREEDY_RUN, "--n", 1, "--engine", *options, "-o", path)
+    assert not path.exists()
+
+
+def test_a_prompt_over_the_context_is_refused_before_the_engine_starts(source, path):
+    completed = with_completion(source, "one two " * 3000)
+    settings = replace(COMPLETION, engine={})
+    with pytest.raises(PromptMismatchError, match=r"tokens; .* has a context of 4096"):
+        run_probe(completed, Criterion(n=1), settings, path)
+    assert not path.exists()
+
+
+def test_rows_of_a_prompt_of_20000_tokens_need_little_memory():
+    sets = single_queries(16, 20_000, 18)
+    assert [row.index(1) for row in sets[:16]] == [*range(19_984, 20_000)]
+    assert not any(map(any, sets[16:]))
+
+
 def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, monkeypatch, capsys):
     def probe_rows(rows):
         settings = ProbeSettings(layers=LAYERS, conditions=("mless",), record=Record(rows=rows))
         run_probe(source, Criterion(n=2, seed=3), settings, path)
 
-    monkeypatch.setattr("attention_probe.run_probe.ROW_BYTES", 100_000)
+    monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
     )
@@ -257,24 +360,10 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
     model = save_model(tmp_path / model_type, model_type)
     flags = ("--n", 1, "--conditions", "mless", *options, "-o", path)
     text = run_command(*PROBE_DATASET, "--model", model, *flags)
-    assert re.search(printed + EAGER, text, re.DOTALL), text
-    assert "nan" not in text.lower()
-
-
-def test_a_mean_over_heads_omits_no_head(path):
-    masses = {name: np.full((2, 3), 0.2, dtype=np.float32) for name in MASSES}
-    broken = masses | {"mass_filler": np.float32([[0.2, np.nan, 0.2], [0.2, 0.2, 0.2]])}
-    empty = {name: np.full_like(mass, np.nan) for name, mass in masses.items()}  # no completion
-    for name, measures, mean in (("a", broken, "nan"), ("b", empty, "0.2000")):
-        traces = [
-            make_trace("p0", "mless", measures=masses),
-            make_trace("p1", "mless", measures=measures),
-        ]
-        with AttentionTraces.open(write_traces(path.with_name(name), traces)) as opened:
-            lines = summary(opened).splitlines()
-        (row,) = (line for line in lines if line.startswith("Layer 1"))
-        assert row.split()[5] == mean
-        assert max(map(len, lines)) <= 80
+    assert re.search(EAGER + printed, text, re.DOTALL), text
+    with AttentionTraces.open(path) as traces:
+        for trace, region in itertools.product(traces, TOKEN_REGIONS):
+            assert region == "completion" or np.isfinite(trace.measures[f"mass_{region}"]).all()
 
 
 def with_completion(source, completion):
@@ -294,29 +383,30 @@ def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
     assert not path.exists(), "nothing is measured"
     run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
     with AttentionTraces.open(path) as traces:
-        assert "nan" in summary(traces)
+        (trace, *_) = traces_under(traces, "mless")
+        assert np.isnan(trace.measures["mass_filler"]).all()
 
 
 def test_probe_and_heads_from_the_command_line(path):
     command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
     printed = run_command(*command)
     assert "selected on outcome" in printed
-    assert "Layer 1" in printed
+    assert "3 problems under wo, " in printed
     assert run_command(*command) == printed
     assert "ordered by t, no p" in run_command("heads", path)
 
 
 def test_controls_are_not_averaged_with_selected_problems(path):
     flags = ("--flip", "wrong_to_right", "--controls")
-    printed = " ".join(run_command("probe", GREEDY_RUN, *flags, "-o", path).split())
-    assert ", 1 problems;" in printed
-    assert "1 controls were traced and are left out here" in printed
+    assert "2 problems under" in run_command("probe", GREEDY_RUN, *flags, "-o", path)
+    with pytest.raises(ConfigError, match="1 problem cannot rank heads"):
+        run_command("heads", path)
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(path):
     flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     for name in ("wo", "mless"):
-        flags += ["--log", f"{name}={find_log(name)}"]
+        flags.append(f"{name}={find_log(name)}")
     printed = run_command("probe", *flags, "-o", path)
     assert "selected on outcome" in printed
     assert "mless" in printed

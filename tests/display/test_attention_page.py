@@ -175,11 +175,10 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
 
 
-def test_the_size_of_a_large_page_is_reported_before_it_is_written(tmp_path, command, monkeypatch):
+def test_the_size_of_a_page_is_reported_and_no_other_file_is_replaced(tmp_path, command):
     path, page = write_pairs(tmp_path / "some.traces"), tmp_path / "page.html"
-    monkeypatch.setattr("harness.display.report.attention_view.PAGE_BYTES", 10_000)
     result = command("attention", path, "-o", page)
-    assert result.stderr == f"mless: {page} will have {page.stat().st_size / 1e6:.1f} MB\n"
+    assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
     result = command("attention", path, "-o", path / "header.json")
     refused(result, "header.json is no report: expected an .html file")
 

@@ -79,19 +79,6 @@ def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     assert describe_time(planned, 7500) == message
 
 
-def test_the_smallest_mean_effects_over_new_texts_and_instructions_are_described(tmp_path):
-    texts = [{"name": f"t{number}", "sentence": number} for number in range(1, 9)]
-    changes = {
-        "conditions": ["wo", "mless", *texts],
-        "across": {"instructions": [f"Do it in way {number}." for number in range(5)]},
-    }
-    _, by_text, by_instruction = describe_power(config(tmp_path, **changes), 500)
-    for line, noun, count in ((by_text, "texts", 8), (by_instruction, "instructions", 6)):
-        difference = smallest_difference(prompts=count, spread=0.02)
-        expected = f"mean effect for new {noun}: {difference} ({count} {noun}; 80 % power"
-        assert expected in line
-
-
 def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_that_does():
     files = (resources.folder("configs") / "runs").glob("*-*-*.yaml")
     configs = {file.stem: load_config(file) for file in files}

@@ -16,12 +16,7 @@ from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import LOOKS, looks, save_figure
-from harness.display.figures.interval_rows import (
-    draw_accuracies,
-    draw_completion_lengths,
-    draw_forest,
-    length_shares,
-)
+from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.format_values import MINUS
 from harness.experiment.conditions import Condition
 from tests.commands.test_cli import refused
@@ -45,10 +40,7 @@ def frame():
         chances |= {"control": base / 3, "mless": base + effect, "mless again": base + effect}
         frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
     samples = pandas.concat(frames, ignore_index=True)
-    lengths = np.random.default_rng(5).integers(20, 900, len(samples))
-    return order_conditions(samples, "wo", "random", "mful", "mless", "control").assign(
-        completion_tokens=lengths
-    )
+    return order_conditions(samples, "wo", "random", "mful", "mless", "control")
 
 
 def order_conditions(frame, *conditions):
@@ -61,13 +53,8 @@ def table(frame):
     return compare(frame, reference_conditions=CONTROL)
 
 
-def draw_all(table, frame):
-    lengths = length_shares(frame[frame["condition"] != "control"])
-    return {
-        "accuracy": draw_accuracies(table, title="Results"),
-        "forest": draw_forest(table),
-        "completion-lengths": draw_completion_lengths(lengths),
-    }
+def draw_all(table):
+    return {"accuracy": draw_accuracies(table, title="Results"), "forest": draw_forest(table)}
 
 
 def words(figure):
@@ -114,8 +101,8 @@ def covered(figure):
     ]
 
 
-def test_every_word_is_on_the_page_and_no_two_cover_each_other(table, frame):
-    for kind, figure in draw_all(table, frame).items():
+def test_every_word_is_on_the_page_and_no_two_cover_each_other(table):
+    for kind, figure in draw_all(table).items():
         assert len(words(figure)) > 10, kind
         assert not cut_off(figure), kind
         assert not covered(figure), kind
@@ -178,7 +165,7 @@ def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table)
     assert low < rows["accuracy_low"].min() and high > rows["accuracy_high"].max()
 
 
-def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, tmp_path):
+def test_no_label_is_a_formula_or_breaks_a_figure(table, tmp_path):
     label = "$x$ _ \\frac{ ^\x1b\x00\u202e\nb <b>&amp;"
 
     def rename(rows):
@@ -188,31 +175,11 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, frame, tmp_path):
     spelt = "".join(
         character if character.isprintable() else f"<U+{ord(character):04X}>" for character in label
     )
-    for kind, figure in draw_all(rename(table), rename(frame)).items():
+    for kind, figure in draw_all(rename(table)).items():
         save_figure(figure, tmp_path / kind, {"seed": 1})
         ElementTree.parse(tmp_path / f"{kind}.svg")
         texts = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
         assert any(spelt in text for text in texts), kind
-
-
-def test_lengths_are_shares_of_the_first_replicate_and_end_at_all(frame):
-    shares = length_shares(frame)
-    first_run = frame[frame["replicate"] == 0]
-    lengths = dict(iter(first_run.groupby(["model", "condition"])["completion_tokens"]))
-    for (model, _, condition), rows in shares.groupby(["model", "layout", "condition"]):
-        tokens = lengths[model, condition]
-        assert rows["share"].iloc[-1] == 100 and (rows["samples"] == len(tokens)).all()
-        middle = rows.iloc[len(rows) // 2]
-        assert middle["share"] == pytest.approx(100 * (tokens <= middle["length"]).mean())
-    (axes,) = draw_completion_lengths(shares[shares["condition"] != "control"]).axes
-    drawn = [values for *_, values in estimates(axes)]
-    assert drawn == [
-        np.percentile(lengths[model, condition], (50, 5, 95), method="inverted_cdf").tolist()
-        for model in MODELS
-        for condition in ("wo", "random", "mful", "mless")
-    ]
-    medians = [text.get_text() for text in axes.texts if text.get_text().isdigit()]
-    assert medians == [str(round(median)) for median, *_ in drawn]
 
 
 def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
@@ -251,7 +218,6 @@ def test_many_conditions_are_at_most_twenty_rows_with_whole_names_and_all_values
     for figure in (
         draw_forest(table, families=families),
         draw_accuracies(table, title="", families=families),
-        draw_completion_lengths(length_shares(many), families),
     ):
         assert not cut_off(figure) and not covered(figure)
         texts = [" ".join(text.get_text().split()) for text in figure.axes[0].texts]
@@ -268,8 +234,7 @@ def test_no_figure_reorders_the_conditions_of_a_run(frame):
     names = {"mful": "w/ Mful", "wo": "w/o", "random": "Random sentence", "mless": "w/ Mless"}
     frame = order_conditions(frame, *names)
     table = compare(frame)
-    lengths = draw_completion_lengths(length_shares(frame))
-    for figure in (draw_accuracies(table, title=""), draw_forest(table), lengths):
+    for figure in (draw_accuracies(table, title=""), draw_forest(table)):
         texts = [text.get_text() for text in figure.axes[0].texts]
         labels = dict.fromkeys(text for text in texts if text in names.values())
         assert list(labels) == [name for name in names.values() if name in labels]

@@ -54,10 +54,9 @@ def test_without_any_of_its_models_the_reference_stands_alone():
     assert len(table) == 6 and table["accuracy"].isna().all() and table["reference"].notna().all()
 
 
-def test_the_command_shows_published_numbers_in_every_format():
-    text, data, csv = (
-        table_page(GREEDY_RUN, form=form, reference="study-table-1")
-        for form in ("text", "json", "csv")
+def test_the_command_shows_published_numbers_in_text_and_json():
+    text, data = (
+        table_page(GREEDY_RUN, form=form, reference="study-table-1") for form in ("text", "json")
     )
     assert "Reference: Table 1 of Shi et al. (2025)" in text
     assert "MATH-500, layout as_published; sampling: " in " ".join(text.split())
@@ -65,7 +64,6 @@ def test_the_command_shows_published_numbers_in_every_format():
     assert reference["name"] == "study-table-1"
     assert "mean of 5 runs" in reference["setup"] and len(reference["rows"]) == 12
     assert list(reference["rows"][0]) == list(REFERENCE_COLUMNS)
-    assert csv.startswith('"model","layout","condition","reference","accuracy",')
 
 
 def test_a_reference_that_cannot_be_read_is_refused(tmp_path):

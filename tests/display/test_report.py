@@ -13,7 +13,6 @@ import pytest
 from pandas import isna
 
 from attention_probe.figures.trace_views import read_attention
-from attention_probe.traces import AttentionTraces
 from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
@@ -213,8 +212,6 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
-    contrasts = "3 comparisons named before the run: 2 equivalent within 1 point, 1 inconclusive."
-    assert contrasts in card
     assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in card
     assert "<strong" not in demo_text
     page = effect[1]
@@ -245,10 +242,9 @@ def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
     (run / "figures" / "flipped.svg").write_text(svg)
     (run / "figures" / "dose.svg").write_text("of another baseline")
     _, page = write_page(tmp_path, run)
-    _, *further, last = read_images(page)
+    _, accuracies, last = read_images(page)
     assert last == svg and "flipped.svg" in page
-    axes = ["Accuracy (%)", "Length of a completion (tokens)"]
-    assert [name in image for name, image in zip(axes, further, strict=True)] == [True, True]
+    assert "Accuracy (%)" in accuracies
 
 
 def test_every_sample_is_in_the_page_word_for_word(demo_text):
@@ -373,17 +369,15 @@ def test_a_page_has_the_curves_of_all_heads(tmp_path):
     assert titles == [f"Layer 1 Head {head}" for head in (1, 2, 3)]
     assert len(file.prompts) == 6
     _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
-    assert "Selected on outcome" not in page and page.count("<img") == 4
+    assert "Selected on outcome" not in page and page.count("<img") == 3
     assert 'alt="Mean attention weight by token position' in page
 
 
-def test_the_command_shows_the_requested_layer_and_heads(tmp_path, succeed):
+def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, succeed):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
-    with AttentionTraces.open(path) as traces:
-        layer = traces.header.layers[-1] + 1
-    succeed("report", GREEDY_RUN, "--traces", path, "--layer", layer, "--head", 3, "-o", page)
+    succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
     image = read_images(page.read_text())[-1]
-    assert f"Layer {layer} Head 3" in image and "Head 1<" not in image
+    assert "Layer 1 Head 1" in image and "Layer 1 Head 3" in image and "Layer 2" not in image
 
 
 def test_curves_of_other_prompts_are_refused(tmp_path):

@@ -193,11 +193,11 @@ def first_requests(requests):
     }
 
 
-ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layer": 1, "share": 0.1}}
+ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layers": 1, "share": 0.1}}
 
 
 def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
-    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}, ARM])
+    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}, ARM])
     names = [condition.name for condition in settings.conditions]
     assert names == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "arm"]
     _, requests = plan_requests(settings, 2)
@@ -302,7 +302,7 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     from harness.engines.interventions.hugging_face_answers import Reference
 
     reference = Reference(TOY_MODEL, "float32", [0])
-    settings = config(["wo", "mless", {"causes": "mless", "layer": 1}])
+    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}])
     _, requests = plan_requests(settings, 1)
     by_condition = first_requests(requests)
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
@@ -322,7 +322,7 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
 
 
 FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
-ARMS = ["wo", FIRST, {"causes": "first", "layer": 1}, {"causes": "first", "layers": "4-10"}, ARM]
+ARMS = ["wo", FIRST, {"causes": "first", "layers": 1}, {"causes": "first", "layers": "4-10"}, ARM]
 ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
 KEPT = [("first", 1), ("middle", 5), ("last", 55)]
 ARMS += [

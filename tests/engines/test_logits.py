@@ -74,7 +74,7 @@ def test_first_token_log_probabilities_agree_with_hugging_face(toy_tokenizer):
     assert largest < limits[0] and mean < limits[1]
     names = (
         "device device_names model_runner max_num_seqs max_num_batched_tokens block_size "
-        "compute_capability attention_backends multiprocessing"
+        "compute_capability attention_backends"
     )
     assert all(facts[name] for name in names.split())
     assert facts["max_model_len"] == 1024 and facts["triton_f32_default"] == "ieee"

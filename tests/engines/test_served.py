@@ -228,6 +228,16 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     assert "unfinished 50.0 %. Reasoning without an end is no answer." in " ".join(table.split())
 
 
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_reasoning_without_a_text_is_no_lost_completion(server, reason):
+    choice = {"message": {"content": None, "reasoning": "2 + 2"}, "finish_reason": reason}
+    server.answer = lambda _: (200, {"choices": [choice], "usage": {"completion_tokens": 90}})
+    chat_request = request("p", turns=({"role": "user", "content": "a"},))
+    (completed,) = ask(server, chat_request, backend="local-chat-completions")
+    facts = {"reasoning": "2 + 2", "finish_reason": reason, "completion_tokens": 90}
+    assert completed == Completion(text="", **facts) and len(server.posts) == 1
+
+
 def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(server, pauses, caplog):
     busy = (503, {"error": {"message": "try\nlater"}})
     server.answer = lambda _: busy if len(server.posts) < 3 else (200, completion("x"))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 CONDITIONS = ["wo", "mless", "mless-first"]
 CONFIG = str(ROOT / "configs/runs/products.yaml")
 FIRST = {"name": "mless-first", "unit": "/", "placement": "before_system"}
-ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layer": 1}, ARM]
+ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layers": 1}, ARM]
 
 
 def succeed(mless, *arguments):

@@ -3,14 +3,12 @@
 import os
 import time
 from types import SimpleNamespace
-from unittest.mock import Mock, call
 
 import pytest
 
-from harness.engines import engine_options, vllm_engine
+from harness.engines import vllm_engine
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ConfigError, ModelError
-from tests.make import with_cases
+from harness.errors import ModelError
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
@@ -24,12 +22,6 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     with pytest.raises(ModelError, match="it does not start"):
         VLLMEngine({"pretrained": "x", "dtype": "float32", "batch_invariant": True})
     assert dict(os.environ) == before
-
-
-def test_an_engine_with_other_kernels_is_refused_while_one_is_open(monkeypatch):
-    monkeypatch.setattr(vllm_engine, "_open_engines", [SimpleNamespace(_is_batch_invariant=False)])
-    with pytest.raises(ConfigError, match="close that one first"):
-        VLLMEngine({"pretrained": "x", "batch_invariant": True})
 
 
 def state(request_id, token_count):
@@ -49,14 +41,3 @@ def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatc
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []
-
-
-@with_cases
-def test_weights_are_fetched_before_the_engine_starts(options, is_fetched, monkeypatch):
-    download = Mock(return_value="")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    engine_options.fetch_weights({"model": "org/name", **options})
-    unneeded = ["*.pth", "*.gguf", "original/*"]
-    expected = call("org/name", revision="abc", ignore_patterns=unneeded)
-    assert download.mock_calls == [expected] * is_fetched

@@ -1,14 +1,22 @@
-"""`mless regrade` of logs that lm-eval itself writes, beside lm-eval's own metrics."""
+"""`mless regrade` of logs that lm-eval writes, beside its own metrics; our grader in its tasks."""
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 
 import lm_eval
 import pytest
 from lm_eval.loggers import EvaluationTracker
 
-from tests.lm_eval_plugin.wrapped_tasks import QUESTIONS, Silent, open_manager, write_both
-from tests.make import read_data
+from tests.lm_eval_plugin.wrapped_tasks import (
+    QUESTIONS,
+    Silent,
+    local_data,
+    open_manager,
+    write_both,
+)
+from tests.make import ROOT, read_data
 
 LOGS = read_data("regraded_logs")
 
@@ -78,3 +86,30 @@ def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(tmp_path
         "by the log's metric 40.0%; they differ on 2."
     )
     assert "Forms of the answers: #### 5, filter 3, answer is 1, Answer: 1." in output
+
+
+def test_the_recipe_of_the_page_grades_a_task_of_lm_eval(tmp_path):
+    page = (ROOT / "docs/lm_eval_tasks.md").read_text()
+    code, task = (
+        re.search(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]
+        for language in ("python", "yaml")
+    )
+    (tmp_path / "graded.py").write_text(code)
+    task = task.replace("LM_EVAL", str(Path(lm_eval.__file__).parent))
+    (tmp_path / "gsm8k_graded.yaml").write_text(task + local_data("gsm8k", tmp_path))
+    results = lm_eval.simple_evaluate(
+        model=Recorded("gsm8k"),
+        tasks=["gsm8k_graded"],
+        num_fewshot=0,
+        limit=5,
+        task_manager=open_manager(tmp_path),
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    metrics = results["results"]["gsm8k_graded"]
+    # lm-eval's own metric finds two of these answers
+    assert (metrics["accuracy,mless"], metrics["graded,mless"]) == (0.8, 1)
+    grades = [
+        json.loads(line["filtered_resps"][0][0]) for line in results["samples"]["gsm8k_graded"]
+    ]
+    assert [grade["answer"] for grade in grades] == ["42", "60", "1", "21", "210"]

@@ -35,7 +35,6 @@ EXACT = [
     PREFIX_BEHIND_FILLER,
     IN_ANSWER,
     SLASHES | {"instruction": "Think, then put the answer within \\boxed{}."},
-    {"text": "Once upon a time,\nthere were three of them.", "count": 30},
 ]
 """Fillers of exactly 30 tokens."""
 BLANKS, LINE_BREAKS = {"unit": " ", "count": 20}, {"unit": "\n", "count": 20}
@@ -130,8 +129,7 @@ def test_a_filler_in_the_answer_is_where_the_model_continues(toy_tokenizer, layo
 
 
 def test_a_recorded_condition_is_read_as_the_same_condition():
-    fresh = {"random_ids": 9, "fresh": True}
-    for values in [*EXACT, *REPORTED, *NO_FILLER, fresh, {"sentence": 2, "count": 12}]:
+    for values in [*EXACT, *REPORTED, *NO_FILLER, {"sentence": 2, "count": 12}]:
         condition = make_condition(values)
         assert as_condition(condition.recorded()) == condition
 
@@ -162,16 +160,6 @@ def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
     assert len(recipe.splitlines()) <= 10
     config = RunConfig.model_validate(yaml.safe_load(recipe))
     assert make_plan(config, limit=3).size == 3 * len(config.conditions)
-
-
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_fresh_draw_differs_between_problems(toy_tokenizer, fresh):
-    condition = make_condition({"random_ids": 9, "fresh": fresh})
-    problems = make_problems(a="What is $2+2$?", b="What is $2+2$?")
-    (arm,) = build(toy_tokenizer, condition, problems=problems)
-    first, second = arm.prompts
-    assert (first.text != second.text) is fresh
-    assert first.filler_tokens == second.filler_tokens == 9
 
 
 def test_a_sweep_is_a_condition_for_each_combination():
@@ -268,7 +256,7 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
 
 def test_causes_do_not_replace_conditions_with_the_same_names():
     conditions = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
-    layers = [{"layer": 1}, {"layers": "4-10"}, {"layer": 4}]
+    layers = [{"layers": 1}, {"layers": "4-10"}, {"layers": 4}]
     causes = [{"causes": "mless", **chosen} for chosen in layers]
     config = make_config(conditions=["wo", "mless", *conditions, *causes])
     units = {condition.name: condition.unit for condition in config.conditions}

@@ -120,9 +120,10 @@ def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has
 
 def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     path = tmp_path / "data.jsonl"
-    text = "Find x.\n\tThen\nequal it.\tTo be\r\nnext, \tangle"
-    path.write_text(json.dumps({"problem": text, "answer": "1"}))
-    assert read(path).problems[0].problem == text
+    text = "Find x.\n\tThen\nequal it.\tTo be\r\nnext, \tangle\u2028and \x85 more"
+    line = json.dumps({"problem": text, "answer": "1"}, ensure_ascii=False)
+    path.write_text(f"{line}\n{line}\n")
+    assert [problem.problem for problem in read(path).problems] == [text] * 2
 
 
 def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):

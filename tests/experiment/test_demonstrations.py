@@ -47,7 +47,7 @@ CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=1)
-    problems, draws = fewshot.split(PRODUCTS, draws_per_problem=6)
+    problems, draws, ids = fewshot.split(PRODUCTS, draws_per_problem=6)
     clusters = [{example.cluster for example in draw.examples} for draw in draws]
     pool = set.union(*clusters)
     assert [draw.number for draw in draws] == [1, 2, 3, 4, 5, 6]
@@ -56,7 +56,7 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert len(problems) in (28, 29), "49 problems less 20, in entire clusters"
     assert len(pool) < 4 * 6, "draws may share examples"
     assert all(draw.select(problems) == problems for draw in draws)
-    assert (problems, draws) == fewshot.split(PRODUCTS, draws_per_problem=6)
+    assert (problems, draws, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
 
@@ -97,7 +97,7 @@ def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
 
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20)
-    problems, draws = fewshot.split(PRODUCTS, draws_per_problem=2)
+    problems, draws, _ = fewshot.split(PRODUCTS, draws_per_problem=2)
     selected = [draw.select(problems) for draw in draws]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
@@ -138,7 +138,7 @@ def test_without_examples_three_placements_are_one():
 
 def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
     fewshot = FewshotConfig(num_fewshot=3, seed=1, format="Q: {problem} \nA: {answer}")
-    _, (draw,) = fewshot.split(PRODUCTS, draws_per_problem=1)
+    _, (draw,), _ = fewshot.split(PRODUCTS, draws_per_problem=1)
     conditions = [
         Condition(name=placement, unit="/", count=7, placement=placement) for placement in Placement
     ]
@@ -204,7 +204,7 @@ def test_tables_show_the_draws(run, command):
         assert text in page
     assert table_data(run)["draws"][0]["differences"] == [-100, 0]
     changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "listed 5 of 10 problems by draw, changed" in " ".join(changed.split())
+    assert "x - wo: 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (
         command("show", run, name).stdout for name in (problem, f"{problem}#2")

@@ -42,9 +42,7 @@ def test_fields_of_a_file_are_read(lines, names, attributes, values, tmp_path):
 
 OPERATIONS = {
     "plus": lambda a, b: a + b,
-    "minus": lambda a, b: a - b,
     "times": lambda a, b: a * b,
-    "divided by": lambda a, b: a / b,
 }
 
 
@@ -59,7 +57,7 @@ def test_the_same_seed_generates_the_same_problems():
     assert generate(make="sums", count=30).problems == generate(make="sums").problems[:30]
 
 
-@pytest.mark.parametrize("kind", ["products", "sums", "differences", "quotients"])
+@pytest.mark.parametrize("kind", ["products", "sums"])
 def test_answers_are_correct_and_both_orders_are_in_one_cluster(kind):
     problems = generate(make=kind).problems
     clusters = {}

@@ -103,6 +103,19 @@ def test_the_checked_token_ids_are_those_of_the_requests(toy_tokenizer):
         assert encode(request.prompt, toy_tokenizer)[0] == request.prompt_token_ids
 
 
+def test_a_budget_of_reasoning_needs_markers_and_changes_the_keys_of_samples(toy_tokenizer):
+    with pytest.raises(ConfigError, match=r"thinking_budget: the chat template of .* states no ma"):
+        plan_of("thinking_budget=5", limit=1)
+    plan, requests = plan_of(
+        "thinking_budget=5", "thinking={start: <think>, end: </think>}", limit=1
+    )
+    start, end = map(list, plan.marker_ids)
+    assert [toy_tokenizer.decode(tokens) for tokens in (start, end)] == ["<think>", "</think>"]
+    (without, *_) = plan_of("thinking={start: <think>, end: </think>}", limit=1)[1]
+    assert without.prompt == requests[0].prompt
+    assert sample_key(without, "setting") != sample_key(requests[0], "setting")
+
+
 def test_conditions_with_some_equal_prompts_have_separate_samples():
     conditions = "conditions=[wo, mless, {name: anywhere, unit: /, placement: random}]"
     _, requests = plan_of(conditions, limit=60)

@@ -113,12 +113,10 @@ def test_every_format_of_the_date_gives_the_pinned_date(toy_tokenizer, format):
         "{# a comment #}\n  text",
     ],
 )
-@pytest.mark.parametrize("generation_prompt", [True, False])
-def test_a_template_renders_exactly_as_in_transformers(toy_tokenizer, template, generation_prompt):
+def test_a_template_renders_exactly_as_in_transformers(toy_tokenizer, template):
     tokenizer = with_template(toy_tokenizer, template)
-    options = {"add_generation_prompt": generation_prompt}
-    expected = tokenizer.apply_chat_template(USER, tokenize=False, **options)
-    assert apply_chat_template(tokenizer, USER, **options) == expected
+    expected = tokenizer.apply_chat_template(USER, tokenize=False, add_generation_prompt=True)
+    assert apply_chat_template(tokenizer, USER) == expected
 
 
 @with_cases

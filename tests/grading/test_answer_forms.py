@@ -20,6 +20,15 @@ def test_a_text_without_a_form_has_no_answer(text):
     assert find_answer(text) == ("none", "") and not has_other_form(text)
 
 
+def test_only_text_after_the_models_own_reasoning_states_an_answer():
+    markers = (("<plan>", "</plan>"),)
+    for text in (r"<plan>\boxed{3}</plan>The answer is 4.", "<plan>so</plan>The answer is 4."):
+        assert find_answer(text, markers) == ("answer is", "4")
+        assert has_other_form(text, markers)
+    for text in ("<plan>The answer is 4.", r"<plan>The answer is 4.</plan>\boxed{4}"):
+        assert not has_other_form(text, markers)
+
+
 @with_cases
 def test_hostile_text_takes_linear_time(text):
     started = time.monotonic()

@@ -129,11 +129,10 @@ def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
     assert json.loads(text)["math_verify"]
 
 
-def test_only_completions_without_a_grade_are_graded():
+def test_completions_without_a_grade_are_graded():
     from harness.lm_eval_plugin.hooks import grade_responses
 
     document = {"system": "", "user": "", "answer": "3", "solution": ""}
-    responses = [Replayed("a"), "thinking", r"\boxed{3}"]
-    ((first, *graded),) = grade_responses([responses], [document])
-    assert first == Replayed.graded
-    assert [json.loads(grade)["verdict"] for grade in graded] == ["no_box", "correct"]
+    ((first, second),) = grade_responses([[r"\boxed{3}", "thinking"]], [document])
+    assert json.loads(first)["verdict"] == "correct" and json.loads(first)["math_verify"]
+    assert json.loads(second)["verdict"] == "no_box"

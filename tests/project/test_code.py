@@ -22,16 +22,18 @@ FOLDERS = {
         "commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure check_probe traces probe_settings run_probe run_recorder analysis "
-        "figures commands"
+        "prompts model measure check_probe traces probe_settings open_model run_probe run_recorder "
+        "analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only the folders before it."""
 
 NEED_HEAVY = {
     "attention_probe.figures.make_figure",
+    "attention_probe.measure.measure_in_engine",
     "attention_probe.measure.measure_prompts",
     "attention_probe.model",
+    "attention_probe.open_model",
     "attention_probe.probe_settings",
     "attention_probe.run_probe",
     "attention_probe.run_recorder",

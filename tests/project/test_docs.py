@@ -133,7 +133,7 @@ def test_the_cells_of_a_notebook_print_what_it_shows(path):
         )
         assert stored == printed, f"python docs/notebooks/execute.py docs/notebooks/{path.name}"
         figures += str(stored).count("image/png")
-    assert figures >= 2 and path.stat().st_size < 300 * 1024
+    assert figures and path.stat().st_size < 300 * 1024
 
 
 SECTIONS = dict(

@@ -25,9 +25,9 @@ DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w+)(?:\(\))?`")
 # names of other software that the texts mention
 FOREIGN = {
-    "halve.py",  # written by a recipe
+    *("halve.py", "graded.py", "graded.grade"),  # written by recipes
     "utils.py",  # of lm-eval
-    "arg_utils.py",  # of vLLM
+    *("arg_utils.py", "sampling_params.py"),  # of vLLM
     "no_cot_math_public",  # a folder of the study's authors
     "process_docs",  # of lm-eval
     "up_proj",  # of models

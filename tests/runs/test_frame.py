@@ -45,6 +45,16 @@ def test_outcomes_are_those_of_the_frame_with_texts():
     assert outcomes["looping"].tolist() == [loops(text) for text in frame["completion"]]
 
 
+def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(tmp_path):
+    run = write_run(
+        tmp_path / "run",
+        lambda *_: ("The answer is 4. But let me", "stop"),
+        conditions=["wo", {"name": "open", "cue": "<think>"}],
+    )
+    shares = Run.load(run).samples.groupby("condition", observed=True)["other_form"].mean()
+    assert shares.to_dict() == {"wo": 1, "open": 0}
+
+
 def test_the_folder_of_a_run_may_be_named_like_a_log(tmp_path):
     folder = shutil.copytree(GREEDY_RUN, tmp_path / "run.jsonl")
     assert len(Run.load(folder).samples) == len(load_run(GREEDY_RUN))

@@ -8,7 +8,7 @@ import pytest
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
 from harness.runs.find_runs import locate, locate_one
-from harness.runs.join_runs import group_by_table, join
+from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
 from tests.commands.test_cli import refused
@@ -16,18 +16,14 @@ from tests.make import (
     DATE,
     GREEDY_RUN,
     RESULTS,
-    TOY_DATA,
     add_stop,
     evaluation,
     find_log,
     log_line,
-    right,
     table_data,
     table_page,
     with_cases,
     write_log,
-    write_records,
-    write_run,
 )
 
 LOGS = sorted(GREEDY_RUN.glob("*s_*"))
@@ -203,12 +199,11 @@ def make_run(name, problems=(), dataset=None):
 def test_runs_of_the_same_problems_are_of_one_dataset():
     first, same = (make_run(name, dataset="1" * 64) for name in "ab")
     other_dataset = make_run("c", dataset="2" * 64)
-    assert group_by_table([first, other_dataset, same]) == [[first, same], [other_dataset]]
+    assert len(join([first, same])["model"].unique()) == 2
     log, subset = make_run("d", {"1": "x", "2": "y"}), make_run("e", {"1": "x"})
     changed, elsewhere = make_run("f", {"1": "z", "2": "y"}), make_run("g", {"9": "x"})
     unknown = make_run("h")
-    groups = group_by_table([log, changed, subset, elsewhere, unknown])
-    assert groups == [[log, subset, unknown], [changed], [elsewhere]]
+    assert len(join([log, subset, unknown])["model"].unique()) == 3
     for runs, message in (
         ([first, other_dataset], "another dataset: 1111"),
         ([other_dataset, first], "another dataset: 2222"),
@@ -223,7 +218,9 @@ def test_runs_of_the_same_problems_are_of_one_dataset():
 def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    output = ["-o", tmp_path / "out"] if name in ("plot", "report") else []
+    output = ["--changed"] if name == "show" else []
+    if name in ("plot", "report"):
+        output = ["-o", tmp_path / "out"]
 
     def refuse(message, *arguments):
         refused(command(name, *arguments), message)
@@ -317,41 +314,3 @@ def test_a_folder_with_one_log_stands_for_the_log(results):
         table_page(f"wo={folder}", mless)
     with pytest.raises(RunError, match=r"reference is a folder with 0 sample logs: expected one"):
         table_page(f"wo={results / 'reference'}")
-
-
-@pytest.fixture
-def two_datasets(tmp_path):
-    """Runs on two datasets."""
-    data = tmp_path / "own.jsonl"
-    write_records(data, [{"question": f"{n}?", "answer": str(n)} for n in range(4)])
-    (tmp_path / "runs").mkdir()
-    for name, path in (("first", TOY_DATA["path"]), ("second", str(data))):
-        write_run(tmp_path / "runs" / name, right, dataset={"path": path}, limit=4)
-    return tmp_path / "runs"
-
-
-def test_a_leaderboard_has_a_table_for_each_dataset(two_datasets):
-    page = table_page(two_datasets, models=True)
-    text = " ".join(page.split())  # a long path folds its title
-    for name, folder in (("demo", "first"), ("own", "second")):
-        assert f"{name}, {two_datasets / folder}: made, raw, 4 problems, 1 sample each" in text
-    assert page.count("receipt: ") == 2
-    boards = table_data(two_datasets, models=True)
-    assert [board["receipt"][0]["dataset_name"] for board in boards] == ["demo", "own"]
-    with pytest.raises(ConfigError, match=r"got tables of demo, .*first; own, .*second"):
-        table_page(two_datasets, models=True, form="csv")
-    board = table_data(two_datasets / "first", models=True)
-    assert board["schema"] == boards[0]["schema"]
-    assert "demo, " not in table_page(two_datasets / "first", models=True)
-
-
-def test_runs_that_repeat_or_contradict_another_have_tables_of_their_own(results):
-    shutil.rmtree(results / "stock")
-    shutil.copytree(GREEDY_RUN, results / "again")
-    shutil.copytree(GREEDY_RUN, results / "sampled")
-    add_stop(results / "sampled")
-    # a long path folds its title
-    blocks = [" ".join(block.split()) for block in table_page(results, models=True).split("\n\n")]
-    titles = [block.removeprefix("demo, ") for block in blocks if block.startswith("demo, ")]
-    heading = "mless-demo, raw, 500 problems, 1 sample each"
-    assert titles == [f"{results / name}: {heading}" for name in ("again", "demo", "sampled")]

@@ -13,15 +13,12 @@ from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.interval_rows import (
     draw_accuracies,
-    draw_completion_lengths,
     draw_forest,
     draw_instructions,
-    length_shares,
 )
 from harness.display.figures.lines import draw_dose
 from harness.errors import ComparisonError
 from harness.experiment.conditions import OTHER_INSTRUCTION
-from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 
 Drawing = tuple[Figure, pandas.DataFrame]
@@ -61,14 +58,7 @@ def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
 
 
 def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    table, pooled = board.comparison, board.side_tables["pooled"]
-    return draw_forest(table, pooled=pooled, families=_name_families(runs)), table
-
-
-def _draw_shares(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    frame = join(runs)
-    shares = length_shares(frame[~frame["condition"].isin(board.reference_conditions)])
-    return draw_completion_lengths(shares, _name_families(runs)), shares
+    return draw_forest(board.comparison, families=_name_families(runs)), board.comparison
 
 
 def _name_families(runs: Sequence[Run]) -> dict[str, str]:
@@ -100,7 +90,6 @@ def _draw_under_instructions(board: Leaderboard, runs: Sequence[Run]) -> Drawing
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.ACCURACY: _draw_accuracies,
     Kind.FOREST: _draw_differences,
-    Kind.COMPLETION_LENGTHS: _draw_shares,
     Kind.DOSE: _draw_filler_lengths,
     Kind.INSTRUCTIONS: _draw_under_instructions,
 }

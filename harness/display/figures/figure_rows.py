@@ -26,9 +26,7 @@ FEWEST_MEMBERS = 3
 COLUMN_WIDTHS = {
     "%": 0.38,
     "points": 0.38,
-    "median": 0.44,
     "interval": 0.76,
-    "5 to 95 %": 0.8,
     "adj. p": 0.42,
     "verdict": 0.66,
 }

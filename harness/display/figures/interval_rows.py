@@ -1,4 +1,4 @@
-"""Rows with intervals: accuracies, differences from the baseline (the forest plot), lengths."""
+"""Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -62,17 +62,11 @@ def draw_accuracies(
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
-def draw_forest(
-    table: pandas.DataFrame,
-    *,
-    pooled: pandas.DataFrame | None = None,
-    families: Mapping[str, str] = {},
-) -> Figure:
+def draw_forest(table: pandas.DataFrame, *, families: Mapping[str, str] = {}) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
-        pooled: From `pool_models.pool`: diamonds below, one for each contrast.
         families: The families of conditions, from `figure_rows.name_families`.
     """
     table = without_reference_conditions(table)
@@ -88,12 +82,6 @@ def draw_forest(
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
-    if pooled is not None and len(pooled):
-        rows += _make_pooled_rows(pooled, looks)
-        note += (
-            " Diamonds: these models and new problems; "
-            "the line behind them: new models and new problems."
-        )
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     names = " / ".join(map(wrapped_label, baselines))
     figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)", zero=True)
@@ -131,55 +119,6 @@ def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequen
     return draw_rows(rows, note, "Difference in accuracy (points)", zero=True)
 
 
-def length_shares(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """The share of completions, in percent, that are no longer than each length that occurs.
-
-    Args:
-        frame: One row per sample, with completion_tokens and characters. Only the first replicate
-            counts. If the tokens of any completion are unknown, all lengths are in characters.
-
-    Returns:
-        Columns model, layout, condition, unit, length, samples, share.
-    """
-    first = frame[frame["replicate"] == 0]
-    unit, column = "tokens", "completion_tokens"
-    if first[column].isna().any():
-        unit = column = "characters"
-    keys = ["model", "layout", "condition"]
-    shares = first[keys].astype(str).assign(unit=unit, length=first[column].astype(int))
-    groups = shares.groupby(keys, sort=False)
-    shares["samples"] = groups["length"].transform("size")
-    # the empirical distribution function: equal lengths have the highest rank of all of them
-    shares["share"] = 100 * groups["length"].rank(method="max", pct=True)
-    shares = shares.assign(group=groups.ngroup()).sort_values(["group", "length"]).drop_duplicates()
-    return shares.drop(columns="group").reset_index(drop=True)
-
-
-def draw_completion_lengths(shares: pandas.DataFrame, families: Mapping[str, str] = {}) -> Figure:
-    """A row for each condition: the median, and the lengths of the middle 90 % of completions.
-
-    Args:
-        shares: From `length_shares`.
-        families: The families of conditions, from `figure_rows.name_families`.
-    """
-    looks = figure_style.looks(shares["condition"])
-    rows = []
-    for setting, lengths in split_settings(shares).items():
-        rows.append(FigureRow(setting))
-        for name, share_rows in lengths.groupby("condition", sort=False):
-            condition = str(name)
-            low, median, high = (
-                share_rows["length"][share_rows["share"] >= share].iloc[0] for share in (5, 50, 95)
-            )
-            cells = {"median": f"{median:,}", "5 to 95 %": f"{low:,} to {high:,}"}
-            text = wrapped_label(condition)
-            look, family = looks[condition], families.get(condition, "")
-            rows.append(FigureRow(text, cells, look, median, low, high, family=family))
-    counts = " or ".join(f"{count:,}" for count in sorted(shares["samples"].unique()))
-    note = f"{counts} completions per condition. Marks: medians. Lines: from 5 to 95 %."
-    return draw_rows(rows, note, f"Length of a completion ({shares['unit'].iloc[0]})")
-
-
 def _make_setting_rows(
     setting: str,
     table: pandas.DataFrame,
@@ -208,24 +147,6 @@ def _make_setting_rows(
             filled=verdict in PASSED,
             family=families.get(row["condition"], ""),
         )
-
-
-def _make_pooled_rows(pooled: pandas.DataFrame, looks: Mapping[str, Look]) -> Iterator[FigureRow]:
-    """The rows of the contrasts of all models together, by layout."""
-    layouts = pooled.groupby("layout", sort=False)
-    for layout, contrasts in layouts:
-        name = "all models"
-        if len(layouts) > 1:
-            name += f", {layout}"
-        yield FigureRow(name)
-        for row in contrasts.to_dict("records"):
-            yield _make_difference_row(
-                wrapped_label(row["condition"]),
-                looks[row["condition"]],
-                _read_effect(row),
-                {"verdict": "exploratory"},
-                outer=(row["new_low"], row["new_high"]),
-            )
 
 
 def _make_difference_row(

@@ -5,7 +5,6 @@ The card is at the top: the question, the verdicts that answer it, and facts abo
 
 import base64
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -199,7 +198,7 @@ def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Seq
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, counts of all verdicts, and facts."""
+    """The question, the verdicts that answer it, and facts about the runs."""
     rows = rows_of_conditions(board, board.comparison)
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     primary_rows = [row for row in compared_rows if row["primary"]]
@@ -220,11 +219,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
-    counts = [*_count_verdicts(compared_rows, registered=board.contrasts is not None)]
-    if not counts:
-        counts = ["There is only one condition, so nothing is compared."]
-    facts = _list_facts(board, rows, models)
-    return {"question": question, "answers": answers, "counts": counts, "facts": facts}
+    return {"question": question, "answers": answers, "facts": _list_facts(board, rows, models)}
 
 
 def _describe_verdict(row: Row) -> str:
@@ -241,24 +236,6 @@ def _describe_difference(row: Row) -> str:
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text
-
-
-def _count_verdicts(compared_rows: Sequence[Row], *, registered: bool) -> Iterator[str]:
-    """A sentence with the number of each verdict, for tested and for exploratory contrasts."""
-    tested_description = "named before the run" if registered else "not named before the run"
-    for role, description in {
-        "tested": tested_description,
-        "exploratory": "not named before the run",
-    }.items():
-        counts = Counter(
-            _describe_verdict({**row, "within_margin": False})
-            for row in compared_rows
-            if row["role"] == role
-        )
-        if counts:
-            total = counts.total()
-            verdicts = ", ".join(f"{count} {word}" for word, count in counts.items())
-            yield f"{total} {plural('comparison', total)} {description}: {verdicts}."
 
 
 def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:

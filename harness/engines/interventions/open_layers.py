@@ -6,9 +6,10 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.engine_processes import PLUGIN
-from harness.errors import ConfigError, ModelError, explain_hub_error
+from harness.errors import ConfigError
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
+from harness.experiment.tokenizer import load_model_config
 
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 OPERATION = "mless::change_rows"
@@ -80,14 +81,10 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     """
     _refuse_arguments(arguments, layers)
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     name = str(arguments["pretrained"])
-    try:
-        config = AutoConfig.from_pretrained(name, revision=arguments.get("revision"))
-        config = config.get_text_config()
-    except (OSError, ValueError) as error:
-        raise ModelError(explain_hub_error(name, error)) from None
+    config = load_model_config(name, arguments.get("revision"))
     last = 0
     for numbers in layers.values():
         if numbers != "all":
@@ -100,40 +97,37 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     with torch.device("meta"):
         decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
     block = decoder.layers[last] if hasattr(decoder, "layers") else None
-    obstacle = _find_obstacle(config, block)
-    if not obstacle and (layers["attention"] or layers["activations"]):
-        context = arguments.get("max_model_len") or config.max_position_embeddings
-        obstacle = _find_obstacle_to_change(config, block, context, bool(layers.get("phantoms")))
-    if obstacle:
+    if obstacle := _find_obstacle(config, block, arguments, layers):
         raise ConfigError(
             f"The layers of {name} cannot be opened: {config.model_type} has {obstacle}."
         )
 
 
-def _find_obstacle(config: Any, block: Any) -> str | None:
-    """The property of a model that excludes open layers; None if there is none."""
+def _find_obstacle(
+    config: Any, block: Any, arguments: Mapping[str, Any], layers: JsonObject
+) -> str | None:
+    """The property of a model that excludes open layers; None if there is none.
+
+    `block` is one of its layers, and None if it has no `model.layers`.
+    """
     attention = getattr(block, "self_attn", None)
+    changes = layers["attention"] or layers["activations"]
+    context = arguments.get("max_model_len") or config.max_position_embeddings
+    window = getattr(config, "sliding_window", None)
+    is_windowed = getattr(config, "use_sliding_window", True) and window and window < context
+    has_activation = hasattr(getattr(block, "mlp", None), "act_fn")
     obstacles = {
         "no `self_attn` in `model.layers`": attention is None,
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
-    }
-    return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
-
-
-def _find_obstacle_to_change(
-    config: Any, block: Any, context: int, has_phantoms: bool
-) -> str | None:
-    """The property of a model that excludes interventions on prompts of up to `context` tokens."""
-    window = getattr(config, "sliding_window", None)
-    uses_windows = getattr(config, "use_sliding_window", True)
-    obstacles = {
-        "no `mlp.act_fn` (experts have none)": not hasattr(getattr(block, "mlp", None), "act_fn"),
+        "no `mlp.act_fn` (experts have none)": changes and not has_activation,
         f"sliding windows of {window} tokens, and model.model_args.max_model_len is {context}": (
-            uses_windows and window and window < context
+            changes and is_windowed
         ),
-        "key norms, which phantom keys lack": has_phantoms and hasattr(block.self_attn, "k_norm"),
+        "key norms, which phantom keys lack": (
+            layers.get("phantoms") and hasattr(attention, "k_norm")
+        ),
     }
     return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
 

@@ -1,0 +1,106 @@
+"""Open the model of a probe: its first layers in Hugging Face, or all of it in vLLM."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import torch
+
+from attention_probe.check_probe import self_check
+from attention_probe.measure.measure_in_engine import AVERAGES, measure_in_engine
+from attention_probe.measure.measure_prompts import FieldsByCondition, measure_group
+from attention_probe.probe_settings import ProbeSettings
+from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt
+from harness import smollm2_model
+from harness.constants import JsonObject
+from harness.engines.attention_sums import open_recorder
+from harness.errors import ConfigError, PromptMismatchError
+from harness.execution.generate_samples import quieten_libraries
+
+ROW_BYTES = 1 << 31
+"""Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""
+
+Measure = Callable[[Sequence[ConditionPrompts]], list[FieldsByCondition]]
+"""Measures problems of similar length: see `measure_group`."""
+
+
+@contextmanager
+def open_model(
+    settings: ProbeSettings, prompts: Mapping[str, ConditionPrompts]
+) -> Iterator[tuple[Measure, JsonObject]]:
+    """Open the model for these prompts alone, and check it; close it afterwards.
+
+    Yields:
+        What measures with the model, and the errors that the self-check measured.
+
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+        ModelError: the model cannot be loaded, or gives no attention.
+        ConfigError: the rows to store are too large, or the engine cannot record the model.
+    """
+    record, every_prompt = settings.record, list(flatten_prompts(prompts))
+    if settings.engine is None:
+        loaded = settings.load_model(settings.dtype)
+        refuse_large_prompts(settings, every_prompt)
+        token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every_prompt]))
+        loaded.keep_embeddings(torch.from_numpy(token_ids).long())
+        float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
+        checks = self_check(loaded, every_prompt, record, float32_model)
+        yield partial(measure_group, loaded, record=record), checks
+        return
+    refuse_large_prompts(settings, every_prompt)
+    arguments = settings.engine | {
+        "pretrained": smollm2_model.resolve_model(str(settings.model)),
+        "dtype": settings.dtype,
+        # memory is reserved for the longest prompt and the token that the engine generates
+        "max_model_len": 1 + max(map(len, every_prompt)),
+    }
+    layers = [layer + 1 for layer in settings.layers]
+    set_count = AVERAGES + max(map(record.count_rows, every_prompt))
+    quieten_libraries()
+    with closing(open_recorder(arguments, layers, set_count)) as engine:
+        yield partial(measure_in_engine, engine, record=record), {}
+
+
+def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
+    """Refuse prompts that are too long, and rows that are too large, and print the rows' size.
+
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+        ConfigError: the rows are larger than ROW_BYTES.
+    """
+    config = settings.load_config()
+    context = getattr(config, "max_position_embeddings", None)
+    # an engine generates a token after each prompt
+    reserved = int(settings.engine is not None)
+    for prompt in prompts:
+        if context is not None and len(prompt) + reserved > context:
+            raise PromptMismatchError(
+                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
+                f"tokens; {settings.model} has a context of {context}."
+            )
+    record = settings.record
+    if record.rows is None:
+        return
+    lengths = np.array(list(map(len, prompts)))
+    rows = np.array(list(map(record.count_rows, prompts)))
+    row_bytes = len(set(settings.layers)) * int(config.num_attention_heads) * 4  # float32
+    size = row_bytes * int(rows @ lengths)
+    if size > ROW_BYTES:
+        most = lengths.max()
+        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
+            most -= 1
+        raise ConfigError(
+            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
+            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
+            "problems, conditions or layers."
+        )
+    print(f"mless: rows of {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+
+
+def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
+    """All prompts of all problems, problem by problem."""
+    return chain.from_iterable(by_condition.values() for by_condition in prompts.values())

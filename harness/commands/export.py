@@ -1,0 +1,24 @@
+"""`mless export`: a run as logs of Inspect."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the logs.")] = Path(
+        "inspect"
+    ),
+) -> None:
+    """Write a run as logs that `inspect view` opens: prompts, completions and verdicts."""
+    from harness.errors import ConfigError
+    from harness.runs.read_runs import Run
+    from harness.runs.write_inspect_logs import write_inspect_logs
+
+    loaded_run = Run.load(run)
+    if loaded_run.is_logs:
+        raise ConfigError(f"{run} has logs of lm-eval. Expected a run folder of mless.")
+    for path in write_inspect_logs(loaded_run, output):
+        typer.echo(f"log   {path}")

@@ -1,0 +1,81 @@
+"""A run as logs of Inspect, for its viewer (`inspect view`): a log for each task of the run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+from harness.constants import JsonObject
+from harness.errors import MissingDependencyError
+from harness.runs.prompt_sources import AnsweredPrompt
+from harness.runs.read_runs import Run
+
+SCORER = "mless"
+"""The name of our grader in the logs."""
+
+
+def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
+    """Write the prompts, completions and verdicts of a run; return the logs.
+
+    Repeat runs (A/A) are left out.
+
+    Raises:
+        MissingDependencyError: inspect_ai is not installed.
+        RunError: a file of the run is missing or damaged.
+    """
+    try:
+        from inspect_ai.log import EvalLog, write_eval_log
+    except ImportError:
+        raise MissingDependencyError(
+            "`mless export` needs the package 'inspect_ai'. Install it: "
+            "`pip install 'mless[inspect]'`."
+        ) from None
+    samples_by_task: dict[str, list[JsonObject]] = {}
+    for prompt in run.prompts:
+        samples_by_task.setdefault(prompt.task, []).extend(_describe_samples(prompt))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for task, samples in samples_by_task.items():
+        are_right = [sample["scores"][SCORER]["value"] == "C" for sample in samples]
+        accuracy = {"name": "accuracy", "value": fmean(are_right)}
+        score = {"name": SCORER, "scorer": SCORER, "metrics": {"accuracy": accuracy}}
+        log = EvalLog(
+            status="success",
+            eval={
+                "created": run.about["created"],
+                "task": task,
+                "dataset": {"name": run.about["dataset_name"]},
+                "model": run.about["model"],
+                "config": {"epochs": max(sample["epoch"] for sample in samples)},
+            },
+            results={
+                "total_samples": len(samples),
+                "completed_samples": len(samples),
+                "scores": [score],
+            },
+            samples=samples,
+        )
+        paths.append(folder / f"{task}.eval")
+        write_eval_log(log, paths[-1])
+    return paths
+
+
+def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
+    """The samples of a prompt. Inspect's word for the samples of a problem is epoch."""
+    # a server that applied its own template did not show the text
+    question = prompt.prompt or prompt.doc["user"]
+    for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
+        message = {"role": "assistant", "content": sample.completion}
+        grade = {
+            "value": "C" if score.verdict == "correct" else "I",
+            "answer": score.answer,
+            "explanation": score.verdict,
+        }
+        yield {
+            "id": prompt.problem_id,
+            "epoch": epoch,
+            "input": question,
+            "target": prompt.doc["answer"],
+            "messages": [{"role": "user", "content": question}, message],
+            "output": {"choices": [{"message": message}]},
+            "scores": {SCORER: grade},
+        }

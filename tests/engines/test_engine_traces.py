@@ -1,0 +1,120 @@
+"""Traces that the engine records, and figures of them, are those of the probe."""
+
+from dataclasses import replace
+from functools import cache
+
+import pandas
+import pytest
+
+from attention_probe.figures.figure_config import load_figure_config
+from attention_probe.figures.make_figure import make_figure
+from attention_probe.measure.measure_prompts import Record
+from attention_probe.probe_settings import ProbeSettings
+from attention_probe.run_probe import run_probe
+from harness.analysis.choose_problems import Criterion
+from harness.errors import ConfigError
+from harness.runs.run_files import RECORDED
+from tests.attention_probe.conftest import save_model
+from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
+from tests.attention_probe.test_probe import assert_same_traces
+from tests.conftest import gpu_share, gpu_share_options
+from tests.engines.test_interventions import slow_engine
+from tests.engines.test_smollm2 import succeed
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, read_source
+
+# of torch, as vllm is imported
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+GEMMA_HEADS = 8
+"""Query heads of Gemma3-4b-it, whose Head 8 is drawn."""
+NO_GAP = (
+    "rows=[{view: aligned, series: {wo: {}, mless: {}}}, {view: difference, series: {mless: {}}}]"
+)
+"""The rows of flipped-products without the position gap, which an engine cannot record."""
+
+
+@slow_engine
+@pytest.mark.parametrize(
+    ("model_type", "rows"),
+    [("qwen2", "all"), ("qwen3", "answer"), ("gemma3_text", "last:16")],
+)
+def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path):
+    model = TOY_MODEL
+    if model_type != "qwen2":
+        # windows are shorter than the prompts
+        model = save_model(tmp_path / "model", model_type, head_dim=32, sliding_window=32)
+    source, criterion = read_source(GREEDY_RUN), Criterion(n=3)
+    settings = ProbeSettings(
+        model=str(model),
+        layers=(0, 1, 2),
+        conditions=("mless", "random"),
+        record=Record(completion=rows == "answer", rows=rows),
+    )
+    run_probe(source, criterion, settings, tmp_path / "probe")
+    settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})
+    run_probe(source, criterion, settings, tmp_path / "engine")
+    assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=3)
+
+
+@pytest.fixture(scope="module")
+def record(mless, tmp_path_factory):
+    """A function that runs a model once, and returns the run with its recorded attention."""
+
+    @cache
+    def run(model):
+        folder = tmp_path_factory.mktemp("recorded") / "run"
+        options = (
+            f"--set model.model_args.pretrained={model} --set layouts=[as_published] "
+            f"--set max_gen_toks=4 --record-attention 1-3 --limit 4 --quiet -o {folder}"
+        )
+        succeed(mless, "run", str(TOY_CONFIG), *options.split(), *gpu_share_options())
+        return folder
+
+    return run
+
+
+def assert_same_figure(path, model, folder, traces, *overrides):
+    """The numbers of a figure from traces of the engine are those from the probe."""
+    tables = []
+    for name, source in (("engine", [f"traces={traces}"]), ("probe", [])):
+        config = load_figure_config(path, [*overrides, *source], model=model)
+        make_figure(config, folder=folder / name)
+        tables.append(pandas.read_csv(folder / name / f"{config.name}.csv"))
+    pandas.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-5)
+
+
+@slow_engine
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_figure_of_attention_is_the_same_from_the_engine(
+    path, record, mless, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    if path.stem == "flipped-products":
+        traces = tmp_path / "flipped.traces"
+        options = "--flip changed --controls --conditions mless --engine"
+        succeed(mless, "probe", str(GREEDY_RUN), *options.split(), "-o", str(traces))
+        overrides = [f"prompts.run={GREEDY_RUN}", NO_GAP]
+    else:
+        run = record(TOY_MODEL)
+        traces, overrides = run / RECORDED, [f"prompts={{run: {run}}}"]
+    assert_same_figure(path, TOY_MODEL, tmp_path, traces, *overrides)
+
+
+@slow_engine
+def test_the_panel_of_gemma_is_the_same_from_the_engine(record, tmp_path):
+    shape = {"num_attention_heads": GEMMA_HEADS, "num_key_value_heads": 4, "head_dim": 32}
+    model = save_model(tmp_path / "gemma", "gemma3_text", **shape)
+    run = record(model)
+    overrides = [
+        f"heads=[{{model: {model}, layer: 1, head: {GEMMA_HEADS}}}]",
+        "rows=[{view: full, series: {mless: {}, random: {}}}]",
+        f"prompts={{run: {run}}}",
+    ]
+    path = ROOT / "configs/figures/mless-vs-random-sentence.yaml"
+    assert_same_figure(path, None, tmp_path, run / RECORDED, *overrides)
+
+
+@pytest.mark.parametrize("path", FIRST_MLP, ids=lambda path: path.stem)
+def test_figures_of_activations_are_not_drawn_from_the_engine(path):
+    with pytest.raises(ConfigError, match="the engine does not record them"):
+        load_figure_config(path, ["traces=run/attention"])
