@@ -8,7 +8,7 @@ from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
 from tests.conftest import run_program
-from tests.make import ROOT, make_header, with_cases
+from tests.make import ROOT, make_header, make_trace, with_cases, write_traces
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
@@ -123,6 +123,13 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     )
     (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
+
+
+def test_traces_of_another_model_are_refused(tmp_path):
+    traces = write_traces(tmp_path / "tiny.traces", [make_trace()])
+    config = load(tmp_path, MINIMAL, f"traces={traces}")
+    with pytest.raises(ConfigError, match="traces of tiny, and the figure is of"):
+        make_figure(config, folder=tmp_path)
 
 
 @with_cases

@@ -277,21 +277,6 @@ def select_ids(source, count):
     return tuple(problem.id for problem in source.problems[:count])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--activations",), "--engine cannot go with --activations."),
-        (("--conditions", "mless+gap,random"), r"--engine cannot go with mless\+gap."),
-        (("--device", "cuda"), "--engine cannot go with --device cuda."),
-        (("--layers", "5"), "Layer 5 is requested, but the model has 4 layers."),
-    ],
-)
-def test_what_an_engine_cannot_record_is_refused_before_it_starts(path, options, message):
-    with pytest.raises(ConfigError, match=message):
-        run_command("probe", GREEDY_RUN, "--n", 1, "--engine", *options, "-o", path)
-    assert not path.exists()
-
-
 def test_a_prompt_over_the_context_is_refused_before_the_engine_starts(source, path):
     completed = with_completion(source, "one two " * 3000)
     settings = replace(COMPLETION, engine={})

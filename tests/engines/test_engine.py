@@ -108,13 +108,6 @@ def test_the_engine_takes_requests_in_the_plans_order(our_run):
     assert all(turn < at_once + before for before, turn in enumerate(ended)), ended
 
 
-def test_truncated_is_distinguished_from_no_box(our_run):
-    frame = load_run(our_run[0])
-    truncated = frame[frame["verdict"] == "truncated"]
-    assert len(truncated) and (truncated["finish_reason"] == "length").all()
-    assert (truncated["completion_tokens"] == BUDGET).all()
-
-
 def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
     folder, _ = our_run
     token_counts = load_run(folder).set_index("prompt_token_sha256")["prompt_tokens"]

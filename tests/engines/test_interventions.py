@@ -12,10 +12,8 @@ from transformers import AutoConfig
 from harness.engines.backends import check_backend
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.engines.interventions.arithmetic import (
-    add_gap,
     attend,
     change_activations,
-    draw,
     redistribute,
     tabulate_fillers,
 )
@@ -155,18 +153,6 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
     assert (move(activations, positions, sham="random", seed=1) != sham_moved).any()
     batches = [move(activations[rows], positions[rows]) for rows in (slice(2), slice(2, 5))]
     assert (torch.cat(batches) == moved).all(), "however the tokens are batched"
-
-
-def test_random_numbers_are_uniform_and_do_not_depend_on_each_other():
-    numbers = draw(torch.arange(300), 300, 0)
-    assert 0 <= numbers.min() and numbers.max() < 1 and abs(numbers.mean() - 0.5) < 0.01
-    neighbours = torch.stack([numbers[:-1].flatten(), numbers[1:].flatten()])
-    assert torch.corrcoef(neighbours)[0, 1].abs() < 0.02
-
-
-def test_positions_behind_an_absent_filler_are_moved():
-    assert add_gap(torch.arange(5), 3, 5).tolist() == [0, 1, 2, 8, 9]
-    assert add_gap(torch.arange(5), torch.tensor([9, 0, 3, 3, 9]), 5).tolist() == [0, 6, 2, 8, 4]
 
 
 ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True}

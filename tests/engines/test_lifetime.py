@@ -1,7 +1,6 @@
 """Processes that watch their owner end with it only. Tests with the real engine: test_faults.py."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -88,37 +87,6 @@ def test_a_process_whose_owner_has_ended_already_ends_at_once():
     assert watch(identity) == -9, "ended, and not yet reaped"
     owner.wait()
     assert watch(identity) == -9
-
-
-STARTING = """
-import os, signal, sys, time
-from harness.engines.engine_processes import die_with_parent
-
-class EngineCoreProc:
-    def __init__(self):
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
-        die_with_parent()
-        print("starting", flush=True)
-        time.sleep(float(sys.argv[1]))
-
-EngineCoreProc()
-print("started", flush=True)
-time.sleep(60)
-"""
-"""An engine process whose handler of SIGTERM exits with 7."""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "line", "code"), [(60, "starting", -signal.SIGTERM), (0, "started", 7)]
-)
-def test_sigterm_ends_an_engine_at_once_until_it_has_started(seconds, line, code):
-    command = [sys.executable, "-c", STARTING, str(seconds)]
-    environment = {**os.environ, OWNER_VARIABLE: process_identity(os.getpid())}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
-        while engine.stdout.readline().strip() != line:
-            assert engine.poll() is None
-        engine.terminate()
-        assert engine.wait(timeout=60) == code
 
 
 def test_another_process_with_the_owners_id_is_not_taken_for_the_owner():

@@ -138,21 +138,6 @@ def test_replies_in_time_are_read_after_a_long_absence(auditing):
     assert children() == workers
 
 
-def test_a_reply_is_read_that_comes_while_the_parent_sleeps_after_its_last_look(pool):
-    pool.submit("grade", sum_job(4))
-    select, timeouts = pool._selector.select, []
-
-    def sleep_after_first_look(timeout):
-        timeouts.append(timeout)
-        if len(timeouts) > 1:
-            return select(timeout)
-        time.sleep(2.5)  # no reply yet; then the machine had no time for this process
-        return []
-
-    pool._selector.select = sleep_after_first_look
-    assert [(tag, grade.verdict) for tag, grade in pool.drain()] == [("grade", "correct")]
-
-
 def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     """lm-eval's call of math_verify has no limit: it tries to compute this number."""
     text = r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"

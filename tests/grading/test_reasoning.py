@@ -96,25 +96,7 @@ def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
     )
 
 
-@pytest.mark.parametrize(
-    ("prompt_ids", "completion_ids", "is_spent"),
-    [
-        ((8,), (1, 5, 6, 7, 2, 3, 9), True),
-        ((8,), (1, 5, 6, 2, 3, 9), False),
-        ((8, 1), (5, 6, 7, 8, 2, 3), True),
-        # half of the end is no end
-        ((8,), (1, 5, 2, 7, 2, 3), True),
-        # the prompt begins the reasoning, with or without words of its own
-        ((8, 1), (5, 6, 7, 2, 3), True),
-        ((8, 1, 5), (6, 7, 2, 3), True),
-        ((8, 1), (5, 6, 2, 3), False),
-        # the reasoning of an example in the prompt
-        ((1, 5, 6, 7, 2, 3), (4, 4), False),
-        ((1, 5, 2, 3), (1, 5, 6, 7, 2, 3), True),
-        ((8,), (1, 5, 6, 7, 8, 9), False),
-        ((8,), (4,), False),
-    ],
-)
+@with_cases
 def test_reasoning_with_all_tokens_of_its_budget_is_recognised(
     prompt_ids, completion_ids, is_spent
 ):
