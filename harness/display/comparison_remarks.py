@@ -53,11 +53,13 @@ def explain_comparison(
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared_rows)
     is_for_new_examples = draws >= FEWEST_DRAWS
-    has_examples = any((run.get("settings") or {}).get("fewshot") for run in board.receipt)
+    fewshots = [(run.get("settings") or {}).get("fewshot") or {} for run in board.receipt]
     examples = ""
     if is_for_new_examples:
         examples = " with new draws of examples"
-    elif has_examples or draws > 1:
+        if all(fewshot.get("instructions") for fewshot in fewshots):
+            examples += " and their instructions"
+    elif any(fewshots) or draws > 1:
         examples = " with these examples"
     facts = {
         "baseline": label(board.baseline),

@@ -32,14 +32,12 @@ class Draw:
         frame: The text before an example's problem, between problem and answer, and after the
             answer.
         clusters: The clusters whose problems have this draw. None: all problems have it.
-        instruction: The instruction of this draw. None: that of the run.
     """
 
     number: int
     examples: tuple[Problem, ...]
     frame: tuple[str, str, str]
     clusters: frozenset[str] | None = None
-    instruction: str | None = None
 
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
         """Select the problems that have this draw."""
@@ -77,7 +75,7 @@ class FewshotConfig(Strict):
     """The number of examples in a prompt."""
     draws: int = Field(default=1, ge=1)
     """The number of draws. Each problem has all, or `repeats`."""
-    instructions: tuple[str, ...] = ()
+    instructions: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The instruction of each draw, instead of the run's: effects then hold for new instructions
     and examples."""
     pool: int | None = Field(default=None, ge=1)
@@ -141,7 +139,6 @@ class FewshotConfig(Strict):
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
                 frame=self.frame,
                 clusters=self._assign_clusters(index, names, draws_per_problem),
-                instruction=self.instructions[index] if self.instructions else None,
             )
             for index, example_ids in enumerate(ids.draws)
         ]

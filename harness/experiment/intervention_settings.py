@@ -132,14 +132,14 @@ class FillerIntervention(_Layered):
             "layers": self.layer_indices,
             "start": start,
             "size": size,
-            "scale": self.scale,
-            "bias": self.bias,
+            "scale": self.scale and not self.keep,
+            "bias": self.bias and not self.keep,
         }
         if self.keep:
-            resolved |= {"scale": False, "bias": False}
-            if self.hide == "examples":
-                return resolved | self._hide_examples(location, last - first, example_span)
-            return resolved | {"kept": self._find_kept(location, first, last)}
+            kept = self._find_kept(location, first, last)
+            if self.hide == "filler":
+                return resolved | {"kept": kept}
+            return resolved | _hide_examples(location, last - first - self.count, example_span)
         if self.other_layers:
             return resolved
         if self.has_phantoms:
@@ -158,17 +158,17 @@ class FillerIntervention(_Layered):
         kept = first + {"first": 0, "middle": spare // 2, "last": spare}[str(self.keep)]
         return [kept, kept + self.count]
 
-    def _hide_examples(
-        self, location: str, filler_size: int, example_span: tuple[int, int] | None
-    ) -> dict[str, int]:
-        """The first tokens of the examples, as many as `keep` would hide of the filler."""
-        hidden = filler_size - self.count
-        start, end = example_span or (0, 0)
-        if end - start < hidden:
-            raise PromptMismatchError(
-                f"{location}: hide: expected {hidden} tokens of examples, got {end - start}."
-            )
-        return {"start": start, "size": hidden}
+
+def _hide_examples(
+    location: str, size: int, example_span: tuple[int, int] | None
+) -> dict[str, int]:
+    """The range of the first tokens of the examples, as many as `keep` would hide of the filler."""
+    start, end = example_span or (0, 0)
+    if end - start < size:
+        raise PromptMismatchError(
+            f"{location}: hide: expected {size} tokens of examples, got {end - start}."
+        )
+    return {"start": start, "size": size}
 
 
 class SinkIntervention(_Layered):

@@ -230,7 +230,8 @@ def _build_arms(
         if draw is not None:
             problems = draw.select(problems)
             draw = draw if has_examples else replace(draw, examples=())
-            instruction = draw.instruction or instruction
+            if config.fewshot and config.fewshot.instructions:
+                instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
         settings = PromptSettings(
             layout=layout, instruction=instruction, draw=draw, thinking=thinking
         )

@@ -22,6 +22,7 @@ from harness.engines.interventions.open_layers import (
     opened_layers,
     refuse_to_open,
 )
+from harness.engines.interventions.step_rows import Chunk, Group
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError
 from harness.experiment.expand_conditions import CELLS
@@ -115,6 +116,14 @@ def test_kept_tokens_are_seen_as_if_the_others_of_the_filler_were_not_there(stat
     expected = attend_plainly(*(tensor[:, seen] for tensor in states))
     assert_near(output[:, 8:], expected[:, -4:])
     assert_near(output[:, :8], attend_plainly(*states)[:, :8])
+
+
+def test_hidden_tokens_may_have_all_attention(states):
+    query, key, value = (tensor.abs() for tensor in states)
+    key[:, 3:8] *= 1000  # the weights of the other tokens are 0 in float32
+    output = attend_with((query, key, value), scale=False, bias=False)
+    expected = attend_plainly(*remove_filler((query, key, value)))
+    assert_near(output[:, 8:], expected[:, 3:])
 
 
 @pytest.mark.parametrize("count", [0.5, 1, 3])
@@ -247,6 +256,15 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
         check_backend(settings)
 
 
+def test_layers_with_windows_have_a_block_table_of_their_own():
+    chunk = Chunk(row=0, count=1, index=5, request=0, arm=ON, recording=None, first=0)
+    group = Group([chunk])
+    group.start_step([chunk], torch.device("cpu"))
+    for blocks in ([3, 7], [2, 9]):
+        slots = [4 * blocks[0] + offset for offset in range(4)] + [4 * blocks[1], 4 * blocks[1] + 1]
+        assert group.slots(torch.tensor([blocks]), 4).tolist() == [slots]
+
+
 @with_cases
 def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
     kind, layers, context, obstacle, tmp_path
@@ -276,6 +294,8 @@ def test_answers_agree_until_a_near_tie():
     after_tie = {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}
     assert distance(ours, after_tie, 1e-3) == 0, "the second token is a near-tie"
     assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
+    without_numbers = {**ours, "logprobs": [-0.1, math.nan, math.nan]}
+    assert distance(without_numbers, {**theirs, **without_numbers}, 1e-3) == math.inf
     answers = {"a": [theirs, theirs], "b": [{**theirs, "first_token_mass": 0.25}]}
     reference = {"questions": {"dtype": "float32"}, "answers": answers}
     deviating = {**ours, "tokens": [1, 2, 4]}

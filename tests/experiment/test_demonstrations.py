@@ -1,5 +1,6 @@
 """Examples before the question: how they are drawn, placed and used by runs and the probe."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -22,6 +23,7 @@ from harness.experiment.prompt import (
 )
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
+from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
 from tests.make import (
@@ -225,7 +227,11 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert row["low"] < -99
     assert row["p"] > 0.05
     assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
-    assert "for this prompt with new draws of examples" in " ".join(table_page(run).split())
+    assert "for this prompt with new draws of examples. " in " ".join(table_page(run).split())
+    receipt = json.loads((run / RECEIPT).read_text())
+    receipt["config"]["fewshot"]["instructions"] = ["Go"] * 5
+    (run / RECEIPT).write_text(json.dumps(receipt))
+    assert "new draws of examples and their instructions. " in " ".join(table_page(run).split())
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

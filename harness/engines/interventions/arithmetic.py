@@ -51,9 +51,9 @@ class Fillers:
 
 def tabulate_fillers(arms: Sequence[Arm], device: torch.device) -> Fillers:
     """The fillers of arms that change attention. An arm of the kind `sink` has an empty one."""
-    rows, logs = [], []
+    logs = [math.log(arm.get("count", 1)) for arm in arms]  # only a sink has a count
+    rows = []
     for arm in arms:
-        logs.append(math.log(arm["count"]) if arm["kind"] == "sink" else 0.0)
         phantom_size, start = len(arm.get("phantom", ())), arm.get("start", 0)
         end = start + (0 if phantom_size else arm.get("size", 0))
         switches = arm.get("scale", True), arm.get("bias", True)
@@ -132,6 +132,8 @@ def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: F
     is_filler = torch.cat([is_inside, is_phantom], -1)
     is_dropped = (is_filler & ~fillers.bias)[:, None, None]
     is_filler = is_filler[:, None, None]
+    # Hidden without both terms: the other weights may be 0 where it has nearly all attention.
+    is_visible &= fillers.scale[:, None, None] | ~is_dropped
     first_token_log = fillers.first_token_log[:, None]
     weights = plain_weights(query, key, factor, is_visible, first_token_log)
     weights = weights.masked_fill_(is_dropped, 0)

@@ -212,6 +212,8 @@ def distance(
         # compared.
         if token != reference_token:
             return largest if lead <= bound else math.inf
+        if math.isnan(logprob):  # no number is larger, so the maximum would hide it
+            return math.inf
         largest = max(largest, abs(logprob - reference_logprob))
     return largest
 

@@ -112,7 +112,7 @@ def _find_obstacle(
     """
     attention = getattr(block, "self_attn", None)
     changes = layers["attention"] or layers["activations"]
-    context = arguments.get("max_model_len") or config.max_position_embeddings
+    context = int(arguments.get("max_model_len") or config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
     is_windowed = getattr(config, "use_sliding_window", True) and window and window < context
     has_activation = hasattr(getattr(block, "mlp", None), "act_fn")

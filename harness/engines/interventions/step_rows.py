@@ -160,11 +160,15 @@ class Group:
         self.rows = first_rows[:, None] + tokens
         self.indices = first_indices[:, None] + tokens
         self._length = max(chunk.index for chunk in chunks) + chunks[0].count
-        self._slots: Tensor | None = None
+        self._block_table: Tensor | None = None
 
     def slots(self, block_table: Tensor, block_size: int) -> Tensor:
-        """[request, position] The slots of the keys of all positions, equal in all layers."""
-        if self._slots is None:
+        """[request, position] The slots of the keys of all positions in the layers of this table.
+
+        Layers with sliding windows have another table than those without.
+        """
+        if self._block_table is not block_table:
+            self._block_table = block_table
             positions = torch.arange(self._length, device=block_table.device)
             blocks = block_table[self._requests].long()[:, positions // block_size]
             # vLLM's cache has pages: the table names the block of each position
