@@ -1,6 +1,5 @@
 """Chromium without a window, driven by its DevTools protocol as a user drives it."""
 
-import base64
 import itertools
 import json
 import os
@@ -91,11 +90,6 @@ class Tab:
 
     def text(self, selector):
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
-
-    def screenshot(self, path):
-        """A picture of the whole page."""
-        data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
 
 
 @contextmanager

@@ -1,110 +1,44 @@
 """The errors of the capture relative to eager attention, by architecture and padding.
 
-    python -m tests.capture_errors
-
 The models are tiny, with random weights, four layers, grouped KV heads, and windows shorter than
 the prompt. The reference is `output_attentions=True` of all layers, averaged in float64.
 """
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from attention_probe.model.attention_statistics import Capture, CaptureRequest
+from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
+from tests.make import read_data
 
-VOCABULARY, LENGTH, PADDING = 97, 45, 13
+LENGTH, PADDING = 45, 13
 LAYERS = (0, 1, 2)
-WINDOWED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,  # enough for weights far from uniform
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA_31 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-ARCHITECTURES = {
-    "qwen2": {},
-    "qwen3": {},
-    "llama": {"rope_parameters": LLAMA_31},
-    "mistral": {"sliding_window": 16},
-    "gemma2": {"sliding_window": 16, "layer_types": WINDOWED, "attn_logit_softcapping": 5.0},
-    "gemma3_text": {"sliding_window": 16, "layer_types": WINDOWED},
-    "phi3": {"sliding_window": 16},
-    "gpt2": {"n_inner": 80},
-    "gpt_oss": {
-        "sliding_window": 16,
-        "layer_types": WINDOWED,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "intermediate_size": 32,
-        "rope_parameters": {**YARN, "original_max_position_embeddings": 32},
-    },
-}
-OTHERS = {
-    "deepseek_v3": {
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 8,
-        "n_routed_experts": 4,
-        "n_group": 2,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "num_key_value_heads": 6,
-        "first_k_dense_replace": 1,
-    },
-    "opt": {"ffn_dim": 80, "word_embed_proj_dim": 48},
-    "qwen3_next": {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-    },
-}
-"""Architectures outside the table: some are captured, and others are refused."""
-PADDINGS = ("none", "right", "left")
+MODELS = read_data("architectures")
+SHAPE, ARCHITECTURES = MODELS["shape"], MODELS["captured"]
+VOCABULARY = SHAPE["vocab_size"]
+PADDINGS = {"none": 7, "right": 16, "left": 64}
+"""The queries of a chunk by padding: two numbers that do not divide LENGTH, and a larger one."""
 
 
-def build_whole(model_type: str, **changes: object) -> PreTrainedModel:
+def build_whole(model_type, **changes):
     """A tiny random model of an architecture, with all of its layers."""
-    settings = SHAPE | (ARCHITECTURES | OTHERS).get(model_type, {}) | changes
+    settings = SHAPE | (ARCHITECTURES | MODELS["others"]).get(model_type, {}) | changes
     settings = {name: value for name, value in settings.items() if value is not None}
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(5)
     return AutoModel.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
 
 
-def build(model_type: str, **changes: object) -> LoadedModel:
+def build_language_model(model_type, seed=0, **changes):
+    """A small random model that vLLM runs, with the toy model's vocabulary."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **MODELS["language models"], **changes)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+def build(model_type, **changes):
     """The same model cut after layer 2."""
     model = build_whole(model_type, **changes)
     layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
@@ -118,7 +52,7 @@ def build(model_type: str, **changes: object) -> LoadedModel:
     )
 
 
-def prompts(padding: str) -> tuple[torch.Tensor, torch.Tensor]:
+def prompts(padding):
     """Token ids and attention mask of two prompts, the second padded."""
     ids = torch.randint(1, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(ids)
@@ -129,7 +63,7 @@ def prompts(padding: str) -> tuple[torch.Tensor, torch.Tensor]:
     return ids * mask, mask
 
 
-def sets_and_regions() -> tuple[torch.Tensor, torch.Tensor]:
+def sets_and_regions():
     """Two sets of queries, all and every third, and three regions that partition the keys.
 
     One region consists of two pieces.
@@ -141,16 +75,16 @@ def sets_and_regions() -> tuple[torch.Tensor, torch.Tensor]:
     return sets, regions
 
 
-def ask(loaded: LoadedModel, padding: str, **options: object) -> Capture:
-    """Capture the prompts. By default a chunk is 16 queries, which does not divide the length."""
+def ask(loaded, padding, **options):
+    """Capture the prompts."""
     ids, mask = prompts(padding)
     sets, regions = sets_and_regions()
-    options = {"chunk": 16, **options}
+    options = {"chunk": PADDINGS[padding], **options}
     request = CaptureRequest(query_sets=sets, key_regions=regions, **options)
     return capture(loaded, ids, attention_mask=mask, request=request)
 
 
-def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
+def eager(model, padding):
     """The attention weights of an uncut model in float64, by layer. Rows of padding are NaN."""
     ids, mask = prompts(padding)
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
@@ -164,7 +98,7 @@ def eager(model: PreTrainedModel, padding: str) -> dict[int, torch.Tensor]:
     }
 
 
-def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:
+def reference(weights, padding):
     """The measures by their definitions, from an attention matrix."""
     _, mask = prompts(padding)
     sets, regions = sets_and_regions()
@@ -180,33 +114,19 @@ def reference(weights: torch.Tensor, padding: str) -> dict[str, torch.Tensor]:
     }
 
 
-def largest_error(measured: torch.Tensor, expected: torch.Tensor) -> float:
+def largest_error(measured, expected):
     """The largest difference; infinite if only one of the two is NaN somewhere."""
     if not torch.equal(measured.isnan(), expected.isnan()):
         return float("inf")
     return float((measured.double() - expected.double()).abs().nan_to_num().max())
 
 
-def errors(model_type: str, padding: str) -> dict[str, float]:
+def errors(model_type, padding):
     """The largest error of each measure over Layers 1 to 3, all heads, queries and keys."""
     captured = ask(build(model_type), padding)
-    largest: dict[str, float] = {}
+    largest = {}
     for layer, weights in eager(build_whole(model_type), padding).items():
         for name, expected in reference(weights, padding).items():
             error = largest_error(getattr(captured[layer], name), expected)
             largest[name] = max(error, largest.get(name, 0.0))
     return largest
-
-
-def table() -> str:
-    """The largest error of any measure, by architecture and padding, in Markdown."""
-    headers = [f"{padding} padding" for padding in PADDINGS]
-    lines = [["architecture", *headers], ["---"] * (1 + len(PADDINGS))]
-    for model_type in ARCHITECTURES:
-        cells = [f"{max(errors(model_type, padding).values()):.1e}" for padding in PADDINGS]
-        lines.append([model_type, *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-if __name__ == "__main__":
-    print(table())

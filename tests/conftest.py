@@ -2,8 +2,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from itertools import product
@@ -22,28 +20,18 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 PATIENCE = 1500
 """Seconds after which a command counts as hung. On a busy machine a minute of work took four."""
 
-SAMPLE = {
-    "any_tokenizer": [("qwen2", False), ("sentencepiece", True), "tekken", "smollm2"],
-    "model_type": ["qwen2", "gemma2", "gpt_oss"],
-}
-"""Values of two parameters that `make test` uses. If a test has more than four values, all others
-are slow: `make test-long` uses them too."""
-
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put the tests that start engines first, as they take longest, and mark variants as slow."""
+    """Put the tests that start engines first, as they take longest."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
-    variants = defaultdict(list)
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        for name in SAMPLE.keys() & parameters.keys():
-            variants[item.function, name].append((item, parameters[name]))
-    for (_, name), tests in variants.items():
-        if len({repr(value) for _, value in tests}) > 4:
-            for item, value in tests:
-                if value not in SAMPLE[name]:
-                    item.add_marker("slow")
+
+
+def mark_slow(values, *, quick):
+    """Parameters of which `make test` uses the quick ones alone; `make test-long` uses all."""
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values
+    ]
 
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -95,19 +83,19 @@ meanwhile. Fewer sequences mean fewer CUDA graphs to capture.
 """
 
 
-def gpu_share() -> dict[str, float]:
+def gpu_share():
     """Arguments for an engine that shares a GPU with others; none where there is no GPU."""
     import torch
 
     return GPU_SHARE if torch.cuda.is_available() else {}
 
 
-def gpu_share_options() -> list[str]:
+def gpu_share_options():
     """The same arguments as options of `mless run`."""
     return [f"--set=model.model_args.{name}={value}" for name, value in gpu_share().items()]
 
 
-def report(measurement: str) -> None:
+def report(measurement):
     """Print a number that a claim rests on. The table of `make test-gpu` repeats such lines."""
     print(f"\nmeasured: {measurement}", flush=True)
 
@@ -145,20 +133,18 @@ _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 PATTERNS = {
     "qwen2": _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
     "llama3": _WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
-    "tekken": r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _BLANKS,
     "gpt2": None,
     "sentencepiece": None,
 }
 TEMPLATES = {
     "qwen2": CHATML,
     "llama3": TRIMMED_WITH_BOS_AND_DATE,
-    "tekken": DROPS_SYSTEM,
     "gpt2": None,
     "sentencepiece": REFUSES_SYSTEM_AND_ASKS_CLOCK,
 }
 
 
-def corpus() -> list[str]:
+def corpus():
     """Training texts. They have slashes without spaces, so that tokenizers can merge slashes."""
     from harness.experiment.conditions import SENTENCES
     from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
@@ -184,7 +170,7 @@ def _sentencepiece_model():
     return tokenizer
 
 
-def _byte_level_model(pattern: str | None):
+def _byte_level_model(pattern):
     """An untrained BPE tokenizer over bytes, which splits texts by a pattern, or by GPT-2's."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -198,7 +184,7 @@ def _byte_level_model(pattern: str | None):
     return tokenizer
 
 
-def build_tokenizer(kind: str, *, bos: bool):
+def build_tokenizer(kind, *, bos):
     """A small real tokenizer of one of the kinds in PATTERNS, with that kind's chat template."""
     from tokenizers import pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -234,7 +220,7 @@ VOCABULARIES = {"tekken": "tekken_240911.json", "mistral-7b": "tokenizer.model.v
 mistral_common."""
 
 
-def vocabulary_file(kind: str) -> Path:
+def vocabulary_file(kind):
     """The file of a vocabulary. The test is skipped if a package that it needs is not installed."""
     for package in ("google.protobuf", "sentencepiece", "mistral_common"):
         reason = f"the real vocabularies need {package}, which is not installed; vLLM brings it"
@@ -243,7 +229,7 @@ def vocabulary_file(kind: str) -> Path:
 
 
 @cache
-def load_vocabulary(kind: str):
+def load_vocabulary(kind):
     """One of VOCABULARIES as its model's fast tokenizer, with BOS; Tekken has a chat template."""
     file = vocabulary_file(kind)
     from transformers import LlamaTokenizer
@@ -262,10 +248,13 @@ def load_vocabulary(kind: str):
 
 @pytest.fixture(
     scope="session",
-    params=[*product(PATTERNS, (False, True)), *VOCABULARIES, "smollm2"],
+    params=mark_slow(
+        [*product(PATTERNS, (False, True)), *VOCABULARIES, "smollm2"],
+        quick=[("qwen2", False), ("sentencepiece", True), "tekken", "smollm2"],
+    ),
     ids=lambda kind: f"real-{kind}" if isinstance(kind, str) else f"{kind[0]}-bos{kind[1]}",
 )
-def any_tokenizer(request: pytest.FixtureRequest):
+def any_tokenizer(request):
     """Tokenizers of every kind, trained here with and without BOS, and three real ones."""
     if request.param == "smollm2":
         from transformers import AutoTokenizer
@@ -285,30 +274,72 @@ def toy_tokenizer():
     return load_tokenizer(TOY_MODEL)
 
 
-def installed(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_program(*command, **options):
+    """Run a program to its end; return its exit code and what it printed."""
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
+
+
+def installed(name, *arguments, **environment):
     """Run an installed command as a user does."""
-    return subprocess.run(
-        [str(Path(sys.executable).with_name(name)), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=PATIENCE,
-        check=False,
-    )
+    program = Path(sys.executable).with_name(name)
+    return run_program(program, *arguments, env={**os.environ, **environment}, timeout=PATIENCE)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """`mless` in this process, without ten seconds of imports: its output and its exit code."""
+    from harness import cli
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mless", *map(str, arguments)])
+        with pytest.raises(SystemExit) as error:
+            cli.main()
+        output = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, error.value.code or 0, output.out, output.err)
+
+    return run
+
+
+@pytest.fixture
+def succeed(command):
+    """What a command that must succeed prints to standard output."""
+
+    def run(*arguments):
+        process = command(*arguments)
+        assert process.returncode == 0, process.stderr
+        return process.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def mless() -> Callable[..., subprocess.CompletedProcess[str]]:
+def mless():
     return partial(installed, "mless")
 
 
 @pytest.fixture(scope="session")
-def lm_eval() -> Callable[..., subprocess.CompletedProcess[str]]:
+def lm_eval():
     return partial(installed, "lm_eval")
 
 
+def run_python(code, *arguments, **options):
+    """Run Python code in a process of its own, which must end well; return what it printed."""
+    process = run_program(sys.executable, "-c", code, *arguments, **options)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
+
+
+def load_eager(name):
+    """A model as Hugging Face computes it in float32, which also returns its attention."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(name, **options).eval()
+
+
 @pytest.fixture(scope="session")
-def smollm2() -> Path:
+def smollm2():
     """The folder of SmolLM2 in the user's cache; it is downloaded once."""
     from harness.smollm2_model import fetch_smollm2
 

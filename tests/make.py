@@ -8,7 +8,6 @@ import atexit
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -17,11 +16,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas
+import pytest
 import yaml
 
 from attention_probe.analysis.average_curves import CurveSettings, average_curves, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.analysis import compare
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.table_page import TableOptions, make_table
 from harness.execution.execute_plan import (
     _generation_config,
@@ -31,7 +33,7 @@ from harness.execution.execute_plan import (
 )
 from harness.execution.generate_samples import session_facts
 from harness.experiment.built_prompts import TOKEN_REGIONS
-from harness.experiment.plan import Request, make_plan, make_requests, sample_key
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import load_jsonl
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
@@ -45,19 +47,19 @@ from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import expand, hash_stored
 
 
-def read_source(path, layout=None, metric=None) -> Source:
+def read_source(path, layout=None, metric=None):
     """The prompts of a run or of logs, as commands read them."""
     return read_runs.source_of(Run.load(path, metric=metric), layout=layout)
 
 
-def passing_folder() -> Path:
+def passing_folder():
     """A new folder, which is removed when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="mless-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _unpacked(folder: Path) -> Path:
+def _unpacked(folder):
     """A copy of a committed run whose files are plain JSON lines."""
     copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
@@ -69,9 +71,24 @@ ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "results" / "example"
 
 
-def read_data(name: str):
+def read_data(name):
     """Labelled cases of tests/data."""
     return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def with_cases(test):
+    """Parametrize a test by its cases in the YAML file beside its module.
+
+    They are a list under the test's name: mappings of the test's parameters, or a table whose
+    first row names them.
+    """
+    path = Path(test.__code__.co_filename).with_suffix(".yaml")
+    cases = yaml.safe_load(path.read_text(encoding="utf-8"))[test.__name__]
+    names, *rows = cases
+    if isinstance(names, dict):
+        names = list(names)
+        rows = [[case[name] for name in names] for case in cases]
+    return pytest.mark.parametrize(names, rows, ids=str)(test)
 
 
 TOY = ROOT / "tests" / "data" / "toy"
@@ -92,17 +109,18 @@ REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", 
 """The contrasts that `GREEDY_RUN` registered."""
 
 
-def _read_lines(path: Path) -> list[dict]:
+def read_lines(path):
+    """The records of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _write_lines(path: Path, records: Iterable[object]) -> None:
+def write_records(path, records):
     """Write records as the harness does: one a line, without blanks."""
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
-def small_run(folder: Path, problems: int = 25) -> Path:
+def small_run(folder, problems=25):
     """A copy of `GREEDY_RUN` with few problems, without lm-eval's files: fast to read and grade."""
     ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
     shutil.copytree(GREEDY_RUN, folder, ignore=ignored)
@@ -111,17 +129,17 @@ def small_run(folder: Path, problems: int = 25) -> Path:
     problem_ids = set(all_ids[:: len(all_ids) // problems])
     prompts = [prompt for prompt in prompts if prompt.doc["id"] in problem_ids]
     hashes = {"prompts_sha256": hash_prompts(prompts)}
-    header, *records = _read_lines(folder / JOURNAL)
+    header, *records = read_lines(folder / JOURNAL)
     records = [
         record
         for record in records
         if record.get("problem_id") in problem_ids or record["key"].startswith(SESSION)
     ]
     keys = {record["key"] for record in records}
-    version, *scores = _read_lines(folder / SCORES)
-    _write_lines(folder / PROMPTS, map(as_json, prompts))
-    _write_lines(folder / JOURNAL, [header | hashes, *records])
-    _write_lines(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
+    version, *scores = read_lines(folder / SCORES)
+    write_records(folder / PROMPTS, map(as_json, prompts))
+    write_records(folder / JOURNAL, [header | hashes, *records])
+    write_records(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
     receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
     files = {name: hash_stored(folder / name) for name in receipt["files"]}
     receipt |= {**hashes, "problems": problems, "files": files}
@@ -142,49 +160,55 @@ CONFIG = {
 }
 
 
-def write_run(
-    folder: Path,
-    answer: Callable[[Request, str], tuple[str, str]],
-    *,
-    limit: int | None = 6,
-    **changes: object,
-) -> Path:
+MINIMAL = {
+    "name": "x",
+    "model": {"label": "toy", "model_args": {"pretrained": TOY_MODEL}},
+    "conditions": ["wo", "mless"],
+}
+
+
+def run_plan(plan, folder, make_sample):
+    """The finished run of a plan, with the samples that a function makes of requests and keys."""
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
+    identity = run_identity(plan, sampling)
+    setting = identity.hash_setting()
+    with RunFolder(folder, identity, stored_prompts(plan)) as run:
+        run.note(SESSION, session_facts(plan))
+        for request in make_requests(plan, sampling):
+            key = sample_key(request, setting)
+            if key not in run.journal.keys:
+                run.journal.append(make_sample(request, key))
+    execute(plan, output=folder, quiet=True)
+    expand(folder)  # for tests that read and change its lines
+    return folder
+
+
+def write_run(folder, answer, *, limit=6, **changes):
     """A finished run, or one that is extended if the folder holds a run.
 
     `answer` returns completion and finish reason of a request and its target.
     """
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump({**CONFIG, **changes}))
-    stored_ids = stored_example_ids(folder)
-    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_ids)
-    sampling = plan.config.resolve_sampling(_generation_config(plan))
-    identity = run_identity(plan, sampling)
-    setting = identity.hash_setting()
-    prompts = stored_prompts(plan)
-    targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in prompts}
-    with RunFolder(folder, identity, prompts) as run:
-        run.note(SESSION, session_facts(plan))
-        for request in make_requests(plan, sampling):
-            key = sample_key(request, setting)
-            if key in run.journal.keys:
-                continue
-            text, reason = answer(request, targets[request.problem_id])
-            sample = Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
-            run.journal.append(sample)
-    execute(plan, output=folder, quiet=True)
-    expand(folder)  # for tests that read and change its lines
-    return folder
+    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_example_ids(folder))
+    targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in stored_prompts(plan)}
+
+    def make_sample(request, key):
+        text, reason = answer(request, targets[request.problem_id])
+        return Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
+
+    return run_plan(plan, folder, make_sample)
 
 
-def add_stop(run: Path) -> None:
+def add_stop(run):
     """Change a run as if it had been sampled with a stop string."""
-    header, *records = _read_lines(run / JOURNAL)
+    header, *records = read_lines(run / JOURNAL)
     for arm in header["arms"].values():
         arm["sampling"]["stop"] = ["x"]
-    _write_lines(run / JOURNAL, [header, *records])
+    write_records(run / JOURNAL, [header, *records])
 
 
-def right(request: Request, target: str) -> tuple[str, str]:
+def right(request, target):
     """The right answer to a request, for `write_run`."""
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
 
@@ -193,9 +217,7 @@ CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}
 """The reference conditions of a run that has a positive control."""
 
 
-def evaluation(
-    verdicts: dict[str, list[list[str]]], *, model: str = "m", layout: str = "raw", **facts
-) -> Run:
+def evaluation(verdicts, *, model="m", layout="raw", **facts):
     """A run with verdicts [condition][problem][sample]. `wo again` is the repeat run of `wo`."""
     rows = []
     for name, problems in verdicts.items():
@@ -236,13 +258,11 @@ def evaluation(
 WRONG = ("incorrect", "no_box", "truncated", "refused", "timeout", "crashed")
 
 
-def drawn(
-    seed: int, problems: int, k: int, chances: dict[str, float], wrong_verdicts=WRONG
-) -> dict[str, list[list[str]]]:
+def drawn(seed, problems, k, chances, wrong_verdicts=WRONG):
     """Random verdicts: `chances` has each condition's chance of a right sample."""
     rng = np.random.default_rng(seed)
 
-    def draw(chance: float) -> str:
+    def draw(chance):
         return "correct" if rng.random() < chance else str(rng.choice(wrong_verdicts))
 
     return {
@@ -251,15 +271,38 @@ def drawn(
     }
 
 
+def verdicts_by_count(counts, samples=1):
+    """Verdicts of conditions, from numbers of problems: `{"wo": {"correct": 3, "no_box": 1}}`."""
+    return {
+        name: [[verdict] * samples for verdict, count in verdicts.items() for _ in range(count)]
+        for name, verdicts in counts.items()
+    }
+
+
+def make_board(verdicts, **facts):
+    """The leaderboard of one run with these verdicts."""
+    return make_leaderboard([evaluation(verdicts, **facts)])
+
+
+def by_condition(board):
+    """The rows of a comparison."""
+    return board.comparison.set_index("condition")
+
+
+def compare_rows(frame, **options):
+    """The rows of the comparison of samples, by condition."""
+    return compare(frame, **options).set_index("condition")
+
+
 def answered_prompt(
-    condition: str,
-    verdicts: tuple[str, ...] = (),
+    condition,
+    verdicts=(),
     *,
-    problem_id: str = "p",
+    problem_id="p",
     completions=(),
     answers=(),
     **document,
-) -> AnsweredPrompt:
+):
     """A prompt with the verdicts of its samples, and their completions and answers if given.
 
     Args:
@@ -299,25 +342,14 @@ def answered_prompt(
     )
 
 
-def source_of(*problems) -> Source:
+def source_of(*problems):
     """A run of these problems under `wo` and `mless`."""
     facts = {"kind": "run", "model": None, "layout": "raw", "metric": "verdict"}
     return Source(name="made", conditions=("wo", "mless"), problems=problems, **facts)
 
 
 DATE = "2026-01-0{}T00-00-00.0"
-RESULTS = {
-    "model_name": "some/model",
-    "config": {
-        "model": "hf",
-        "model_args": "pretrained=some/model,dtype=float32",
-        "random_seed": 0,
-    },
-    "configs": {"task": {"generation_kwargs": {"do_sample": False}, "num_fewshot": 0}},
-    "versions": {"task": 3},
-    "n-samples": {"task": {"original": 20, "effective": 20}},
-    "date": 1.0,
-}
+RESULTS = read_data("lm_eval_results")
 
 
 def log_line(number, text=None, **changes):
@@ -343,7 +375,7 @@ def write_log(folder, lines, *, number=1, **results):
     folder.mkdir(exist_ok=True)
     (folder / f"results_{DATE.format(number)}.json").write_text(json.dumps({**RESULTS, **results}))
     path = folder / f"samples_task_{DATE.format(number)}.jsonl"
-    _write_lines(path, lines)
+    write_records(path, lines)
     return path
 
 
@@ -448,3 +480,13 @@ full_curve = partial(aligned_curve, view="full")
 def table_page(*runs, **options):
     """The page of `mless table`."""
     return make_table([str(run) for run in runs], TableOptions(**options))
+
+
+def table_data(*runs, **options):
+    """What `mless table --format json` prints."""
+    return json.loads(table_page(*runs, form="json", **options))
+
+
+def find_log(condition):
+    """The log of a condition of `GREEDY_RUN`."""
+    return next(GREEDY_RUN.glob(f"samples_demo_{condition}_2*"))

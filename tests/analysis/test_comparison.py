@@ -9,7 +9,7 @@ from harness.analysis import compare, estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.verdicts import choose_verdict, judge
 from harness.errors import ComparisonError
-from tests.make import CONTROL, evaluation
+from tests.make import CONTROL, compare_rows, evaluation, with_cases
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 COLUMNS = "model layout condition replicate problem_id sample_index correct".split()
@@ -37,10 +37,6 @@ def run():
     )
 
 
-def compare_rows(frame, **options):
-    return compare(frame, **options).set_index("condition")
-
-
 def test_a_table_by_hand():
     before, after = [1] * 30 + [0] * 20, [1] * 28 + [0] * 2 + [1] * 12 + [0] * 8
     table = compare_rows(samples(wo=before, mless=after))
@@ -58,11 +54,13 @@ def test_a_table_by_hand():
 def test_intervals_are_of_accuracies_and_differences_by_problem(run):
     row = compare_rows(run).loc["mless"]
     correct = run.groupby(["condition", "problem_id"])["correct"].sum()
+    estimate = estimate_difference(correct["mless"] - correct["wo"], 4)
     intervals = [
+        *estimate.interval(),
+        *estimate.interval(0.9),
         *score_interval(correct["mless"] / 4),
-        *estimate_difference(correct["mless"] - correct["wo"], 4).interval(0.9),
     ]
-    columns = ["accuracy_low", "accuracy_high", "equivalence_low", "equivalence_high"]
+    columns = [*POINTS[1:], "accuracy_low", "accuracy_high"]
     assert row[columns].tolist() == pytest.approx([100 * end for end in intervals])
 
 
@@ -104,11 +102,9 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
     assert set(table["tests"].dropna()) == {4}
 
 
-def test_the_verdict_follows_from_the_p_value_and_the_margin():
-    assert choose_verdict(0.049, 0.4, within_margin=True) == "better"
-    assert choose_verdict(0.049, -0.4, within_margin=True) == "worse"
-    assert choose_verdict(0.05, 3.0, within_margin=True) == "equivalent"
-    assert choose_verdict(0.05, 3.0, within_margin=False) == "inconclusive"
+@with_cases
+def test_the_verdict_follows_from_the_p_value_and_the_margin(p, difference, within_margin, verdict):
+    assert choose_verdict(p, difference, within_margin=within_margin) == verdict
 
 
 @settings(max_examples=15, deadline=None)
@@ -192,15 +188,7 @@ def test_with_a_primary_contrast_each_model_has_a_share_and_the_other_contrasts_
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
-@pytest.mark.parametrize(
-    ("tested", "primary", "effect"),
-    [
-        (CONDITIONS, None, 0),
-        (("mless", "random"), None, 0),
-        (CONDITIONS, "mless", 0),
-        (CONDITIONS, "mless", 9),
-    ],
-)
+@with_cases
 def test_five_of_a_hundred_tables_without_an_effect_have_a_false_verdict(
     shared, tested, primary, effect
 ):
@@ -234,71 +222,18 @@ def test_reference_conditions_are_not_judged(run):
     assert table.loc["mful", "tests"] == 2
 
 
-def test_a_repeat_run_counts_the_completions_that_differ(run):
-    run = run.assign(completion="")
-    again = run[run["condition"] != "mful"].assign(replicate=1)
-    is_changed = again["problem_id"].isin(["p1", "p2"]) & (again["condition"] == "wo")
-    lost = again["correct"][is_changed].sum()
-    again.loc[is_changed, ["completion", "correct"]] = "else", False
-    both = pandas.concat([run, again])
-    table = compare_rows(both)[["aa_samples", "aa_changed", "aa_difference"]]
-    assert table.loc["mless"].tolist() == [480, 8, pytest.approx(100 * lost / 240)]
-    assert lost > 0 and table.loc["mful"].isna().all(), "run once"
-    without_texts = compare_rows(both.drop(columns="completion")).loc["mless"]
-    assert without_texts["aa_difference"] > 0 and pandas.isna(without_texts["aa_samples"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"baseline": "none"}, "model m, layout raw: .*'none' among wo, mless, mful"),
-        ({"contrasts": ["mles - wo"]}, "'mles': expected one of mless, mful, wo"),
-        ({"contrasts": ["mless - mles"]}, "'mles': expected one of mless, mful, wo"),
-        ({"primary": "mless - wo"}, "primary: .* mless - wo"),
-        ({"primary": "mless - wo", "contrasts": ["mless - wo"], "by": ["level"]}, "primary: "),
-        ({"margin": 0}, "margin: .* got 0"),
-    ],
-)
+@with_cases
 def test_arguments_that_do_not_fit_the_samples_are_refused(run, arguments, message):
     with pytest.raises(ComparisonError, match=message):
         compare(run.assign(level=1), **arguments)
 
 
-@pytest.mark.parametrize(
-    ("condition", "change", "message"),
-    [
-        (
-            "mless",
-            lambda rows: rows[rows["problem_id"] != "p1"],
-            "condition mless: .* 59 against 60; .*p1",
-        ),
-        ("mful", lambda rows: rows.assign(problem_id="q"), "mful.* occurs more than once"),
-        (
-            "mless",
-            lambda rows: rows[rows["sample_index"] < 2],
-            "condition mless: expected 4 .* got 2",
-        ),
-        (
-            "mful",
-            lambda rows: rows.drop(rows.index[30]),
-            "condition mful: samples are missing: .* 4 .*p7",
-        ),
-        (
-            "wo",
-            lambda rows: pandas.concat([rows, rows.iloc[[5]]]),
-            "problem_id p1, sample_index 1: occurs",
-        ),
-        (
-            "wo",
-            lambda rows: rows.assign(correct=None),
-            "problem_id p0, sample_index 0: has no verdict",
-        ),
-    ],
-)
-def test_samples_that_cannot_be_compared_are_refused(run, condition, change, message):
+@with_cases
+def test_samples_that_cannot_be_compared_are_refused(run, condition, query, values, message):
     is_changed = run["condition"] == condition
+    rows = run[is_changed].query(query).assign(**values)
     with pytest.raises(ComparisonError, match=message):
-        compare(pandas.concat([change(run[is_changed]), run[~is_changed]]))
+        compare(pandas.concat([rows, run[~is_changed]]))
 
 
 def test_a_repeat_run_of_fewer_problems_is_refused(run):

@@ -4,22 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis import compare
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import _make_further_tables, make_card
-from harness.runs.read_runs import Run
-from tests.make import CONTROL, GREEDY_RUN, drawn, evaluation, small_run
-
-
-def test_a_condition_that_a_user_calls_control_is_no_reference_condition(tmp_path):
-    wo, mless = (next(GREEDY_RUN.glob(f"samples_demo_{name}_*")) for name in ("wo", "mless"))
-    board = make_leaderboard([Run.load({"wo": wo, "control": mless})])
-    assert board.reference_conditions == {}
-    assert board.comparison["condition"].tolist() == ["wo", "control"]
-    assert Run.load(small_run(tmp_path / "run")).reference_conditions == {}
-
+from tests.make import (
+    CONTROL,
+    by_condition,
+    compare_rows,
+    drawn,
+    evaluation,
+    make_board,
+    verdicts_by_count,
+    with_cases,
+)
 
 VERDICTS = {
     "wo": [["correct"], ["incorrect"], ["no_box"], ["truncated"], ["correct"]],
@@ -56,7 +54,7 @@ def test_mediators_leave_out_replicates_and_can_be_split():
 
 
 def compare_verdicts(verdicts, **options):
-    return compare(evaluation(verdicts).samples, **options).set_index("condition").loc["mless"]
+    return compare_rows(evaluation(verdicts).samples, **options).loc["mless"]
 
 
 def test_the_difference_among_answered_samples_is_of_pairs_that_are_both_answered():
@@ -83,25 +81,13 @@ def test_it_is_the_mean_over_all_pairs_of_the_samples_of_a_problem(seed, k, chan
     assert compare_verdicts(verdicts)["answered_difference"] == expected
 
 
-CUT, OPEN = ["truncated"] * 2, ["unfinished"] * 2
-WRONG, RIGHT = ["incorrect"] * 2, ["correct"] * 2
-HALF_RIGHT = [RIGHT, WRONG] * 200
+HALF_RIGHT = {"correct": 200, "incorrect": 200}
 
 
-@pytest.mark.parametrize(
-    ("wo", "mless", "verdict", "reason"),
-    [
-        ([CUT] * 400, [CUT] * 400, "unmeasured", "fewer than half"),
-        ([WRONG] * 400, [WRONG] * 400, "unmeasured", "0 or 100 %"),
-        ([RIGHT] * 400, [RIGHT] * 400, "unmeasured", "0 or 100 %"),
-        (HALF_RIGHT, HALF_RIGHT, "equivalent", None),
-        ([CUT] * 250 + [WRONG] * 150, [RIGHT] * 50 + [CUT] * 350, "better", "fewer than half"),
-    ],
-    ids=["all cut off", "all wrong", "all right", "half right", "better all the same"],
-)
+@with_cases
 def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
-    board = make_leaderboard([evaluation({"wo": wo, "mless": mless})])
-    row = board.comparison.set_index("condition").loc["mless"]
+    board = make_board(verdicts_by_count({"wo": wo, "mless": mless}, samples=2))
+    row = by_condition(board).loc["mless"]
     assert row["verdict"] == verdict
     if reason is None:
         assert row["unmeasured"] is None
@@ -110,19 +96,19 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
     notes = " ".join(show_comparison(board).notes)
     message = f"unmeasured (w/ Mless): {row['unmeasured']}."
     assert (message in notes) == (verdict == "unmeasured")
-    assert ("Raise max_gen_toks" in notes) == (CUT in wo)
+    assert ("Raise max_gen_toks" in notes) == ("truncated" in wo)
 
 
-@pytest.mark.parametrize(
-    ("control", "verdict"), [([WRONG] * 400, "equivalent"), (HALF_RIGHT, "unmeasured")]
-)
+@with_cases
 def test_without_an_effect_of_the_positive_control_nothing_is_measured(control, verdict):
-    verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": control}
+    verdicts = verdicts_by_count(
+        {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": control}, samples=2
+    )
     assert compare_verdicts(verdicts, reference_conditions=CONTROL)["verdict"] == verdict
 
 
 def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_control():
-    verdicts = {"wo": HALF_RIGHT, "mless": HALF_RIGHT, "control": HALF_RIGHT}
+    verdicts = verdicts_by_count(dict.fromkeys(("wo", "mless", "control"), HALF_RIGHT), samples=2)
     runs = [evaluation(verdicts, reference_conditions=CONTROL)]
     tables = _make_further_tables(make_leaderboard(runs), runs)
     (by_level,) = [table for table in tables if table.title == "By level"]
@@ -130,13 +116,12 @@ def test_the_report_splits_verdicts_as_the_table_does_also_by_the_positive_contr
     assert str(by_level.cells).count("text='unmeasured'") == 5
 
 
-@pytest.mark.parametrize(
-    ("ending", "name"), [(CUT, "cut off"), (OPEN, "unfinished")], ids=["cut off", "unfinished"]
-)
+@with_cases
 def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending, name):
-    half = [RIGHT, ending] * 200
-    board = make_leaderboard([evaluation({"wo": half, "mless": [RIGHT] * 400, "mful": half})])
-    row = board.comparison.set_index("condition").loc["mless"]
+    half = {"correct": 200, ending: 200}
+    counts = {"wo": half, "mless": {"correct": 400}, "mful": half}
+    board = make_board(verdicts_by_count(counts, samples=2))
+    row = by_condition(board).loc["mless"]
     assert row[["verdict", "by_format"]].tolist() == ["better", True]
     assert row["answered_low"] <= 0 == row["answered_difference"] <= row["answered_high"]
     grid = show_comparison(board)

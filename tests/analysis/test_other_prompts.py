@@ -17,11 +17,19 @@ from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.figures.interval_rows import draw_instructions
 from harness.display.side_tables import show_side_tables
-from harness.errors import ComparisonError, ConfigError
+from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
-from harness.experiment.run_config import RunConfig, load_config
+from harness.experiment.run_config import RunConfig
 from harness.runs.read_runs import Run
-from tests.make import CONTROL, evaluation, right, write_run
+from tests.make import (
+    CONTROL,
+    by_condition,
+    evaluation,
+    make_board,
+    right,
+    verdicts_by_count,
+    write_run,
+)
 
 MODEL = {"model_args": {"pretrained": "x"}}
 
@@ -120,12 +128,12 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have(
 
 def test_accuracies_and_verdicts_are_of_all_instructions_together():
     """Better under two instructions and worse under two: the mean is judged."""
-    verdicts = {
-        name: [["correct"]] * round(300 * share) + [["incorrect"]] * round(300 * (1 - share))
+    counts = {
+        name: {"correct": round(300 * share), "incorrect": round(300 * (1 - share))}
         for name, share in accuracies_under([0.3, 0.3, -0.2, -0.2]).items()
     }
-    board = make_leaderboard([evaluation(verdicts, reference_conditions=OTHER_INSTRUCTIONS)])
-    table = board.comparison.set_index("condition")
+    board = make_board(verdicts_by_count(counts), reference_conditions=OTHER_INSTRUCTIONS)
+    table = by_condition(board)
     assert table["repeats"].to_dict() == {"wo": 4, "mless": 4}
     assert table["accuracy"].tolist() == pytest.approx([50, 55])
     row = table.loc["mless"]
@@ -139,10 +147,6 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     (cells,) = side_tables["instructions"].cells
     assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[\u221220, +30]"]
     assert '"instructions": [' in as_json(board) and "texts" not in side_tables
-    two = {name: verdicts[name] for name in ("wo", "mless", "a-1", "b-1")}
-    board = make_leaderboard([evaluation(two, reference_conditions=OTHER_INSTRUCTIONS)])
-    assert "for 2 instructions together" in " ".join(show_comparison(board).notes)
-    assert board.side_tables["instructions"].empty
 
 
 def test_all_conditions_run_under_each_other_instruction():
@@ -203,7 +207,7 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
     differences = {name: accuracy - 25 for name, accuracy in accuracies.items() if name != "wo"}
     boards = [make_leaderboard([Run.load(path)]) for path in (folder, logs)]
     for board in boards:
-        table = board.comparison.set_index("condition")
+        table = by_condition(board)
         assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
         assert table.loc["answer-at-once", "role"] != "reference"
         rows = board.side_tables["instructions"].set_index("condition")
@@ -217,27 +221,8 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
 
 
 def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
-    verdicts = {"wo": [["correct"]] * 9, "control": [["incorrect"]] * 9}
+    verdicts = verdicts_by_count({"wo": {"correct": 9}, "control": {"incorrect": 9}})
     runs = [evaluation(verdicts, reference_conditions=CONTROL), evaluation(verdicts, model="n")]
     message = "results/n: the condition 'control' is another one than in results/m"
     with pytest.raises(ComparisonError, match=message):
         make_leaderboard(runs)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["across={instructions: Do it.}"], r"across.instructions: .* list, such as \[a, b\]"),
-        (["across={instructions: []}"], "at least 1"),
-        (["across={instructions: 2}"], "across.instructions"),
-        (
-            ["across={instructions: [Do it.]}", "conditions=[wo, {name: own, instruction: Do.}]"],
-            "across: needs conditions that set no instruction",
-        ),
-    ],
-)
-def test_what_is_no_list_of_instructions_is_refused(overrides, message, tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("name: x\nmodel: {model_args: {pretrained: x}}\nconditions: [wo, mless]\n")
-    with pytest.raises(ConfigError, match=message):
-        load_config(path, overrides)

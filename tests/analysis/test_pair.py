@@ -2,7 +2,6 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from harness.analysis import compare, holm
@@ -11,34 +10,36 @@ from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.errors import ComparisonError, RunError
 from harness.runs.read_runs import Run
 from harness.runs.samples_frame import load_run
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import (
     CONTROL,
     GREEDY_RUN,
     REGISTERED,
+    by_condition,
     drawn,
     evaluation,
+    find_log,
     log_line,
+    make_board,
     right,
     table_page,
+    with_cases,
+    write_records,
     write_run,
 )
 
 WO, MLESS, LOG = (
     f"{GREEDY_RUN}:wo",
     f"{GREEDY_RUN}:mless",
-    next(GREEDY_RUN.glob("samples_demo_wo*")),
+    find_log("wo"),
 )
 COLUMNS = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong"]
 COLUMNS.append("answered_difference")
 
 
-@pytest.mark.parametrize(
-    ("old", "name"),
-    [(WO, "greedy_run:wo"), (str(GREEDY_RUN), "greedy_run:wo"), (str(LOG), f"{LOG.name}:wo")],
-    ids=["two conditions", "the baseline by default", "a log and a run"],
-)
+@with_cases
 def test_two_sides_are_paired_by_problem(old, name):
+    old, name = (text.format(run=GREEDY_RUN, log=LOG) for text in (old, name))
     frame = load_run(GREEDY_RUN)
     expected = compare(frame[frame["condition"].isin(["wo", "mless"])])
     board = compare_pair(Side.read(old), Side.read(MLESS))
@@ -56,44 +57,29 @@ def log(path, scores, **facts):
     reverse = [{**line, "exact_match": 1 - line["exact_match"]} for line in lines]
     lines = [{**line, "filter": "strict", **facts} for line in lines]
     lines += [{**line, "filter": "loose", **facts} for line in reverse]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_records(path, lines)
     return str(path)
 
 
 HALF = [1, 0] * 200
-WORSE = [0] * 40 + HALF[40:]
 
 
 @pytest.fixture
-def compare_logs(tmp_path, capsys, monkeypatch):
+def compare_logs(tmp_path, command):
     """`mless compare` of two logs with these scores."""
 
     def run(old_scores, new_scores, *options):
         old, new = log(tmp_path / "old.jsonl", old_scores), log(tmp_path / "a - b", new_scores)
-        return here(capsys, monkeypatch, "compare", old, new, *options)
+        return command("compare", old, new, *options)
 
     return run
 
 
-@pytest.mark.parametrize(
-    ("scores", "options", "code", "message"),
-    [
-        (HALF, "2", 0, "a - b loses less than 2 points: the interval's lower end is -0.9."),
-        (WORSE, "2", 1, "a - b is worse: -5.0 points"),
-        (WORSE, "20", 0, "a - b loses less than 20 points"),
-        (WORSE, "2 --metric exact_match,loose", 0, "a - b loses less than 2 points"),
-        (HALF, "0", 2, "--not-worse-by: expected points above 0 and below 100, got 0."),
-        ([0] * 6 + HALF[6:], "1", 3, "Not shown: the interval's lower end is -2.2. If both are"),
-    ],
-)
-def test_the_exit_code_tells_whether_accuracy_fell(scores, options, code, message, compare_logs):
-    process = compare_logs(HALF, scores, "--not-worse-by", *options.split())
+@with_cases
+def test_the_exit_code_tells_whether_accuracy_fell(lost, options, code, message, compare_logs):
+    process = compare_logs(HALF, [0] * lost + HALF[lost:], *options.split())
     assert process.returncode == code and message in process.stderr
     assert "old.jsonl" in process.stdout and "+/-" in process.stdout
-
-
-def test_without_a_margin_the_exit_code_is_0(compare_logs):
-    assert compare_logs(HALF, WORSE).returncode == 0
 
 
 def test_a_score_between_0_and_1_is_refused(compare_logs):
@@ -107,31 +93,16 @@ def test_accuracies_of_0_cannot_be_judged(compare_logs):
 
 
 def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
-    rng = np.random.default_rng(4)
-
-    def check(problems):
-        """Compare two conditions with an accuracy of 50 percent, at a margin of 3 points."""
-        draws = np.where(rng.random((2, problems, 1)) < 0.5, "correct", "incorrect")
-        verdicts = dict(zip(("wo", "mless"), draws, strict=True))
-        return check_not_worse(make_leaderboard([evaluation(verdicts)]), 3)
-
-    code, message = check(200)
+    """Of two conditions with an accuracy of 50 percent, at a margin of 3 points."""
+    code, message = check_not_worse(make_board(drawn(4, 200, 1, {"wo": 0.5, "mless": 0.5})), 3)
     suggested = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
     assert code == 3 and suggested == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
-    passed = sum(check(suggested)[0] == 0 for _ in range(20))
-    assert passed >= 11, "20 runs with a power of 80 percent pass less often in 1 of 1000 cases"
 
 
-def test_what_cannot_be_paired_is_refused(tmp_path):
+def test_sides_with_other_problems_are_refused(tmp_path):
     run = write_run(tmp_path / "run", right, limit=2)
-    for old, new, error, message in (
-        (WO, WO, ComparisonError, "is given twice"),
-        (WO, f"{GREEDY_RUN}:x", RunError, "has no condition 'x': expected one of wo, mless"),
-        (str(GREEDY_RUN), str(tmp_path / "none"), RunError, "none"),
-        (WO, f"{run}:wo", ComparisonError, "its problems are not those of the baseline"),
-    ):
-        with pytest.raises(error, match=message):
-            compare_pair(Side.read(old), Side.read(new))
+    with pytest.raises(ComparisonError, match="its problems are not those of the baseline"):
+        compare_pair(Side.read(WO), Side.read(f"{run}:wo"))
 
 
 CHANCES = {"wo": 0.4, "mless": 0.7, "mful": 0.4, "random": 0.15}
@@ -164,7 +135,7 @@ def test_models_whose_primary_contrasts_differ_have_none():
 def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     registered = {"contrasts": ["mless - random", "mless - wo"], "primary": "mless - random"}
     board = make_leaderboard(draw_runs(registered))
-    table = board.comparison.set_index("condition")
+    table = by_condition(board)
     assert table["role"].to_dict() == {
         "wo": "baseline",
         "mless": "tested",
@@ -181,24 +152,15 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
     ]
     assert row["p_adjusted"] == row["p"] <= table.loc["mless", "p_adjusted"]
     assert table.loc["mless", "tests"] == 1
-    against_random = make_leaderboard(draw_runs({}), baseline="random").comparison
-    expected = against_random.set_index("condition").loc["mless"]
+    against_random = make_leaderboard(draw_runs({}), baseline="random")
+    expected = by_condition(against_random).loc["mless"]
     columns = ["accuracy", "difference", "p", "wrong_to_right", "equivalence_low"]
     assert row[columns].tolist() == expected[columns].tolist()
     both = make_leaderboard([*draw_runs(registered), draw_smaller_run(**registered)])
     assert both.comparison["primary"].sum() == 1, "the smaller run has no random sentence"
 
 
-@pytest.mark.parametrize(
-    ("facts", "arguments"),
-    [
-        ({}, {}),
-        ({"primary": None, "contrasts": None}, {}),
-        (REGISTERED, {"by": ["level"]}),
-        (REGISTERED, {"baseline": "mless"}),
-    ],
-    ids=["nothing", "older run", "split", "another baseline"],
-)
+@with_cases
 def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments):
     board = make_leaderboard(draw_runs(facts), **arguments)
     assert board.primary is None and json.loads(as_json(board))["contrasts"] is None
@@ -207,16 +169,9 @@ def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments)
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()
 
 
-@pytest.mark.parametrize(
-    ("run", "tests"),
-    [
-        (draw_runs({}, {})[1], [1, 2, 2]),
-        (draw_runs({}, FEWER)[1], [2, 4, 4, 2]),
-        (draw_smaller_run(**FEWER), [2, 4, 4, 2]),
-    ],
-    ids=["a log", "fewer contrasts", "fewer conditions"],
-)
-def test_only_what_a_model_registered_is_tested_and_counted(run, tests):
+@with_cases
+def test_only_what_a_model_registered_is_tested_and_counted(facts, is_smaller, tests):
+    run = draw_smaller_run(**facts) if is_smaller else draw_runs({}, facts)[1]
     registered = draw_runs(REGISTERED)
     board, alone = make_leaderboard([*registered, run]), make_leaderboard(registered)
     assert (board.primary, list(board.contrasts)) == ("mless - wo", REGISTERED["contrasts"])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.analysis import (
-    clustered_error,
     detection_power,
     estimate_difference,
     holm,
@@ -18,6 +17,7 @@ from harness.analysis import (
 )
 from harness.analysis.paired_tests import fewest_problems, sign_flip_test
 from harness.errors import ComparisonError
+from tests.make import with_cases
 
 DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
 """Cross- less self-fertilised maize, in eighths of an inch.
@@ -30,11 +30,6 @@ small_differences = st.lists(st.integers(-5, 5), min_size=1, max_size=9)
 
 def paired(gained, lost, alike):
     return np.repeat([1, -1, 0], [gained, lost, alike])
-
-
-def test_the_error_of_a_mean_is_over_problems():
-    assert clustered_error([1, 0.5, 0]) == pytest.approx(stats.sem([1, 0.5, 0]))
-    assert math.isnan(clustered_error([1]))
 
 
 # tests of a paired difference
@@ -154,10 +149,7 @@ def outcome_chance(gained, lost, n, *, discordance, effect):
     return stats.multinomial.pmf([gained, lost, n - gained - lost], n, chances)
 
 
-@pytest.mark.parametrize(
-    ("discordance", "effect", "level"),
-    [(0.005, 0.005, 0.95), (0.02, 0.0178, 0.95), (0.01, 0.01, 0.9), (0.015, 0.01, 0.9)],
-)
+@with_cases
 def test_intervals_of_few_changes_cover_and_rarely_call_the_margin_equivalent(
     discordance, effect, level
 ):
@@ -190,14 +182,9 @@ def test_many_small_losses_against_few_whole_gains_err_in_six_of_a_hundred_runs(
     assert 0.05 < errors / runs < 0.08
 
 
-def test_holm_adjusts_a_textbook_example():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.04, math.nan, 0.03]) == pytest.approx([0.06, math.nan, 0.06], nan_ok=True)
-
-
-def test_holm_does_not_depend_on_the_order():
-    assert holm([0.04, 0.005, 0.01, 0.03]) == pytest.approx([0.06, 0.02, 0.03, 0.06])
-    assert holm([0.9, 0.8, 0.9]) == pytest.approx([1, 1, 1])
+@with_cases
+def test_holm_adjusts_textbook_examples_in_any_order(p_values, adjusted):
+    assert holm(p_values) == pytest.approx(adjusted, nan_ok=True)
 
 
 # power
@@ -239,14 +226,7 @@ def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(k)
     assert math.isnan(minimal_detectable_effect(n=20, k=k, discordance=0.02))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"discordance": 0}, "up to 1 with k = 1, got 0"),
-        ({"k": 5, "discordance": 0.6}, "up to 0.5 with k = 5, got 0.6"),
-        ({"discordance": 0.01}, "at least the effect, 0.02, .* got 0.01"),
-    ],
-)
+@with_cases
 def test_power_refuses_numbers_out_of_range(values, message):
     with pytest.raises(ComparisonError, match=message):
         detection_power(0.02, n=9, **values)

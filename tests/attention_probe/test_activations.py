@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from attention_probe.measure.measure_activations import (
     ACTIVATION_BINS,
@@ -18,7 +18,8 @@ from attention_probe.measure.measure_activations import (
     measure_activations,
 )
 from harness.errors import ModelError
-from tests.make import TOY_MODEL, TOY_PROBLEMS
+from tests.conftest import load_eager
+from tests.make import TOY_MODEL, TOY_PROBLEMS, with_cases
 
 
 def letters(text):
@@ -35,7 +36,7 @@ def activations():
     """First-MLP activations of a problem, alone and behind 20 slashes, and the problem's tokens."""
     text = next(toy.problem for toy in TOY_PROBLEMS if "\\frac" in toy.problem)
     tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32).eval()
+    model = load_eager(TOY_MODEL)
     outputs = []
     activation = model.model.layers[0].mlp.act_fn
     activation.register_forward_hook(lambda *call: outputs.append(call[-1][0]))
@@ -76,20 +77,11 @@ def test_measures_follow_their_definitions(activations):
     assert numbers["gini"] == pytest.approx(expected, abs=1e-3)
 
 
-def test_every_number_has_a_unit(activations):
+@with_cases
+def test_every_number_has_a_unit(activations, name, unit):
     without, _, tokens = activations
-    units = {
-        "near_zero_c0.1": "share of activations",
-        "near_zero_other_c0.13": "share of activations",
-        "threshold_c0.32": "activation",
-        "tokens_digits": "tokens",
-        "l1": "activation",
-        "l2": "activation",
-        "gini": "0 to 1",
-        "histogram_top": "activation",
-    }
-    assert units.keys() <= measure(without, Reference.of(without), tokens).keys()
-    assert {name: activation_unit(name) for name in units} == units
+    assert name in measure(without, Reference.of(without), tokens)
+    assert activation_unit(name) == unit
 
 
 def test_if_most_activations_are_zero_there_is_no_threshold():
@@ -122,29 +114,7 @@ def test_numbers_that_are_not_finite_are_refused():
             Reference.of(torch.full((3, 8), broken))
 
 
-@pytest.mark.parametrize(
-    ("text", "classes"),
-    [
-        ("$x+12$", "..odd."),
-        ("$n! = \\frac{1}{2}$", "..o.o..oooo.d..d.."),
-        ("$a \\cdot b \\le c$", "....oooo....oo..."),
-        ("$\\left(\\pi\\right)$", "." * 18),
-        ("if x and y, then z", "cc...ccc....cccc.."),
-        ("\\text{ or }", ".......cc.."),
-        ("$p \\implies q$", "....ccccccc..."),
-        ("operands iffy", "............."),
-        ("a two-digit number", "." * 18),
-        ("and/or", "ccc.cc"),
-        ("Great! $3!$", "........do."),
-        ("the $x$-axis and $-ab$", "." * 13 + "ccc..o..."),
-        ("$30^\\circ$", ".dd......."),
-        ("25\\% of 8", "dd......d"),
-        ("$\\begin{matrix} 1 & 2 \\\\ 3 & 4$", "................d...d....d...d."),
-        ("7 [asy] draw(a--b, 3); [/asy] -1", "d" + "." * 18 + "d" + "." * 10 + "od"),
-        ("٣ ÷ 4", "d.o.d"),
-        ("", ""),
-    ],
-)
+@with_cases
 def test_characters_are_classified_in_their_text(text, classes):
     assert letters(text) == classes
 

@@ -26,6 +26,15 @@ from tests.capture_errors import (
     prompts,
     reference,
 )
+from tests.conftest import mark_slow
+from tests.make import with_cases
+
+
+def in_all_architectures(test):
+    """Parametrize a test by architectures, of which most are slow, and by paddings."""
+    names = mark_slow(ARCHITECTURES, quick=["qwen2", "gemma2", "gpt_oss"])
+    test = pytest.mark.parametrize("padding", PADDINGS)(test)
+    return pytest.mark.parametrize("model_type", names)(test)
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +42,7 @@ def qwen2():
     return build("qwen2")
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_means_counts_and_masses_are_those_of_eager_attention(model_type, padding):
     error_of = errors(model_type, padding)
     assert set(error_of) >= {"column_mean", "region_mass"}
@@ -42,11 +50,7 @@ def test_means_counts_and_masses_are_those_of_eager_attention(model_type, paddin
     assert max(error_of.values()) < 1e-5, error_of
 
 
-@pytest.mark.parametrize(
-    ("model_type", "layers"),
-    # only one of qwen3_next's four layers has softmax attention, so it is the first in the output
-    [("deepseek_v3", [0, 2]), ("opt", [0, 2]), ("qwen3_next", [3])],
-)
+@with_cases
 def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_type, layers):
     full_model = build_whole(model_type)
     full_model.save_pretrained(tmp_path)
@@ -61,7 +65,7 @@ def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_ty
     assert largest_difference(column_means(loaded, ids[0]), eager_means(loaded, ids[0])) < 1e-5
 
 
-@pytest.mark.parametrize("layers", [[0], [0, 3], [3, 4]])
+@with_cases
 def test_layers_without_softmax_attention_are_refused_and_another_is_named(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
@@ -70,15 +74,7 @@ def test_layers_without_softmax_attention_are_refused_and_another_is_named(layer
         capture(loaded, prompts("none")[0])
 
 
-@pytest.mark.parametrize(
-    ("layer", "projection", "factor", "message"),
-    [
-        (1, "q_proj", torch.nan, "Layer 2, Head 3, counted from 1, in float32"),
-        (0, "k_proj", torch.inf, "Layer 1, Head 5, 6, counted"),
-        (0, "v_proj", torch.nan, "Layer 2, Head 1, 2, 3, 4, 5, 6, counted"),
-        (0, "q_proj", 1e38, "Layer 1, Head 3, counted"),
-    ],
-)
+@with_cases
 def test_attention_that_is_not_finite_is_refused_with_layer_and_head(
     layer, projection, factor, message
 ):
@@ -88,8 +84,7 @@ def test_attention_that_is_not_finite_is_refused_with_layer_and_head(
         capture(loaded, prompts("none")[0])
 
 
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_rows_are_those_of_eager_attention(model_type, padding):
     _, mask = prompts(padding)
     is_row = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)) < 0.4
@@ -101,26 +96,6 @@ def test_rows_are_those_of_eager_attention(model_type, padding):
             # the inputs of later layers have been rounded differently
             tolerance = 1e-6 if layer == 0 else 1e-5
             assert expected.shape[1] > 5 and largest_error(rows, expected) < tolerance
-
-
-@pytest.mark.parametrize("chunk", [1, 7, LENGTH, 64])
-@pytest.mark.parametrize("model_type", ["qwen2", "mistral"])
-def test_the_block_size_changes_no_number(model_type, chunk):
-    loaded = build(model_type)
-    default, changed = ask(loaded, "left"), ask(loaded, "left", chunk=chunk)
-    for layer in LAYERS:
-        for name in ("column_mean", "region_mass"):
-            error = largest_error(getattr(changed[layer], name), getattr(default[layer], name))
-            assert error < 1e-5
-
-
-def test_a_gap_in_positions_does_not_separate_documents(qwen2):
-    ids, _ = prompts("none")
-    positions = torch.arange(LENGTH).expand(2, -1) + 20 * (torch.arange(LENGTH) >= 10)
-    regions = (torch.arange(LENGTH) < 10).expand(2, 1, -1)
-    request = CaptureRequest(key_regions=regions)
-    mass = capture(qwen2, ids, position_ids=positions, request=request)[0].region_mass
-    assert (mass[:, :, 10:] > 0).all()
 
 
 def test_the_pass_stops_after_the_last_requested_layer():
@@ -184,15 +159,7 @@ def test_activations_are_those_before_the_product(architecture):
     assert largest_error(captured.activations * recorded["up"], expected) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "message"),
-    [
-        ("gptj", {"rotary_dim": 8}, "GPTJModel gave no attention weights for Layer 1"),
-        ("bloom", {}, "BloomModel takes no positions"),
-        ("mamba", {"state_size": 4, "num_heads": None}, "MambaModel takes no positions"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "lets tokens see later ones"),
-    ],
-)
+@with_cases
 def test_an_architecture_that_cannot_be_captured_is_refused(model_type, changes, message):
     with pytest.raises(ModelError, match=message):
         ask(build(model_type, **changes), "none")
@@ -215,8 +182,7 @@ def test_the_model_is_unchanged_after_a_capture(qwen2):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@in_all_architectures
 def test_cuda_gives_the_means_of_the_cpu(model_type, padding):
     loaded = build(model_type)
     expected = ask(loaded, padding)

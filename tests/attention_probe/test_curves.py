@@ -5,8 +5,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.average_curves import (
-    CurveSettings,
-    average_curves,
     bootstrap_band,
     chosen_problems,
     shared_problems,
@@ -161,12 +159,3 @@ def test_the_band_equals_that_of_rows_that_are_drawn(table):
     clusters = np.repeat(np.arange(size), 3)
     repeated = bootstrap_band(np.repeat(table, 3, axis=0), clusters, 100)
     np.testing.assert_allclose(repeated, band, atol=1e-12)
-
-
-def test_every_point_has_its_head_and_condition(traces):
-    settings = CurveSettings(layer=3, heads=[2, 1])
-    table = average_curves(traces, settings, conditions=["mless", "wo"], problem_ids=["p2"])
-    points = table.groupby(["head", "condition"], sort=False).size()
-    pairs = [(head, condition) for condition in ("mless", "wo") for head in (2, 1)]
-    assert points.to_dict() == dict.fromkeys(pairs, 6)
-    assert table["low"].isna().all()

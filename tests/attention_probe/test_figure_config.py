@@ -1,5 +1,4 @@
 import re
-import subprocess
 
 import pandas
 import pytest
@@ -8,7 +7,8 @@ from attention_probe.analysis.average_curves import CurveSettings
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
-from tests.make import ROOT, make_header
+from tests.conftest import run_program
+from tests.make import ROOT, make_header, make_trace, with_cases, write_traces
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
@@ -125,31 +125,14 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("head: 1", "haed: 1", r"unknown key 'heads.0.haed'"),
-        ("head: 1", "head: 0", r"heads.0.head: .*greater than or equal to 1"),
-        (
-            "dataset: math500",
-            "n: 3",
-            r"prompts: expected exactly one of `run`, `logs` and `dataset`",
-        ),
-        ("dataset: math500", "run: x, flip: changed", r"expected `controls: true`"),
-        ("dataset: math500", "run: x, controls: true", r"matched to problems that flipped"),
-        (f"model: {MODEL}\n", "", r"heads.0: needs `model`"),
-        ("view: aligned", "view: full", r"series: view full has no line of 'wo'"),
-        ("view: aligned", "view: difference", r"series: view difference has no line of 'wo'"),
-        ("view: aligned", "view: aligned, y_limits: [[0, 1], [0, 2]]", r"rows.0: y_limits"),
-        (
-            "rows:",
-            "bars: {title: t}\nrows:",
-            r"bars: expected exactly one of `runs` and `reference`",
-        ),
-        ("name: one", "name: one\nkind: histogram", r"kind: histogram needs `models`"),
-        ("rows:", "models: [{name: x, model: y}]\nrows:", r"kind: curves needs `heads` and `rows`"),
-    ],
-)
+def test_traces_of_another_model_are_refused(tmp_path):
+    traces = write_traces(tmp_path / "tiny.traces", [make_trace()])
+    config = load(tmp_path, MINIMAL, f"traces={traces}")
+    with pytest.raises(ConfigError, match="traces of tiny, and the figure is of"):
+        make_figure(config, folder=tmp_path)
+
+
+@with_cases
 def test_a_faulty_figure_config_is_refused(tmp_path, old, new, message):
     text = MINIMAL.replace(old, new, 1)
     assert text != MINIMAL
@@ -162,9 +145,7 @@ def test_the_heads_of_the_appendix_exist():
     text = (ROOT / "docs/reproduce.md").read_text()
     (block,) = re.findall(r"```bash\n(qwen=.*?)```", text, re.DOTALL)
     script = "mless() { printf '%s\\0' \"$@\"; printf '\\n'; }\n" + block
-    command = ["bash", "-euc", script]
-    stdout = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = stdout.splitlines()
+    lines = run_program("bash", "-euc", script, check=True).stdout.splitlines()
     assert len(lines) == 9
     for line in lines:
         _, path, *options, _ = line.split("\0")

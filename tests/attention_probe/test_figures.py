@@ -8,13 +8,12 @@ from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.figure_numbers import BARS, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
-from harness.analysis import compare
 from harness.display.figures.figure_style import LOOKS, write_figure
 from harness.display.format_values import label
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import bar_containers
 from tests.display.test_figures import cut_off
-from tests.make import GREEDY_RUN, ROOT, TOY, make_header, make_trace
+from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace
 
 START, FILLER = 18, 55
 SHAPE = (3, 28)
@@ -308,7 +307,7 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     assert "reference numbers" not in texts(axes)
     assert "95 % score interval" in axes.get_ylabel()
     assert "Bars: 500 problems." in caption(figure)
-    compared = compare(load_run(GREEDY_RUN)).set_index("condition")
+    compared = compare_rows(load_run(GREEDY_RUN))
     intervals = compared[["accuracy_low", "accuracy_high"]].astype(float)
     assert read_bars(config.bars)["condition"].tolist() == ["wo", "mless", "mful"]
     for condition, bars in zip(("wo", "mless", "mful"), bar_containers(axes), strict=True):

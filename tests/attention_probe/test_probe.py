@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from transformers import AutoModelForCausalLM
 
 from attention_probe.commands.probe import describe_checks
 from attention_probe.measure.measure_prompts import Record
@@ -23,7 +22,8 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.problems import load_jsonl
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, read_source
+from tests.conftest import load_eager
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
@@ -47,10 +47,7 @@ def traces(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def full_model():
-    model = AutoModelForCausalLM.from_pretrained(
-        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+    return load_eager(TOY_MODEL)
 
 
 @pytest.fixture
@@ -96,6 +93,14 @@ def positions_of(trace, role):
     return np.flatnonzero(trace.roles == ROLES.index(role))
 
 
+def positions_under(traces, trace):
+    """The positions of a prompt with a gap, else None: those of the same tokens with the filler."""
+    if trace.condition != "mless+gap":
+        return None
+    filled = traces.get(trace.problem_id, "mless")
+    return np.flatnonzero((filled.original_pos >= 0) | (filled.roles == ROLES.index("completion")))
+
+
 def assert_close(actual, expected):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
@@ -121,11 +126,9 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
     assert traces.receipt["self_check"]["eager_error"] < 1e-5
     assert {trace.condition for trace in traces} >= {"wo", "mless", "mless+gap"}
     for trace in traces:
-        positions = None
         if trace.condition == "mless+gap":
-            filled = traces.get(trace.problem_id, "mless")
-            positions = np.flatnonzero(filled.original_pos >= 0)
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
+        positions = positions_under(traces, trace)
         weights = eager(full_model, trace.token_ids, positions)[list(LAYERS)]
         assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
         is_original = trace.original_pos >= 0
@@ -188,7 +191,7 @@ def test_completion_queries_are_those_of_the_recorded_completion(source, full_mo
 @pytest.mark.parametrize("rows", ["last:5", "answer", "all"])
 def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys):
     random_model = str(save_model(tmp_path / "random", "qwen2"))
-    model = AutoModelForCausalLM.from_pretrained(random_model, attn_implementation="eager")
+    model = load_eager(random_model)
     settings = ProbeSettings(
         model=random_model,
         layers=LAYERS,
@@ -201,13 +204,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
     with AttentionTraces.open(path) as traces:
         assert traces.header.options["rows"] == receipt["settings"]["record"]["rows"] == rows
         for trace in traces:
-            positions = None
-            if trace.condition == "mless+gap":
-                filled = traces.get(trace.problem_id, "mless")
-                positions = np.flatnonzero(
-                    (filled.original_pos >= 0) | (filled.roles == ROLES.index("completion"))
-                )
-            weights = eager(model, trace.token_ids, positions)[list(LAYERS)]
+            weights = eager(model, trace.token_ids, positions_under(traces, trace))[list(LAYERS)]
             count = {
                 "last:5": 5,
                 "answer": len(positions_of(trace, "completion")) + 1,
@@ -280,21 +277,6 @@ def select_ids(source, count):
     return tuple(problem.id for problem in source.problems[:count])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--activations",), "--engine cannot go with --activations."),
-        (("--conditions", "mless+gap,random"), r"--engine cannot go with mless\+gap."),
-        (("--device", "cuda"), "--engine cannot go with --device cuda."),
-        (("--layers", "5"), "Layer 5 is requested, but the model has 4 layers."),
-    ],
-)
-def test_what_an_engine_cannot_record_is_refused_before_it_starts(path, options, message):
-    with pytest.raises(ConfigError, match=message):
-        run_command("probe", GREEDY_RUN, "--n", 1, "--engine", *options, "-o", path)
-    assert not path.exists()
-
-
 def test_a_prompt_over_the_context_is_refused_before_the_engine_starts(source, path):
     completed = with_completion(source, "one two " * 3000)
     settings = replace(COMPLETION, engine={})
@@ -358,21 +340,12 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options", "printed"),
-    [
-        ("olmo2", (), EAGER),
-        ("deepseek_v3", (), EAGER),
-        ("qwen3_next", ("--layers", "4"), f"{EAGER}.*layers  4\n"),
-        ("mistral", (), EAGER),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@with_cases
 def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, options, printed):
     model = save_model(tmp_path / model_type, model_type)
     flags = ("--n", 1, "--conditions", "mless", *options, "-o", path)
     text = run_command(*PROBE_DATASET, "--model", model, *flags)
-    assert re.search(printed, text, re.DOTALL), text
+    assert re.search(EAGER + printed, text, re.DOTALL), text
     with AttentionTraces.open(path) as traces:
         for trace, region in itertools.product(traces, TOKEN_REGIONS):
             assert region == "completion" or np.isfinite(trace.measures[f"mass_{region}"]).all()
@@ -418,25 +391,14 @@ def test_controls_are_not_averaged_with_selected_problems(path):
 def test_sample_logs_of_any_task_are_named_by_condition(path):
     flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
     for name in ("wo", "mless"):
-        flags.append(f"{name}={next(GREEDY_RUN.glob(f'samples_demo_{name}_2*.jsonl'))}")
+        flags.append(f"{name}={find_log(name)}")
     printed = run_command("probe", *flags, "-o", path)
     assert "selected on outcome" in printed
     assert "mless" in printed
     assert "random" not in printed
 
 
-@pytest.mark.parametrize(
-    ("model_type", "options", "message"),
-    [
-        ("gpt_oss", ("--activations",), "leave out --activations"),
-        ("qwen3_next", ("--layers", "1"), "Layer 1; layers that have, counted from 1: 4"),
-        (None, ("--layers", "5"), "has Layers 1 to 4, .* got 5"),
-        (None, ("--conditions", "dots"), "'dots'"),
-        (None, ("--device", "abacus"), "--device abacus"),
-        (None, ("--layers", "1,3-2"), "--layers 1,3-2: .* got '3-2'"),
-        (None, ("--layers", "0-2"), "--layers 0-2: .* counted from 1; got '0-2'"),
-    ],
-)
+@with_cases
 def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     tmp_path, path, model_type, options, message
 ):
@@ -444,17 +406,3 @@ def test_settings_that_cannot_be_measured_are_refused_before_a_file_is_created(
     with pytest.raises(HarnessError, match=message):
         run_command(*PROBE_DATASET, "--model", model, "--n", 1, *options, "-o", path)
     assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "`run`, `logs` and `dataset`, got none"),
-        ((GREEDY_RUN, *PROBE_DATASET[1:]), "got run and dataset"),
-        (PROBE_DATASET[1:], "--model"),
-        (("nowhere",), "nowhere"),
-    ],
-)
-def test_a_probe_needs_exactly_one_source_of_prompts(arguments, message):
-    with pytest.raises(HarnessError, match=message):
-        run_command("probe", *arguments)

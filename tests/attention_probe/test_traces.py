@@ -13,7 +13,7 @@ from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, JournalError, RunError
 from tests.attention_probe.conftest import store
-from tests.make import ROOT, make_header, make_trace, same, write_traces
+from tests.make import ROOT, make_header, make_trace, same, with_cases, write_traces
 
 
 def pairs(count):
@@ -202,17 +202,7 @@ def test_a_removed_trace_is_measured_again_and_comes_last(copy):
         assert same(traces.get("p1", "wo"), pairs(4)[2])
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "open_error", "create_error"),
-    [
-        (".", None, "cannot be read", "is no writable folder"),
-        ("header.json", {"a": 1}, "header.json: Object missing", "header.json: Object missing"),
-        ("notes.txt", {}, "header.json cannot be read", "already holds files"),
-        ("header.json", {"mless_traces": 99}, "Invalid enum value 99", "Invalid enum value 99"),
-        # left by a kill before the header was complete: the folder can be created
-        ("header.json.part", {}, "header.json cannot be read", None),
-    ],
-)
+@with_cases
 def test_a_path_that_holds_no_traces_is_refused(
     path, folder, name, content, open_error, create_error
 ):

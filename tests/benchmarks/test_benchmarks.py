@@ -4,14 +4,12 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 
 import pytest
 
-from benchmarks import engine
 from benchmarks.__main__ import MINUTES
-from tests.conftest import PATIENCE, needs_vllm
+from tests.conftest import PATIENCE, needs_vllm, run_program
 from tests.make import EXAMPLE, ROOT
 
 FOLDER = ROOT / "benchmarks"
@@ -33,11 +31,8 @@ def mark_benchmark(name):
 
 def run_module(module, *arguments):
     """What `python -m MODULE` prints; the test fails with its messages if the module does."""
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    options = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "timeout": PATIENCE}
+    process = run_program(sys.executable, "-m", module, *arguments, **options)
     assert process.returncode == 0, process.stderr[-3000:]
     return process.stdout
 
@@ -45,23 +40,6 @@ def run_module(module, *arguments):
 def read_committed_files():
     paths = [*FOLDER.glob("*.md"), *FOLDER.glob("figures/*.json")]
     return {path.name: path.read_bytes() for path in paths}
-
-
-def read_numbers(text):
-    """All numbers of a text, with those that are not finite, but no digits of hashes."""
-    words = re.findall(r"(?i)\bnan\b|\binf(?:inity)?\b|\b\d+(?:\.\d+)?(?:e[+-]?\d+)?\b", text)
-    return [float(word) for word in words]
-
-
-def count_table_rows(text):
-    """Rows of the Markdown tables, without their headers; each has as many cells as the header."""
-    count = 0
-    for block in re.findall(r"(?:^\|.*\n)+", text + "\n", re.MULTILINE):
-        header, rule, *rows = block.splitlines()
-        assert set(rule) <= set("| -:"), block
-        assert all(row.count(" | ") == header.count(" | ") for row in rows), block
-        count += len(rows)
-    return count
 
 
 @pytest.mark.parametrize("name", [mark_benchmark(name) for name in BENCHMARKS])
@@ -73,24 +51,12 @@ def test_a_small_benchmark_runs_to_its_end(name):
         figures = json.loads((small / f"{name}.json").read_text("utf-8"))
         page = (small / "RESULTS.md").read_text("utf-8")
         text = page[page.index(f"## {figures['title']}") :]
-        assert count_table_rows(page) >= len(figures["rows"]) >= 2
+        assert len(figures["rows"]) >= 2
         ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
         assert ratios and all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
     else:
         text = run_module(f"benchmarks.{name}", *ARGUMENTS.get(name, []), "--small")
-        assert name == "finding" or count_table_rows(text) >= 2
-    numbers = read_numbers(text)
-    assert numbers and all(math.isfinite(number) for number in numbers)
+    # a header, its rule and two rows
+    assert name == "finding" or f"\n{text}".count("\n|") >= 4
+    assert re.search(r"\d", text) and not re.search(r"(?i)\b(nan|inf|infinity)\b", text)
     assert read_committed_files() == before
-
-
-@pytest.mark.engine
-@needs_vllm
-def test_raw_vllm_and_mless_run_generate_the_same_number_of_tokens_in_one_engine(tmp_path):
-    figures = engine.measure(tmp_path, small=True, engines=["plain"])
-    (session,) = figures["sessions"]
-    sides = [side["name"] for side in session["sides"]]
-    assert sides == ["warm-up", "raw vLLM", "mless run", "mless run", "raw vLLM"]
-    tokens = engine.SMALL_REQUESTS * engine.SMALL_TOKENS
-    assert [side["tokens"] for side in session["sides"]] == [tokens] * len(sides)
-    assert all(side["client_us"] > 0 and side["seconds"] > 0 for side in session["sides"])

@@ -1,8 +1,8 @@
-import pytest
 import torch
 
 from harness import check_installation
 from tests.conftest import needs_vllm
+from tests.make import with_cases
 
 SUBJECTS = "python lm-eval vllm device data hub".split()
 
@@ -42,17 +42,7 @@ def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
     assert finding.fix.startswith("torch is built for 13.0 and sees no GPU")
 
 
-@pytest.mark.parametrize(
-    ("subject", "version", "fix"),
-    [
-        ("lm-eval", "0.4.12", "pip install 'lm-eval<0.5,>=0.4.13'"),
-        ("lm-eval", "0.4.13", ""),
-        ("lm-eval", "0.4.14rc1", ""),
-        ("lm-eval", "0.5", "pip install 'lm-eval<0.5,>=0.4.13'"),
-        ("vllm", "0.27.1+cpu", "pip install 'vllm>=0.28'"),
-        ("vllm", "0.28.0", ""),
-    ],
-)
+@with_cases
 def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, version, fix):
     monkeypatch.setattr(check_installation, "package_version", lambda name: version)
     finding = check(subject)

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,11 @@ import pytest
 from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
-from harness.engines.attention_sums import separate_rows
-from harness.errors import ConfigError
 from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import ROOT, TOY_MODEL, make_trace, write_traces
 
 CONDITIONS = ("wo", "mless")
@@ -48,17 +47,13 @@ def make_traced(problem_id="p0", condition="wo", rows=5, **changes):
     generator = np.random.default_rng(sum(map(ord, problem_id + condition)))
     trace = make_trace(problem_id, condition, **changes)
     masses = generator.dirichlet(np.ones(len(MASSES)), shape).astype(np.float32)
-    curves = trace.mean_common / trace.mean_common.size
-    measures = dict(zip(MASSES, np.moveaxis(masses, -1, 0), strict=True))
     weights = make_rows(generator, *shape, rows, len(words))
-    return make_trace(
-        problem_id,
-        condition,
-        **changes,
+    return replace(
+        trace,
         tokens=tuple(words),
         roles=roles,
-        mean_common=curves,
-        measures={name: np.ascontiguousarray(mass) for name, mass in measures.items()},
+        mean_common=trace.mean_common / trace.mean_common.size,
+        measures={name: masses[..., index].copy() for index, name in enumerate(MASSES)},
         rows=weights if rows else np.zeros((0, 0, 0, 0), np.float32),
     )
 
@@ -163,11 +158,11 @@ def test_colours_are_those_of_the_figures(tmp_path):
     assert [condition["label"] for condition in facts["conditions"]] == ["w/o", "w/ Mless"]
 
 
-def test_traces_of_two_models_and_traces_without_rows(tmp_path, capsys, monkeypatch):
+def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     first = write_pairs(tmp_path / "first.traces", problems=1)
     second = write_pairs(tmp_path / "second.traces", rows=0, header={"model": "other"}.items())
     page = tmp_path / "page.html"
-    result = here(capsys, monkeypatch, "attention", str(first), str(second), "-o", str(page))
+    result = command("attention", first, second, "-o", page)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
     facts, problems = read_scripts(page.read_text())
@@ -180,13 +175,11 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, capsys, monkeypa
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
 
 
-def test_the_size_of_a_page_is_reported_and_no_other_file_is_replaced(
-    tmp_path, capsys, monkeypatch
-):
+def test_the_size_of_a_page_is_reported_and_no_other_file_is_replaced(tmp_path, command):
     path, page = write_pairs(tmp_path / "some.traces"), tmp_path / "page.html"
-    result = here(capsys, monkeypatch, "attention", str(path), "-o", str(page))
+    result = command("attention", path, "-o", page)
     assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
-    result = here(capsys, monkeypatch, "attention", str(path), "-o", str(path / "header.json"))
+    result = command("attention", path, "-o", path / "header.json")
     refused(result, "header.json is no report: expected an .html file")
 
 
@@ -196,12 +189,6 @@ def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):
     note = "The first 1 of 3 problems: `mless attention` shows all."
     assert len(view.prompts) == 1 and note in view.facts["notes"]
     assert len(read_attention(path).view.prompts) == 3
-
-
-def test_traces_without_a_shared_problem_are_refused(tmp_path):
-    path = write_traces(tmp_path / "x.traces", [make_traced(), make_traced("p1", "mless")])
-    with pytest.raises(ConfigError, match="has no problem under all of wo, mless"):
-        read_view(path)
 
 
 def test_an_empty_completion_has_no_numbers(tmp_path):
@@ -245,16 +232,6 @@ def test_attention_is_a_list_with_tokens_rows_and_a_page():
     assert frame.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;') and frame.count("<") == 2
 
 
-def test_rows_are_separated_from_the_sums_of_the_engine():
-    weights = make_rows(np.random.default_rng(0), 2, 3, 4, 7)
-    sums = np.zeros((2, 6, 3, 7), np.float32)
-    sums[:, :4] = weights.swapaxes(1, 2)
-    for query in range(4):  # the engine leaves out a query's own token
-        sums[:, query, :, 3 + query] = 0
-    np.testing.assert_allclose(separate_rows(sums, 4), weights, atol=1e-6)
-    assert separate_rows(sums, 0).shape == (2, 3, 0, 7)
-
-
 def test_prompts_of_ids_have_the_texts_of_their_tokens():
     tokenizer = load_tokenizer(TOY_MODEL)
     text = "What is 2 \u2264 3?"
@@ -287,10 +264,6 @@ def tab(page):
 def opened(tab, page):
     tab.open(page)
     return tab
-
-
-def weight_shown(trace, layer, head, row, key):
-    return f"{100 * trace.rows[layer, head, row, key]:.0f}"
 
 
 @in_a_browser

@@ -1,7 +1,6 @@
 import json
 import shutil
 
-import pytest
 import yaml
 
 from harness import resources
@@ -10,11 +9,9 @@ from harness.display.dry_run import describe_plan, describe_power
 from harness.display.forecast_time import describe_time
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
-from tests.make import CONFIG, GREEDY_RUN, TOY
+from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
-TWO_LAYOUTS = {"layouts": ["raw", "chat"]}
-NOT_PRIMARY = {"contrasts": ["mful - wo"]}
 
 
 def config(folder, **changes):
@@ -34,15 +31,7 @@ def toy_model(**changes):
     return {**model, "model_args": {**model["model_args"], **changes}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "contrasts", "alpha", "tests"),
-    [
-        ({}, "mless - wo", "alpha 0.05,", 1),
-        (TWO_LAYOUTS, "mless - wo", "alpha 0.05 / 2,", 2),
-        (TWO_LAYOUTS | NOT_PRIMARY, "mful - wo", "alpha 0.05 / 2,", 2),
-        (NOT_PRIMARY, "mful - wo", "alpha 0.05,", 1),
-    ],
-)
+@with_cases
 def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
     tmp_path, changes, contrasts, alpha, tests
 ):

@@ -19,8 +19,8 @@ from harness.display.figures.figure_style import LOOKS, looks, save_figure
 from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.format_values import MINUS
 from harness.experiment.conditions import Condition
-from tests.commands.test_cli import here, refused
-from tests.make import CONTROL, GREEDY_RUN, REGISTERED, drawn, evaluation
+from tests.commands.test_cli import refused
+from tests.make import CONTROL, GREEDY_RUN, REGISTERED, compare_rows, drawn, evaluation, with_cases
 
 MODELS = {
     "Qwen2.5-Math-1.5B": (0.5, 0.25),
@@ -249,7 +249,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     assert all(len(content) > 500 for content in files.values())
     rows = pandas.read_csv(folder / "forest.csv").set_index("condition")
     differences = rows[rows["role"] != "baseline"]["difference"]
-    expected = compare(load_run(GREEDY_RUN), **REGISTERED).set_index("condition")["difference"]
+    expected = compare_rows(load_run(GREEDY_RUN), **REGISTERED)["difference"]
     assert differences.to_dict() == pytest.approx(expected[differences.index].to_dict())
     image = Image.open(folder / "forest.png")
     receipt = json.loads(image.text["Description"])
@@ -261,54 +261,28 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
 
 
 def test_the_command_prints_the_names_of_its_files_and_refuses_a_file_as_its_folder(
-    capsys, monkeypatch, tmp_path
+    command, succeed, tmp_path
 ):
-    def run_plot(output):
-        options = ("--kind", "forest", "-o", str(output))
-        return here(capsys, monkeypatch, "plot", str(GREEDY_RUN), *options)
-
-    result = run_plot(tmp_path)
-    assert result.returncode == 0
-    lines = [line.split() for line in result.stdout.splitlines()]
+    arguments = ("plot", GREEDY_RUN, "--kind", "forest", "-o")
+    lines = [line.split() for line in succeed(*arguments, tmp_path).splitlines()]
     assert lines == [[suffix, str(tmp_path / f"forest.{suffix}")] for suffix in SUFFIXES]
     (tmp_path / "file").write_text("")
-    refused(run_plot(tmp_path / "file"), "cannot be written: File exists. ")
+    refused(command(*arguments, tmp_path / "file"), "cannot be written: File exists. ")
 
 
-# Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as seen without one kind of cone
-MACHADO = {
-    "none": np.eye(3),
-    "protan": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deutan": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritan": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-
-
-def lab(colour, kind):
-    """CIE Lab of a colour as seen with one kind of cone missing."""
+def lab(colour, matrix):
+    """CIE Lab of a colour as seen through a matrix of linear RGB."""
     rgb = np.asarray(to_rgb(colour))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    perceived = np.clip(np.asarray(MACHADO[kind]) @ linear, 0, 1)
+    perceived = np.clip(np.asarray(matrix) @ linear, 0, 1)
     to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
     x, y, z = np.cbrt(np.asarray(to_xyz) @ perceived / [0.9505, 1.0, 1.089])
     return np.asarray([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("kind", MACHADO)
-def test_colours_of_conditions_differ_without_one_kind_of_cone(kind):
+@with_cases
+def test_colours_of_conditions_differ_without_one_kind_of_cone(missing, matrix):
     colours = [look.colour for look in LOOKS.values()]
     for pair in itertools.combinations(colours, 2):
-        first, second = (lab(colour, kind) for colour in pair)
-        assert np.linalg.norm(first - second) > 15, pair
+        first, second = (lab(colour, matrix) for colour in pair)
+        assert np.linalg.norm(first - second) > 15, (missing, pair)

@@ -3,35 +3,32 @@ import hashlib
 import json
 import re
 import shutil
-import subprocess
 import unicodedata
 import zlib
 from html import unescape
 from html.parser import HTMLParser
 from itertools import product
 
-import numpy as np
 import pytest
 from pandas import isna
 
 from attention_probe.figures.trace_views import read_attention
-from attention_probe.traces import AttentionTraces
-from harness import load_run
+from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
 from harness.display.report.report_page import write_report
-from harness.errors import ComparisonError, ConfigError, JournalError, RunError
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser
-from tests.commands.test_cli import here
+from tests.conftest import run_program
 from tests.make import (
     CONFIG,
     EXAMPLE,
     GREEDY_RUN,
     REGISTERED,
     TOY,
-    aligned_curve,
     make_trace,
+    read_data,
+    with_cases,
     write_run,
     write_traces,
 )
@@ -39,25 +36,7 @@ from tests.make import (
 SVG = "data:image/svg+xml;base64,"
 CONDITIONS = ("wo", "mless", "mful", "random")
 
-HOSTILE = (
-    "<script>window.pwned=1</script>",
-    "</script><script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    '" onmouseover="alert(1)" x="',
-    "' autofocus onfocus=alert(1) '",
-    "<svg/onload=alert(1)>",
-    "<!--<script>",
-    "-->",
-    "]]>",
-    "{{ 7*7 }}{% raw %}",
-    "javascript:alert(1)",
-    "&lt;b&gt;&#60;b&#62;",
-    "\u202egnp.exe\u202c",
-    "\x00\x1b[31m",
-    "<style>*{display:none}</style>",
-    "<base href=https://example.org/><meta http-equiv=refresh content=0>",
-    "$" * 40 + "\\(" * 40 + "\\boxed{" * 40,
-)
+HOSTILE = read_data("hostile_texts")
 
 
 class Reader(HTMLParser):
@@ -372,7 +351,7 @@ def test_two_models_in_one_page(tmp_path):
 @pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
 def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
     shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
-    with pytest.raises(ConfigError, match="is no report: expected an "):
+    with pytest.raises(errors.ConfigError, match="is no report: expected an "):
         write_report([GREEDY_RUN], tmp_path / name.removesuffix(".xz"))
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
@@ -383,46 +362,20 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is only one condition, so nothing is compared." in page
 
 
-@pytest.mark.parametrize(
-    ("runs", "page", "error", "message"),
-    [
-        ([GREEDY_RUN, GREEDY_RUN], "page.html", ComparisonError, "is given twice"),
-        ([GREEDY_RUN], "file/page.html", JournalError, "cannot be written"),
-        ([GREEDY_RUN], ".", JournalError, "cannot be written: Is a directory"),
-    ],
-)
-def test_runs_and_pages_that_cannot_be_used_are_refused(tmp_path, runs, page, error, message):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(error, match=message):
-        write_report(runs, tmp_path / page)
-    assert not list(tmp_path.rglob("*.part"))
-
-
-def test_curves_are_those_of_the_traces(tmp_path):
+def test_a_page_has_the_curves_of_all_heads(tmp_path):
     path = write_prompt_traces(tmp_path / "some.traces")
     file = read_attention(path)
     titles = [axes.get_title() for axes in file.figure.axes]
     assert titles == [f"Layer 1 Head {head}" for head in (1, 2, 3)]
     assert len(file.prompts) == 6
-    with AttentionTraces.open(path) as traces:
-        for head, axes in enumerate(file.figure.axes, start=1):
-            lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-            for line, condition in zip(lines, traces.conditions, strict=True):
-                curve = aligned_curve(traces, condition=condition, layer=1, head=head)
-                is_drawn = 2 * curve.count >= curve.prompts
-                points = line.get_xydata()[np.isfinite(line.get_ydata())]
-                expected = np.column_stack([curve.x, curve.mean])[is_drawn]
-                assert np.array_equal(points, expected)
     _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
     assert "Selected on outcome" not in page and page.count("<img") == 3
     assert 'alt="Mean attention weight by token position' in page
 
 
-def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, capsys, monkeypatch):
+def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, succeed):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
-    options = ["--traces", str(path), "-o", str(page)]
-    result = here(capsys, monkeypatch, "report", str(GREEDY_RUN), *options)
-    assert result.returncode == 0, result.stderr
+    succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
     image = read_images(page.read_text())[-1]
     assert "Layer 1 Head 1" in image and "Layer 1 Head 3" in image and "Layer 2" not in image
 
@@ -430,7 +383,7 @@ def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, capsys, monkey
 def test_curves_of_other_prompts_are_refused(tmp_path):
     path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
     message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(errors.RunError, match=message):
         write_page(tmp_path, GREEDY_RUN, attention=[read_attention(path)])
 
 
@@ -441,8 +394,7 @@ def render(page, fragment=""):
     """The page's elements after its script ran in a real browser without a window."""
     options = "--headless --no-sandbox --disable-gpu --virtual-time-budget=10000 --dump-dom".split()
     options += [f"--user-data-dir={page.parent / 'profile'}", f"file://{page}{fragment}"]
-    command = [CHROMIUM, *options]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return run_program(CHROMIUM, *options, check=True, timeout=120).stdout
 
 
 def read_list(dom):
@@ -464,10 +416,7 @@ def test_a_page_opens_with_the_first_flip(demo_page):
 
 
 @in_a_browser
-@pytest.mark.parametrize(
-    ("fragment", "problems"),
-    [("#?condition=random&outcome=down", 2), ("#?outcome=all&level=5", 113)],
-)
+@with_cases
 def test_the_list_is_filtered(demo_page, fragment, problems):
     assert len(read_list(render(demo_page[0], fragment))[0]) == problems
 

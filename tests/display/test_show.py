@@ -8,7 +8,6 @@ from harness import Run, load_run
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
-from tests.commands.test_cli import here, refused
 from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of
 
 RUN = small_run(passing_folder() / "run", 125)
@@ -26,10 +25,10 @@ def frame():
 
 
 @pytest.fixture
-def show(capsys, monkeypatch):
+def show(command, monkeypatch):
     def run(*arguments, path=RUN):
         monkeypatch.setenv("COLUMNS", "80")
-        return here(capsys, monkeypatch, "show", str(path), "--changed", *arguments)
+        return command("show", path, "--changed", *arguments)
 
     return run
 
@@ -153,19 +152,6 @@ def test_the_printed_sample_has_the_outcome_of_the_problem():
     worsened = print_source(make_source(samples))
     assert "w/o\n-> completion 2 of 2: correct, answer 1" in worsened
     assert "w/ Mless\n-> completion 1 of 2: incorrect, answer 0" in worsened
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "run"),
-    [
-        ("--condition", "nope", RUN),
-        ("--condition", "wo", RUN),
-        ("--condition", "no-examples", EXAMPLE),  # the positive control is not listed
-        ("--layout", "chat", RUN),
-    ],
-)
-def test_a_selection_without_problems_is_refused(show, option, value, run):
-    refused(show(option, value, path=run), value)
 
 
 def test_the_repeat_run_of_the_baseline_is_not_read():

@@ -14,9 +14,8 @@ from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import as_csv, as_json, make_leaderboard, records
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Column, Table, render
-from harness.display.format_values import MINUS, NONE, p_value, signed
+from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
-from harness.errors import ComparisonError, ConfigError
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
@@ -24,10 +23,15 @@ from tests.make import (
     GREEDY_RUN,
     REGISTERED,
     ROOT,
+    by_condition,
     drawn,
     evaluation,
+    make_board,
     right,
+    table_data,
     table_page,
+    verdicts_by_count,
+    with_cases,
     write_run,
 )
 
@@ -46,27 +50,14 @@ def make_grid(header, *rows, title="T", notes=()):
     return Table(title, [{"verdict": "better", **row} for row in data], columns, notes)
 
 
-def make_board(verdicts, **facts):
-    """The leaderboard of one run."""
-    return make_leaderboard([evaluation(verdicts, **facts)])
-
-
 def cells_by_condition(grid):
     """A grid's cells by condition, then by column."""
     index = grid.header.index("condition")
     return {row[index].text: dict(zip(grid.header, row, strict=True)) for row in grid.cells}
 
 
-def by_condition(board):
-    return board.comparison.set_index("condition")
-
-
 def notes_with(grid, start):
     return [note for note in grid.notes if note.startswith(start)]
-
-
-def read_json_table(path, **options):
-    return json.loads(table_page(path, form="json", **options))
 
 
 def read_csv(text):
@@ -79,23 +70,12 @@ def widest_line(page):
     return max(map(len, page.splitlines()))
 
 
-def test_accuracies_alone_have_errors_over_problems():
-    verdicts = [["correct"]] * 6 + [["no_box"], ["truncated"], ["incorrect"], ["crashed"]]
-    run = evaluation({"wo": verdicts})
-    (wo,) = accuracy_table(run.samples).to_dict("records")
-    assert (wo["problems"], wo["accuracy"]) == (10, 60.0)
-    assert wo["standard_error"] == pytest.approx(100 * (0.24 / 9) ** 0.5)
+def test_accuracies_alone_are_those_of_the_comparison():
+    """Of several samples a problem, without the repeat run."""
+    run = evaluation(drawn(3, 40, 2, {"wo": 0.6, "wo again": 0.1, "mless": 0.4}))
     columns = ["problems", "repeats", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
-    compared = make_leaderboard([run]).comparison
-    assert [wo[name] for name in columns] == compared[columns].iloc[0].tolist(), "one computation"
-    second_samples = run.samples.assign(sample_index=1)
-    doubled = accuracy_table(pandas.concat([run.samples, second_samples]))
-    assert doubled["standard_error"].tolist() == [wo["standard_error"]], (
-        "samples of a problem are averaged first"
-    )
-    repeat_run = run.samples.assign(replicate=1, correct=False)
-    repeated = accuracy_table(pandas.concat([run.samples, repeat_run]))
-    assert repeated["accuracy"].tolist() == [60.0], "repeat runs measure noise only"
+    compared = make_leaderboard([run]).comparison[columns]
+    assert accuracy_table(run.samples)[columns].to_numpy().tolist() == compared.to_numpy().tolist()
 
 
 def test_verdicts_are_words_and_only_significant_ones_are_bold():
@@ -126,21 +106,9 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
         assert "Holm" not in notes
 
 
-@pytest.mark.parametrize(
-    ("right_answers", "margin", "texts"),
-    [
-        ((990, 1000), 3, {"verdict": "better (< 3)", "+/-": "10/0", "p adj.": "0.002"}),
-        ((0, 1000), 1, {"verdict": "better", "+/-": "1000/0", "p adj.": "< 0.001"}),
-        ((0, 0), 1, {"+/-": "0/0", "difference [95 %]": f"0.0 [{MINUS}0.4, +0.4]"}),
-    ],
-    ids=["real, within the margin", "all", "zero has no sign"],
-)
-def test_texts_and_numbers_of_a_row(right_answers, margin, texts):
-    verdicts = {
-        name: [["correct"]] * right + [["incorrect"]] * (1000 - right)
-        for name, right in zip(("wo", "mless"), right_answers, strict=True)
-    }
-    board = make_leaderboard([evaluation(verdicts)], margin=margin)
+@with_cases
+def test_texts_and_numbers_of_a_row(counts, margin, texts):
+    board = make_leaderboard([evaluation(verdicts_by_count(counts))], margin=margin)
     row = cells_by_condition(show_comparison(board))["w/ Mless"]
     assert {name: row[name].text for name in texts} == texts
 
@@ -224,25 +192,6 @@ def test_splits_by_subject_and_level_have_rows_in_order():
     assert table_page(GREEDY_RUN, by=["level", "level"]) == table_page(GREEDY_RUN, by=["level"])
 
 
-SIDE_TABLE = {"form": "csv", "side_tables": ["audit"]}
-SPLIT_REFERENCE = {"by": ["level"], "reference": "study-table-1"}
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"by": ["colour"]}, ValueError, "'colour'"),
-        ({"baseline": "plain"}, ComparisonError, "'plain'"),
-        ({"margin": 0}, ComparisonError, "margin: "),
-        (SIDE_TABLE, ConfigError, "CSV has only the comparison"),
-        (SPLIT_REFERENCE, ConfigError, "all problems together: use it without --by"),
-    ],
-)
-def test_wrong_options_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        table_page(GREEDY_RUN, **options)
-
-
 def test_the_leaderboard_has_a_line_for_each_model_best_baseline_first():
     models = [
         evaluation(drawn(seed, 200, 1, {**REAL, "wo": chance}), model=f"m{seed}", **REGISTERED)
@@ -307,7 +256,7 @@ def test_no_character_of_a_label_controls_a_terminal():
 
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
-    data = read_json_table(GREEDY_RUN)
+    data = table_data(GREEDY_RUN)
     assert data["schema"] == "mless-table/1" and data["primary"] == "mless - wo"
     assert data["contrasts"] == REGISTERED["contrasts"]
     assert all(list(row) == list(COMPARISON_COLUMNS) for row in data["rows"])
@@ -379,12 +328,12 @@ def test_tables_repeat_run_and_contrasts_use_the_baseline_of_the_run(tmp_path):
     ]
     settings = {"conditions": conditions, "replicates": 2, "dataset": {"make": "products"}}
     run = write_run(tmp_path / "made", answer, limit=12, **settings)
-    data = read_json_table(run)
+    data = table_data(run)
     assert (data["baseline"], data["contrasts"]) == ("short", ["long - short"])
     columns = ("verdict", "aa_difference", "aa_samples", "aa_changed")
     rows = [[row[name] for name in columns] for row in data["rows"]]
     assert rows == [[None] * 4, ["better", 0, 24, 0]]
-    assert read_json_table(run, baseline="long")["contrasts"] is None
+    assert table_data(run, baseline="long")["contrasts"] is None
     page = " ".join(table_page(run).split())
     assert re.match(r"\w+, raw, 12 problems in 1\d clusters, 1 sample each ", page)
     assert "least 299 clusters;" in page
@@ -393,7 +342,7 @@ def test_tables_repeat_run_and_contrasts_use_the_baseline_of_the_run(tmp_path):
 def test_lm_evals_output_gives_the_same_table(tmp_path):
     for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
         shutil.copy(file, tmp_path)
-    ours, theirs = map(read_json_table, (GREEDY_RUN, tmp_path))
+    ours, theirs = map(table_data, (GREEDY_RUN, tmp_path))
     assert theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
     for row, expected in zip(theirs["rows"], ours["rows"], strict=True):
         # a log does not know the registered contrasts, so its tests share alpha in another way
@@ -437,13 +386,8 @@ def test_a_repeat_run_has_other_seeds_and_another_order_and_is_not_logged(tmp_pa
         for replicate in (first, repeat)
     )
     assert sorted(order) == sorted(repeat_order) and order != repeat_order
-    board = make_leaderboard([Run.load(run)])
-    assert board.primary == "unrelated-1 - wo"
-    table = by_condition(board)
-    assert table["accuracy"].tolist() == [100] * 3
-    columns = ["aa_difference", "aa_samples", "aa_changed"]
-    assert table.loc["unrelated-1", columns].tolist() == [50, 24, 6]
-    assert table.loc["unrelated-2", columns].isna().all()
+    rows = by_condition(make_leaderboard([Run.load(run)]))
+    assert rows["aa_samples"].dropna().to_dict() == {"unrelated-1": 24}
     # lm-eval's logs have the samples of the first replicate only
     logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
     assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2

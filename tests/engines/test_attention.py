@@ -12,20 +12,21 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import harness
 from attention_probe.run_recorder import RunRecorder
 from attention_probe.traces import AttentionTraces
-from harness.engines.attention_sums import means, open_recorder, recorded_prompt
+from harness.engines.attention_sums import open_recorder, recorded_prompt
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
-from tests.conftest import gpu_share, report
+from tests.capture_errors import build_language_model
+from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
-from tests.make import EXAMPLE, ROOT, TOY_MODEL
+from tests.make import EXAMPLE, ROOT, TOY_MODEL, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -49,9 +50,7 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
     if budget is not None:
         arguments |= {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
     recorded = record_in_script(tmp_path, "smollm2", prompts, **arguments)
-    model = AutoModelForCausalLM.from_pretrained(
-        smollm2, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    model = load_eager(smollm2)
     # kernels of a GPU round differently; with tf32 the difference would be above 1e-3
     device, bound = ("cuda", 1e-4) if torch.cuda.is_available() else ("cpu", 1e-5)
     model.to(device)
@@ -66,32 +65,10 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 
 
 @slow_engine
-@pytest.mark.parametrize(
-    ("kind", "window"),
-    [
-        *((kind, None) for kind in ("qwen3", "mixtral", "phi3", "olmo2")),
-        # shorter and longer than the prompt of 70 tokens
-        *((kind, window) for kind in ("mistral", "gemma3_text") for window in (16, 256)),
-    ],
-)
+@with_cases
 def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
-    config = AutoConfig.for_model(
-        kind,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=3,
-        vocab_size=512,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_local_experts=4,
-        sliding_window=window,
-        sliding_window_pattern=2,
-        max_position_embeddings=512,
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    windows = {"sliding_window": window, "sliding_window_pattern": 2}
+    model = build_language_model(kind, num_local_experts=4, **windows)
     # else all weights of attention are about the same
     for name, weights in model.named_parameters():
         if weights.ndim == 2:
@@ -130,9 +107,7 @@ def record_in_script(folder, model, prompts, **changes):
 @slow_engine
 def test_single_rows_are_those_of_eager_attention(tmp_path):
     """Prompts in several chunks, one shorter than the number of rows."""
-    model = AutoModelForCausalLM.from_pretrained(
-        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = load_eager(TOY_MODEL)
     generator = np.random.default_rng(0)
     prompts = [generator.integers(3, 500, size) for size in (200, 90, 4)]
     token_ids = [prompt.tolist() for prompt in prompts]
@@ -199,10 +174,7 @@ def record_sums(folder, requests, **changes):
 
 @slow_engine
 @pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
-@pytest.mark.parametrize(
-    ("lengths", "is_cut"),
-    [((62, 62, 62, 62, 300, 120), True), ((150, 90, 200, 120, 60, 170), False)],
-)
+@with_cases
 def test_a_preempted_prompt_is_added_up_once(lengths, is_cut, smollm2):
     """Preempted within the prompt, and after it.
 
@@ -247,13 +219,6 @@ def example_prompts(count):
     return [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // count][:count]]
 
 
-def test_a_mean_is_over_the_later_queries_of_its_set_and_missing_without_one():
-    sets = [[1, 1, 1], [1, 0, 1], [0, 1, 1]]
-    sums = np.ones((1, 3, 1, 3), np.float32)
-    sums[..., -1] = 0
-    assert json.dumps(means(sums, sets)[0, :, 0].tolist()) == "[[0.5, 1.0, NaN], [1.0, 1.0, NaN]]"
-
-
 def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tmp_path):
     settings = config(
         ["wo", "mless", {"name": "late", "unit": "/", "placement": "answer"}],
@@ -286,13 +251,7 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
 
-@pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        ([31], "Layer 31 is requested, but the model has 30 layers"),
-        ("0-2", "counted from 1; got '0-2'"),
-    ],
-)
+@with_cases
 def test_layers_that_the_model_does_not_have_are_refused_before_it_is_loaded(
     smollm2, layers, message
 ):

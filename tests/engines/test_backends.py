@@ -17,7 +17,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
-from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, read_data, right, write_run
+from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
@@ -89,10 +89,10 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
     assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
 
 
-@pytest.mark.parametrize("case", read_data("refused_configs")["backends"], ids=str)
-def test_a_config_whose_backend_could_not_be_asked_is_refused(case):
-    with pytest.raises(ConfigError, match=case["message"]):
-        check_backend(load_config(SERVED, case["overrides"]))
+@with_cases
+def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        check_backend(load_config(SERVED, overrides))
 
 
 def test_a_budget_of_reasoning_is_refused_by_a_vllm_that_has_none(monkeypatch):
@@ -129,10 +129,7 @@ def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(tmp_path):
     assert not devices.computes_bf16(file)
 
 
-@pytest.mark.parametrize(
-    ("cores", "environment", "reserved"),
-    [(2, {}, "0"), (8, {}, None), (2, {devices.RESERVED: "1"}, "1")],
-)
+@with_cases
 def test_few_cores_are_all_used_unless_the_user_says_otherwise(
     cores, environment, reserved, monkeypatch
 ):

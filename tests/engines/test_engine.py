@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -18,14 +17,12 @@ import pandas
 import pytest
 
 from harness import load_run, resources
-from harness.experiment.conditions import as_condition
-from harness.experiment.prompt import Layout, PromptSettings
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompt import Layout
+from harness.experiment.tokenizer import encode, hash_token_ids
 from harness.runs.read_runs import Run
 from harness.runs.run_files import read_identity, read_prompts, read_receipt, read_samples
 from tests.conftest import BUDGET, LIMIT, PATIENCE
-from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS
+from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases
 
 pytestmark = pytest.mark.engine
 
@@ -38,17 +35,6 @@ LAYOUTS = (Layout.RAW, Layout.CHAT)
 MAX_GEN_TOKS = f"max_gen_toks={BUDGET}"
 COMPARED = 15
 """Problems of the run that other commands generate too."""
-
-
-def run_stock(lm_eval, folder, *arguments):
-    """The samples of lm-eval's own command."""
-    limits = f"--limit {COMPARED} --gen_kwargs max_gen_toks={BUDGET}"
-    process = lm_eval(
-        *("run", *arguments, "--tasks", "math500_conditions", *limits.split(), "--log_samples"),
-        *("--include_path", str(resources.folder("tasks")), "--output_path", str(folder)),
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    return read_lm_eval_samples(folder)
 
 
 COLUMNS = ["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
@@ -122,37 +108,27 @@ def test_the_engine_takes_requests_in_the_plans_order(our_run):
     assert all(turn < at_once + before for before, turn in enumerate(ended)), ended
 
 
-def test_truncated_is_distinguished_from_no_box(our_run):
-    frame = load_run(our_run[0])
-    truncated = frame[frame["verdict"] == "truncated"]
-    assert len(truncated) and (truncated["finish_reason"] == "length").all()
-    assert (truncated["completion_tokens"] == BUDGET).all()
-
-
 def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
-    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    problems = TOY_PROBLEMS[:LIMIT]
-    problem_ids = [problem.id for problem in problems]
-    frame = load_run(our_run[0])
-    for layout in LAYOUTS:
-        settings = PromptSettings(layout=layout)
-        for name in CONDITIONS:
-            (built,) = build_checked_prompts(problems, [as_condition(name)], settings, model)
-            expected = [
-                (prompt.prompt_token_sha256, len(prompt.token_ids)) for prompt in built.prompts
-            ]
-            rows = frame[(frame["layout"] == layout) & (frame["condition"] == name)]
-            rows = rows.set_index("problem_id").loc[problem_ids]
-            columns = rows[["prompt_token_sha256", "prompt_tokens"]]
-            assert list(columns.itertuples(index=False, name=None)) == expected
+    folder, _ = our_run
+    token_counts = load_run(folder).set_index("prompt_token_sha256")["prompt_tokens"]
+    for row in read_prompts(folder):
+        token_ids, _ = encode(row.prompt, toy_tokenizer)
+        assert token_counts[hash_token_ids(token_ids)] == len(token_ids)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "flags"), [("raw", []), ("chat", ["--apply_chat_template"])])
+@with_cases
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
-    arguments = ("--model", "vllm", "--model_args", ENGINE, "--batch_size", "auto", *flags)
-    theirs = run_stock(lm_eval, tmp_path, *arguments)
-    ours = read_compared(our_run[0], layout)
+    options = (
+        f"--model vllm --batch_size auto --tasks math500_conditions --limit {COMPARED} "
+        f"--gen_kwargs {MAX_GEN_TOKS} --log_samples"
+    )
+    process = lm_eval(
+        *("run", "--model_args", ENGINE, *options.split(), *flags),
+        *("--include_path", resources.folder("tasks"), "--output_path", tmp_path),
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    theirs, ours = read_lm_eval_samples(tmp_path), read_compared(our_run[0], layout)
     # stock lm-eval does not record why a completion ended
     ours["verdict"] = ours["verdict"].replace("truncated", "no_box")
     assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion", "verdict")
@@ -215,17 +191,6 @@ def test_every_backend_ends_a_completion_after_its_first_line(mless, tmp_path):
     assert not ours["completion"].str.contains("\n").any()
 
 
-@pytest.mark.slow
-def test_the_hf_backend_runs_the_same_prompts(our_run, lm_eval, tmp_path):
-    options = "--model hf --device cpu --batch_size 12".split()
-    model = ("--model_args", f"pretrained={TOY_MODEL},dtype=float32")
-    theirs = run_stock(lm_eval, tmp_path, *options, *model)
-    ours = read_compared(our_run[0], "raw")
-    assert_equal(theirs, ours, "prompt_sha256")
-    is_equal = theirs["completion"].to_numpy() == ours["completion"].to_numpy()
-    assert is_equal.mean() > 0.9  # other kernels, the same arithmetic
-
-
 def find_port():
     """A free port of this machine."""
     with socket.socket() as free:
@@ -233,17 +198,17 @@ def find_port():
         return free.getsockname()[1]
 
 
-@contextmanager
-def serve(model, log):
+@pytest.fixture(scope="session")
+def served(tmp_path_factory):
     """The address of a server of vLLM's, which calls the model `demo`."""
-    port = find_port()
+    port, log = find_port(), tmp_path_factory.mktemp("serve") / "log"
     address = f"http://127.0.0.1:{port}"
     options = (
         f"--host 127.0.0.1 --port {port} --dtype float32 "
         "--max-model-len 4096 --enforce-eager --served-model-name demo"
     )
     program = str(Path(sys.executable).with_name("vllm"))
-    command = [program, "serve", str(model), *options.split()]
+    command = [program, "serve", TOY_MODEL, *options.split()]
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
     with log.open("w") as stream:
         server = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
@@ -261,30 +226,6 @@ def serve(model, log):
         finally:
             server.terminate()
             server.wait(30)
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory):
-    with serve(TOY_MODEL, tmp_path_factory.mktemp("serve") / "log") as address:
-        yield address
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_server_asked_by_lm_eval_gives_the_same_samples(
-    our_run, served, lm_eval, tmp_path, layout
-):
-    model = f"model=demo,tokenizer={TOY_MODEL},num_concurrent=8,base_url={served}"
-    columns = ["completion"]
-    if layout == "raw":
-        options = ["--model", "local-completions"]
-        model += "/completions,tokenizer_backend=huggingface,max_length=4096"
-        columns.append("prompt_sha256")  # of a chat lm-eval hashes the turns
-    else:
-        options = ["--model", "local-chat-completions", "--apply_chat_template"]
-        model += "/chat/completions"
-    theirs = run_stock(lm_eval, tmp_path, *options, "--model_args", model)
-    assert_equal(theirs, read_compared(our_run[0], layout), *columns)
 
 
 @pytest.mark.slow

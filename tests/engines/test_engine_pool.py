@@ -21,6 +21,7 @@ from harness.errors import (
 )
 from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
+from tests.make import with_cases
 
 
 def make_requests(count, *, size=3):
@@ -217,16 +218,12 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
     assert len(carrier.engines) <= 2 * (1 + FRUITLESS_STARTS)
 
 
-def test_one_request_needs_one_engine():
-    carrier = FakeCarrier(load={1: None})
-    generate(carrier, 1)
-    assert len(carrier.engines) == 1
-
-
-def test_the_run_does_not_wait_for_an_engine_that_is_no_longer_needed():
-    carrier = FakeCarrier(sequences=100, at_once=10, load={1: None})
-    generate(carrier, 20)
-    assert len(carrier.engines) == 2
+@with_cases
+def test_no_more_engines_start_than_are_needed(sequences, at_once, count, engines):
+    """The second engine loads for ever."""
+    carrier = FakeCarrier(sequences=sequences, at_once=at_once, load={1: None})
+    generate(carrier, count)
+    assert len(carrier.engines) == engines
 
 
 def test_facts_are_those_of_the_first_engine_that_has_loaded():
@@ -246,19 +243,9 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
     assert carrier.exchanges == []
 
 
-ENGINES = r"--engines is .{0,42}\. Expected auto, or a number from 1"
-
-
-@pytest.mark.parametrize(
-    ("option", "arguments", "message"),
-    [
-        *((text, {}, ENGINES) for text in ("0", "two", "", "1.5", "9" * 5000)),
-        (None, {"data_parallel_size": -1}, "data_parallel_size is '-1'"),
-    ],
-)
-def test_an_invalid_number_is_refused(option, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        check_engines(option, arguments)
+def test_a_long_number_is_refused_in_a_short_line():
+    with pytest.raises(ConfigError, match=r"--engines is .{0,42}\. Expected auto, or a number"):
+        check_engines("9" * 5000, {})
 
 
 def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch):
@@ -273,15 +260,7 @@ def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch)
         check_engines("2", {})
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cores", "gpus_of_engine", "fit", "too_many"),
-    [
-        ([], 3, 1, (12, "auto"), 13),
-        ([], 1, 1, (8, "auto"), 9),
-        ([4, 3], 64, 2, (3, "auto"), 4),
-        ([1, 1], 64, 2, (), "auto"),
-    ],
-)
+@with_cases
 def test_gpus_of_one_machine_or_cores_bound_the_engines(
     monkeypatch, gpus, cores, gpus_of_engine, fit, too_many
 ):
@@ -312,14 +291,7 @@ def fake_ray(monkeypatch):
     return ray
 
 
-@pytest.mark.parametrize(
-    ("environment", "address", "message"),
-    [
-        ({"RAY_TMPDIR": "/nowhere"}, "local", ".* No such file .* '/nowhere/"),
-        ({"RAY_ADDRESS": "host:6379"}, "host:6379", "Failed to connect to it$"),
-        ({}, "local", "Failed to connect to it$"),
-    ],
-)
+@with_cases
 def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
     fake_ray, environment, address, message
 ):

@@ -27,7 +27,7 @@ from harness.engines.start_errors import load_step
 from harness.engines.vllm_engine import READY_SECONDS
 from harness.runs.run_files import read_receipt
 from harness.runs.stored_files import is_stored, open_stored
-from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options
+from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
 from tests.engines.test_engine import find_port
 from tests.engines.test_lifetime import alive
 from tests.make import TOY_CONFIG
@@ -66,7 +66,7 @@ def start(folder, *, environment=None, program=(MLESS,), options=()):
     return run
 
 
-_RUNS: list[subprocess.Popen[str]] = []
+_RUNS = []
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +129,9 @@ def read_verdicts(folder):
 
     frame = load_run(folder).sort_values(["layout", "condition", "problem_id"])
     columns = "layout condition problem_id verdict answer completion completion_tokens".split()
-    command = [MLESS, "table", str(folder), "--format", "csv"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    table = [line for line in lines if not line.startswith("#")]  # the receipt names the folder
+    page = run_program(MLESS, "table", folder, "--format", "csv", check=True).stdout
+    # the receipt names the folder
+    table = [line for line in page.splitlines() if not line.startswith("#")]
     return table, frame[columns].to_csv(index=False)
 
 
@@ -251,15 +251,22 @@ def wait_for_step(run, folder, step, processes=engine_processes):
     pytest.fail(f"The start has not reached {step!r}.")
 
 
-def end_of_start(run, victim, number, family):
-    """Send a signal to a process; return the last line of the run, which ends in ten seconds."""
+def end_start(folder, step, number, message, *, options, processes=engine_processes):
+    """Send a signal to a process of a start; the run ends in ten seconds with a message."""
+    run = start(folder, options=options)
+    victim = wait_for_step(run, folder, step, processes)[0]
+    if step == "importing":
+        time.sleep(0.5)  # the process has only just been started
+    family = descendants(run)
     victim.send_signal(number)
     start_time = time.monotonic()
     stderr = end(run, 2)
     assert time.monotonic() - start_time < 10
     assert "Traceback" not in stderr
     assert have_ended(family)
-    return stderr.splitlines()[-1]
+    line = stderr.splitlines()[-1]
+    assert re.match(f"mless: vLLM did not start. {message}", line), line
+    assert line.endswith("is in the journal: run the same command again to continue."), line
 
 
 def interrupt(run, send, message=INTERRUPTED):
@@ -278,25 +285,17 @@ def interrupt(run, send, message=INTERRUPTED):
 def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(folder, engines, step, number):
     options = TWO_ENGINES if engines == 2 else ()
     compiled = COMPILED if "compiling" in step else ()
-    run = start(folder, options=(*options, *compiled))
-    engine = wait_for_step(run, folder, step)[0]
-    if step == "importing":
-        time.sleep(0.5)  # the process has only just been started
-    line = end_of_start(run, engine, number, descendants(run))
     # two engines have one log, and the other engine may be a step ahead
     steps = "|".join(STEPS) if engines == 2 else step
-    engine_message = f"The engine process got {number.name} while it was ({steps})."
-    assert re.match(f"mless: vLLM did not start. {engine_message}", line), line
-    assert line.endswith("is in the journal: run the same command again to continue."), line
+    message = f"The engine process got {number.name} while it was ({steps})."
+    end_start(folder, step, number, message, options=(*options, *compiled))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS[2:])
 def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step, number):
-    run = start(folder, options=COMPILED)
-    worker = wait_for_step(run, folder, step, worker_processes)[0]
-    line = end_of_start(run, worker, number, descendants(run))
-    assert line.startswith("mless: vLLM did not start. The worker process of the engine "), line
+    message = "The worker process of the engine "
+    end_start(folder, step, number, message, options=COMPILED, processes=worker_processes)
 
 
 def test_a_run_does_not_wait_for_an_engine_that_notes_sigterm_and_ends_after_loading(folder):
@@ -317,26 +316,6 @@ def test_ctrl_c_while_an_engine_starts_is_an_interruption(folder):
     run = start(folder)
     wait_for_step(run, folder, "loading weights")
     interrupt(run, lambda: os.killpg(run.pid, signal.SIGINT), f"{INTERRUPTED}0 of ")
-
-
-def test_a_run_that_is_killed_twenty_times_has_the_same_verdicts(our_run, folder):
-    rng = random.Random(7)
-    total, kill_count = count_samples(our_run[0]), 0
-    while kill_count < 20:
-        run = start(folder)
-        family = []
-        if rng.random() < 0.3:  # some runs are killed while they load, the others later
-            time.sleep(rng.uniform(0.5, 12))
-        else:
-            count = count_samples(folder) + rng.randrange(1, 2 + total // 25)
-            wait_for(run, folder, min(count, total - 1))
-        if run.poll() is None:
-            family = descendants(run)
-            run.kill()
-            kill_count += 1
-        run.communicate(timeout=PATIENCE)
-        assert have_ended(family)
-    finish(folder, our_run)
 
 
 def ray_files():
@@ -449,7 +428,7 @@ cp -r "{folder}/run" "{copy}"
 
 
 def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
-    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0:
+    if run_program("unshare", "--mount", "true").returncode != 0:
         pytest.skip("a small file system cannot be mounted here")
     mounted, copy = tmp_path / "disk", tmp_path / "copy"
     mounted.mkdir()
@@ -460,9 +439,7 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     command = f"{MLESS} run {TOY_CONFIG} --output {mounted}/run --quiet {flags}"
     size = (prompts + journal // 2) // 1024
     script = FULL_DISK.format(size=size, folder=mounted, copy=copy, command=command)
-    process = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE
-    )
+    process = run_program("unshare", "--mount", "sh", "-c", script, timeout=PATIENCE)
     lines = process.stderr.splitlines()
     assert "first 2" in lines, process.stderr
     message = lines[lines.index("first 2") - 1]

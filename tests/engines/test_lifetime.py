@@ -1,19 +1,14 @@
 """Processes that watch their owner end with it only. Tests with the real engine: test_faults.py."""
 
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
 import pytest
 
-from harness.engines.engine_processes import OWNER_VARIABLE, process_identity, started_processes
-from harness.engines.watched_calls import WatchedCalls
-from harness.errors import EngineError
+from harness.engines.engine_processes import OWNER_VARIABLE, process_identity
 
 WATCHING = (
     "import time; from harness.engines.engine_processes import die_with_parent; "
@@ -92,65 +87,6 @@ def test_a_process_whose_owner_has_ended_already_ends_at_once():
     assert watch(identity) == -9, "ended, and not yet reaped"
     owner.wait()
     assert watch(identity) == -9
-
-
-STARTING = """
-import os, signal, sys, time
-from harness.engines.engine_processes import die_with_parent
-
-class EngineCoreProc:
-    def __init__(self):
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
-        die_with_parent()
-        print("starting", flush=True)
-        time.sleep(float(sys.argv[1]))
-
-EngineCoreProc()
-print("started", flush=True)
-time.sleep(60)
-"""
-"""An engine process whose handler of SIGTERM exits with 7."""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "line", "code"), [(60, "starting", -signal.SIGTERM), (0, "started", 7)]
-)
-def test_sigterm_ends_an_engine_at_once_until_it_has_started(seconds, line, code):
-    command = [sys.executable, "-c", STARTING, str(seconds)]
-    environment = {**os.environ, OWNER_VARIABLE: process_identity(os.getpid())}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as engine:
-        while engine.stdout.readline().strip() != line:
-            assert engine.poll() is None
-        engine.terminate()
-        assert engine.wait(timeout=60) == code
-
-
-def start_child():
-    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,))
-    child.start()
-    return child
-
-
-def test_processes_that_have_ended_keep_their_exit_codes():
-    with started_processes() as processes:
-        child = start_child()
-        while not processes:
-            time.sleep(0.01)
-        child.kill()
-        child.join()
-        assert multiprocessing.active_children() == []
-    assert [process.exitcode for process in processes] == [-signal.SIGKILL]
-
-
-def test_a_start_whose_process_has_died_does_not_wait_for_an_answer():
-    is_over, child = threading.Event(), start_child()
-    calls = WatchedCalls([child], 300, EngineError)
-    child.kill()
-    start = time.monotonic()
-    with pytest.raises(RuntimeError, match="its process ended just after it had loaded the model"):
-        calls.start(is_over.wait)
-    is_over.set()
-    assert time.monotonic() - start < 10
 
 
 def test_another_process_with_the_owners_id_is_not_taken_for_the_owner():

@@ -10,14 +10,13 @@ from contextlib import closing
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.conditions import as_condition
 from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from tests.conftest import gpu_share, report
+from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 
@@ -43,9 +42,7 @@ def measure_differences(prompts):
 
     Both have the same most likely token.
     """
-    reference = AutoModelForCausalLM.from_pretrained(
-        TOY_MODEL, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    reference = load_eager(TOY_MODEL)
     arguments = {"pretrained": TOY_MODEL, **ARGUMENTS, "max_model_len": 1024, **gpu_share()}
     differences = []
     with closing(VLLMEngine(arguments, sampled=False)) as engine:

@@ -7,16 +7,15 @@ import json
 import subprocess
 
 import numpy as np
-import pandas
 import pytest
 
 import harness
 from attention_probe.traces import AttentionTraces
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_files import RECORDED, read_prompts, read_receipt
-from tests.commands.test_cli import here, refused
-from tests.conftest import PATIENCE
+from harness.runs.run_files import RECORDED, read_prompts
+from tests.commands.test_cli import refused
+from tests.conftest import PATIENCE, load_eager
 from tests.engines.test_attention import eager_means
 from tests.engines.test_faults import MLESS, count_samples, wait_for
 from tests.engines.test_interventions import ARM
@@ -57,13 +56,10 @@ def run(mless, smollm2, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole_model(smollm2):
     import torch
-    from transformers import AutoModelForCausalLM
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # while other tests run, two threads mostly wait for each other
-    yield AutoModelForCausalLM.from_pretrained(
-        smollm2, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    yield load_eager(smollm2)
     torch.set_num_threads(threads)
 
 
@@ -84,8 +80,7 @@ def test_a_short_run_has_the_answers_of_the_committed_example(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("counted", ["run", "the committed example"])
-def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smollm2, whole_model):
+def test_correct_answers_of_the_committed_example_are_those_of_hugging_face(smollm2, whole_model):
     """Greedy decoding of one prompt at a time, on the token ids of the run.
 
     Of 100 samples at most 2 may differ.
@@ -93,8 +88,7 @@ def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smoll
     import torch
     from transformers import AutoTokenizer
 
-    folder = request.getfixturevalue("run") if counted == "run" else EXAMPLE
-    tokenizer, frame = AutoTokenizer.from_pretrained(smollm2), harness.load_run(folder)
+    tokenizer, frame = AutoTokenizer.from_pretrained(smollm2), harness.load_run(EXAMPLE)
     greedy = {
         "max_new_tokens": 8,
         "do_sample": False,
@@ -105,7 +99,7 @@ def test_correct_answers_are_those_of_plain_hugging_face(counted, request, smoll
     for name, rows in samples_of_conditions.groupby("condition", observed=True):
         ours = rows.set_index("prompt_token_sha256")["correct"][:100]
         theirs = {}
-        for row in read_prompts(folder):
+        for row in read_prompts(EXAMPLE):
             if row.condition == name and row.prompt_token_sha256 in ours.index.difference(theirs):
                 ids = tokenizer(row.prompt)["input_ids"]
                 assert hash_token_ids(ids) == row.prompt_token_sha256
@@ -146,14 +140,12 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
-def test_its_arms_answer_as_hugging_face_does_and_the_probe_refuses_them(
-    run, capsys, monkeypatch, tmp_path
-):
-    facts = read_receipt(run)["sessions"][0]["engine"]["interventions"]
-    assert set(facts["agreements"].values()) == {2} and facts["largest"] < 1e-3
-    command = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
-    result = here(capsys, monkeypatch, *command.split())
-    refused(result, "changes the model under mless-first-gap, which the probe does not")
+def test_the_probe_refuses_its_arms(run, command, tmp_path):
+    arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
+    refused(
+        command(*arguments.split()),
+        "changes the model under mless-first-gap, which the probe does not",
+    )
 
 
 def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm_says(
@@ -183,29 +175,7 @@ def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm
             np.testing.assert_allclose(total["mless-first-bias"], 1, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_figure_of_the_study_is_the_same_from_the_run_and_from_the_probe(run, mless, tmp_path):
-    config = str(ROOT / "configs/figures/qwen-heads-12-13-14-smollm2.yaml")
-    recorded_traces, page = f"traces={run / RECORDED}", tmp_path / "report.html"
-    tables = []
-    for name, source in (("run", recorded_traces), ("probe", f"prompts={{run: {run}}}")):
-        succeed(mless, "figure", config, "--set", source, "-o", str(tmp_path / name))
-        tables.append(pandas.read_csv(tmp_path / name / "qwen-heads-12-13-14-smollm2.csv"))
-    pandas.testing.assert_frame_equal(*tables, check_exact=False, atol=1e-5)
-    (measured,) = (tmp_path / "probe" / "traces").iterdir()
-    with AttentionTraces.open(run / RECORDED) as recorded, AttentionTraces.open(measured) as probed:
-        for theirs in probed:
-            ours = recorded.get(theirs.problem_id, theirs.condition)
-            assert (ours.token_ids == theirs.token_ids).all()
-            assert (ours.original_pos == theirs.original_pos).all()
-            for name in ("mean_all", "mean_common"):
-                mean = getattr(ours, name)[:1]
-                np.testing.assert_allclose(mean, getattr(theirs, name), atol=1e-5)
-            for name, values in theirs.measures.items():
-                np.testing.assert_allclose(ours.measures[name][:1], values, atol=1e-5, err_msg=name)
-    succeed(mless, "report", str(run), "-o", str(page))
-    assert "run/attention" in page.read_text(), "shown without an option"
-    config = config.replace("-smollm2", "")
-    process = mless("figure", config, "--set", recorded_traces, "-o", str(tmp_path))
-    assert process.returncode == 2
-    assert "traces of smollm2, and the figure is of Qwen/Qwen2.5-Math-7B" in process.stderr
+def test_a_report_of_its_run_shows_the_recorded_attention(run, command, tmp_path):
+    page = tmp_path / "report.html"
+    command("report", run, "-o", page)
+    assert "run/attention" in page.read_text()

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from harness import errors
 from harness.engines.start_errors import (
     ChildErrors,
     explain_start_error,
     make_start_error,
     read_causes,
 )
-from harness.errors import ModelError, StartEndedError
 from tests.conftest import installed, needs_vllm
-from tests.make import TOY_CONFIG, TOY_MODEL, read_data
+from tests.make import TOY_CONFIG, TOY_MODEL, read_data, with_cases
 
 SEE_ABOVE = RuntimeError(
     "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
@@ -89,78 +89,28 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
 
 WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
 WORKER_DIED = "Worker proc VllmWorker-0 died unexpectedly (exit code: {}), "
-NO_REASON = (
-    "Exception: WorkerProc initialization failed due to an exception in a background process. "
-    "See stack trace\n"
-)
-HEAD_SIZE = "ValueError: head size 33"
-UNKNOWN_SIGNAL = "The worker process of the engine got a signal while it was warming up. "
-CONTINUED = "Everything finished is in the journal: run the same command again to continue."
-TERMINATED, KILLED = -signal.SIGTERM, -signal.SIGKILL
-ENDED = [
-    # what the processes have written, their exit codes, and the message
-    (
-        WARMING_UP,
-        [TERMINATED],
-        "The engine process got SIGTERM while it was warming up. A scheduler, an operator or "
-        f"a memory guard such as earlyoom sends this signal. {CONTINUED}",
-    ),
-    (
-        "",
-        [KILLED],
-        "The engine process got SIGKILL while it was importing. The kernel or a memory guard "
-        f"sends this signal where memory runs out: see `dmesg`. {CONTINUED}",
-    ),
-    (
-        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(-9)}shutting down executor.\n",
-        [1],
-        "The worker process of the engine got SIGKILL while it was warming up. ",
-    ),
-    (
-        # vLLM is often faster than the kernel
-        f"{WARMING_UP}{LOGGED}{WORKER_DIED.format(None)}shutting down\n"
-        f"{LOGGED}RuntimeError: cancelled\n",
-        [1],
-        UNKNOWN_SIGNAL,
-    ),
-    (f"{WARMING_UP}{LOGGED}{NO_REASON}", [1], UNKNOWN_SIGNAL),
-]
-FAILED = [
-    (f"{LOGGED}{MISSING_GCC}\n{LOGGED}{NO_REASON}", [1], f"Its last error: {MISSING_GCC}"),
-    (f"{LOGGED}{FULL}\n", [-signal.SIGABRT], "The GPU's memory is in use"),
-    (
-        f"{WARMING_UP}{LOGGED}{HEAD_SIZE}\n",
-        [-signal.SIGSEGV],
-        f"The engine process got SIGSEGV while it was warming up. Its last error: {HEAD_SIZE}",
-    ),
-    (f"{WARMING_UP}{LOGGED}{HEAD_SIZE}\n", [1, TERMINATED], f"Its last error: {HEAD_SIZE}"),
-    (
-        f"{LOGGED.replace('ERROR', 'WARNING')}{FULL}\n{LOGGED}{HEAD_SIZE}\n",
-        [1],
-        f"Its last error: {HEAD_SIZE}",
-    ),
-    (
-        "Process VllmWorker-0:\nTraceback (most recent call last):\n"
-        "KeyError: 'model.layers.9.weight'\n"
-        f"Process EngineCore:\nTraceback (most recent call last):\n{NO_REASON}",
-        [1],
-        "Its last error: KeyError: 'model.layers.9.weight'",
-    ),
-]
+QUOTED = {
+    "logged": LOGGED,
+    "warning": LOGGED.replace("ERROR", "WARNING"),
+    "warming_up": WARMING_UP,
+    "full": FULL,
+    "gcc": MISSING_GCC,
+    "no_reason": "Exception: WorkerProc initialization failed due to an exception in a background "
+    "process. See stack trace\n",
+}
+"""What the logs of the cases contain."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "log", "exit_codes", "message"),
-    [*((StartEndedError, *row) for row in ENDED), *((ModelError, *row) for row in FAILED)],
-)
-def test_a_signal_from_outside_is_distinguished_from_an_error(kind, log, exit_codes, message):
-    error = make_start_error("some/model", SEE_ABOVE, log, exit_codes)
-    assert type(error) is kind and str(error).startswith(f"vLLM did not start. {message}")
+@with_cases
+def test_a_signal_from_outside_is_distinguished_from_an_error(error, log, exit_codes, message):
+    caught = make_start_error("some/model", SEE_ABOVE, log.format(**QUOTED), exit_codes)
+    assert type(caught) is getattr(errors, error)
+    assert str(caught).startswith(f"vLLM did not start. {message.format(**QUOTED)}")
 
 
 def test_after_an_error_of_its_own_vllm_ends_the_process():
-    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [TERMINATED])
-    assert type(error) is ModelError
+    error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [-signal.SIGTERM])
+    assert type(error) is errors.ModelError
     assert str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
 
 
@@ -237,25 +187,6 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"gpu_memory_utilisation": 0.5},
-            "'gpu_memory_utilisation', which this vLLM does not know. Near it: gpu",
-        ),
-        (
-            {"dtype": "flot32"},
-            "vLLM refuses model.model_args.dtype: Input should be 'auto', 'half', 'float16'",
-        ),
-        (
-            {"gpu_memory_utilization": 2},
-            "gpu_memory_utilization: Input should be less than or equal to 1, got 2.",
-        ),
-        ({"kv_cache_memory_bytes": 1_000_000}, "one request with the model's max seq len (1024), "),
-        ({"guard": "if True:"}, "The script that starts it has no main guard"),
-    ],
-    ids=str,
-)
+@with_cases
 def test_a_start_that_fails_on_this_machine_names_its_cause(engine_error, arguments, message):
     assert message in engine_error(**arguments)

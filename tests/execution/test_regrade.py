@@ -4,27 +4,11 @@ import pandas
 import pytest
 
 from tests.analysis.test_pair import log
-from tests.commands.test_cli import here, refused
-from tests.make import GREEDY_RUN, log_line
-
-
-@pytest.fixture
-def regrade(capsys, monkeypatch):
-    """Regrade a file; return the output in one line. With a message, the file must be refused."""
-
-    def run(path, *options, message=None):
-        result = here(capsys, monkeypatch, "regrade", str(path), *options)
-        if message:
-            refused(result, message)
-        else:
-            assert result.returncode == 0, result.stderr
-        return " ".join(result.stdout.split())
-
-    return run
+from tests.make import find_log, log_line, with_cases
 
 
 def test_a_log_of_our_own_task_has_the_verdicts_that_it_had(regrade):
-    output = regrade(next(GREEDY_RUN.glob("samples_demo_mless_2*")))
+    output = regrade(find_log("mless"))
     assert output.startswith("500 samples: right by mless 8") and "; they differ on 0." in output
 
 
@@ -64,13 +48,7 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
     regrade(path, message="has no column 'completion': expected one of id, text, answer")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("none.csv", "completion,gold\n", "none.csv holds no completion."),
-        ("odd.jsonl", "not json", "odd.jsonl, line 1: expected a JSON object, got 'not json'"),
-    ],
-)
+@with_cases
 def test_a_file_without_completions_is_refused(name, text, message, tmp_path, regrade):
     (tmp_path / name).write_text(text)
     regrade(tmp_path / name, message=message)
@@ -98,27 +76,7 @@ def test_an_empty_completion_has_no_box(tmp_path, regrade):
     assert "Verdicts: no_box 1." in regrade(tmp_path / "silent.csv")
 
 
-MESSAGES = [
-    {"role": "user", "content": r"Use \boxed{}."},
-    {"role": "assistant", "reasoning_content": r"\boxed{1}", "content": r"It is \boxed{7}."},
-]
-BLOCKS = [
-    {"type": "reasoning", "reasoning": r"\boxed{1}"},
-    {"type": "text", "text": r"It is \boxed{7}."},
-]
-
-
-@pytest.mark.parametrize(
-    ("completions", "summary"),
-    [
-        (MESSAGES, "1 samples: right by mless 100.0%. Verdicts: correct 1."),
-        ([MESSAGES, MESSAGES[:1]], "2 samples: right by mless 50.0%. Verdicts: correct 1, no_box"),
-        ([{"role": "assistant", "content": BLOCKS}], "1 samples: right by mless 100.0%."),
-        (MESSAGES[1], "1 samples: right by mless 100.0%."),
-        (["the answer is 7", "8", None], "3 samples: right by mless 33.3%."),
-    ],
-    ids=["messages", "several", "blocks", "one message", "texts"],
-)
+@with_cases
 def test_messages_and_lists_are_taken_apart(completions, summary, tmp_path, regrade):
     path = tmp_path / "saved.jsonl"
     path.write_text(json.dumps({"completion": completions, "gold": "7"}))

@@ -9,7 +9,6 @@ import lm_eval
 import pytest
 from lm_eval.loggers import EvaluationTracker
 
-from tests.execution.test_regrade import regrade  # noqa: F401 - a fixture
 from tests.lm_eval_plugin.wrapped_tasks import (
     QUESTIONS,
     Silent,
@@ -17,47 +16,9 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     open_manager,
     write_both,
 )
-from tests.make import ROOT
+from tests.make import ROOT, read_data
 
-WRITTEN = {
-    "minerva_math_algebra": [
-        "Final Answer: The final answer is ${answer}$. I hope it is correct.",
-        r"Thus $x = \boxed{{{answer}}}$. Final Answer: The final answer is ${answer}$. "
-        "I hope it is correct.",
-        "Final Answer: The final answer is $1$. I hope it is correct.",
-        "First,\nFinal Answer: The final answer is {answer}. I hope it is correct.",
-        "I cannot say more.",
-    ],
-    "gsm8k": [
-        "It is so.\n#### {answer}",
-        "It is so.\n#### {answer}.",
-        "#### 1",
-        "The answer is {answer}.",
-        "**Answer: {answer}**",
-    ],
-    "mmlu_pro_math": [
-        "The answer is (A).",
-        "So the answer is A",
-        "The answer is (B).",
-        "**Answer: A**",
-        "It could be anything.",
-    ],
-}
-"""A completion of each question, for each task; `{answer}` stands for the right answer."""
-OUTCOMES = {
-    "minerva_math_algebra": (
-        "5 samples: right by mless 60.0%, by the log's metric 60.0%; they differ on 0.",
-        "Forms of the answers: Final Answer 3, box 1, none 1.",
-    ),
-    "gsm8k": (
-        "5 samples: right by mless 80.0%, by the log's metric 40.0%; they differ on 2.",
-        "Forms of the answers: filter 3, answer is 1, Answer: 1.",
-    ),
-    "mmlu_pro_math": (
-        "5 samples: right by mless 60.0%, by the log's metric 40.0%; they differ on 1.",
-        "Forms of the answers: filter 3, Answer: 1, none 1.",
-    ),
-}
+LOGS = read_data("regraded_logs")
 
 
 class Recorded(Silent):
@@ -67,7 +28,7 @@ class Recorded(Silent):
         super().__init__()
         self.completions = [
             text.format(answer=answer)
-            for text, (_, answer) in zip(WRITTEN[task], QUESTIONS, strict=True)
+            for text, (_, answer) in zip(LOGS[task]["completions"], QUESTIONS, strict=True)
         ]
 
     def generate_until(self, requests, disable_tqdm=False):
@@ -106,19 +67,16 @@ def write_log(task, folder, **options):
 @pytest.mark.parametrize(
     "task", [pytest.param("minerva_math_algebra", marks=pytest.mark.slow), "gsm8k", "mmlu_pro_math"]
 )
-def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):  # noqa: F811
+def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):
     output = regrade(write_log(task, tmp_path))
-    assert all(sentence in output for sentence in OUTCOMES[task]), output
+    assert all(sentence in output for sentence in LOGS[task]["sentences"]), output
     are_named = (
         "Forms that were looked for: filter, box, Final Answer, ####, Answer:, answer is, bare."
     )
     assert (are_named in output) == ("none 1" in output)
 
 
-def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(
-    tmp_path,
-    regrade,  # noqa: F811
-):
+def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(tmp_path, regrade):
     log = write_log("gsm8k", tmp_path, repeats=2)
     line = json.loads(log.read_text().splitlines()[0])
     assert len(line["resps"][0]) == 2 and len(line["filtered_resps"]) == 1

@@ -12,7 +12,7 @@ from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample
 from tests.conftest import installed
 from tests.engines.test_backends import request
-from tests.make import TOY_CONFIG, read_data
+from tests.make import TOY_CONFIG, with_cases
 
 
 def prompt(text="What is 2 + 2?", **fields):
@@ -33,9 +33,7 @@ def sample(completion, reason="stop"):
     return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
 
 
-@pytest.mark.parametrize(
-    ("prompt_fields", "completion", "reason", "verdict"), read_data("completions")["continued"]
-)
+@with_cases
 def test_grading_knows_what_the_prompt_began(prompt_fields, completion, reason, verdict):
     job = grade_job(prompt(**prompt_fields), sample(completion, reason))
     result = grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line)

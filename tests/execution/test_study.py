@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from harness.errors import ConfigError
-from harness.execution.run_study import FIGURES, run_study
+from harness.execution.run_study import FIGURES
+from tests.capture_errors import build_language_model
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL
 
@@ -34,20 +33,7 @@ def models(tmp_path):
     names = {"qwen": "qwen2", "llama": "llama", "gemma": "gemma3_text"}
     tokenizer = AutoTokenizer.from_pretrained(TOY_MODEL)
     for seed, (name, kind) in enumerate(names.items()):
-        config = AutoConfig.for_model(
-            kind,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=3,
-            vocab_size=len(tokenizer),
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
-            max_position_embeddings=4096,
-            pad_token_id=0,
-        )
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).float().save_pretrained(tmp_path / name)
+        build_language_model(kind, seed).save_pretrained(tmp_path / name)
         tokenizer.save_pretrained(tmp_path / name)
     (tmp_path / "trained").symlink_to(TOY_MODEL)
     return [str(tmp_path / name) for name in (*names, "missing", "trained")]
@@ -92,11 +78,6 @@ def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that
         assert (folder / name / "report.html").exists()
     assert f"of {PROBLEMS} problems, changed" in (folder / "trained/flipped.txt").read_text()
     assert [*(folder / "trained/flipped.traces").glob("*.safetensors")]
-
-
-def test_two_models_with_one_folder_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"b/same: two models have the folder .*same"):
-        run_study(["a/same", "b/same"], tmp_path)
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):

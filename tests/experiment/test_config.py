@@ -1,6 +1,7 @@
 import warnings
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,7 @@ from harness.experiment.generation_settings import ExplicitSampling, resolve_sam
 from harness.experiment.run_config import load_config
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
-from tests.experiment.test_refusals import MINIMAL, write
-from tests.make import TOY_MODEL, read_data
+from tests.make import MINIMAL, TOY_MODEL, with_cases
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def load(tmp_path):
     """A function that writes the minimal config with changes and loads it with overrides."""
 
     def write_and_load(*overrides, **changes):
-        return load_config(write(tmp_path, MINIMAL | changes), overrides)
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL | changes))
+        return load_config(path, overrides)
 
     return write_and_load
 
@@ -52,17 +54,7 @@ def test_if_a_line_is_read_no_instruction_requests_a_box(load):
     assert load("answer=line", "until=[Q]").resolve_sampling(None).stop == ("Q", "\n")
 
 
-@pytest.mark.parametrize(
-    ("override", "name"),
-    [
-        ("max_gen_toks=9", "Known"),
-        ("model.model_args.dtype=float32", "Known"),
-        ("model.model_args.revision=abc", "known"),  # another revision has other weights
-        ("model.model_args.pretrained=b/other", "other"),
-        ("model.model_args={pretrained: b/other}", "other"),
-        ("model={model_args: {pretrained: b/other}}", "other"),
-    ],
-)
+@with_cases
 def test_a_label_is_used_only_for_its_weights(load, override, name):
     model = {"label": "Known", "model_args": {"pretrained": "a/known"}}
     assert load(override, model=model).model.display_name == name
@@ -94,45 +86,41 @@ def test_the_identity_leaves_out_how_weights_are_loaded_except_random_weights(lo
         assert load_arguments(**change).identity() != unchanged
 
 
-def test_the_identity_contains_what_can_change_a_sample(load):
-    identity = load().identity()
-    for change in (
-        {"name": "x"},
-        {"output": "x"},
-        {"audit": False},
-        {"primary": "mless - wo", "contrasts": ["mless - wo"]},
-        {"baseline": None},
-    ):
-        assert load(**change).identity() == identity
-    for change in ({"replicates": 2}, {"across": {"instructions": ["One."]}}, {"seed": 7}):
-        assert load(**change).identity() == identity | change
+@with_cases
+def test_the_identity_contains_what_can_change_a_sample(load, change, is_contained):
+    added = change if is_contained else {}
+    assert load(**change).identity() == load().identity() | added
 
 
-@pytest.mark.parametrize("case", read_data("contrasts"), ids=str)
-def test_the_contrasts_are_of_all_conditions_unless_they_are_named(load, case):
-    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **case["change"]})
-    assert [contrast_name(*pair) for pair in config.tested] == case["contrasts"]
-    primary = config.primary_contrast
-    assert (primary and contrast_name(*primary)) == case["primary"]
+@with_cases
+def test_the_contrasts_are_of_all_conditions_unless_they_are_named(
+    load, change, contrasts, primary
+):
+    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **change})
+    assert [contrast_name(*pair) for pair in config.tested] == contrasts
+    pair = config.primary_contrast
+    assert (pair and contrast_name(*pair)) == primary
 
 
-def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(load):
-    second = "mless - random"
-    values = {
-        "conditions": ["wo", "mless", "random"],
-        "contrasts": ["mless - wo", second],
-        "primary": second,
-    }
-    for conditions, *expected in (
-        ("wo, mless", ("mless - wo",), None),
-        ("wo, mful", None, None),
-        ("mless, random", (second,), second),
-    ):
-        config = load(f"conditions=[{conditions}]", **values)
-        assert [config.contrasts, config.primary] == expected
-    for override in ("contrasts=[mless - random]", "primary=mless - random"):
-        with pytest.raises(ConfigError, match=second):
-            load("conditions=[wo, mless]", override, **values)
+CONTRASTED = {
+    "conditions": ["wo", "mless", "random"],
+    "contrasts": ["mless - wo", "mless - random"],
+    "primary": "mless - random",
+}
+
+
+@with_cases
+def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(
+    load, conditions, contrasts, primary
+):
+    config = load(f"conditions=[{conditions}]", **CONTRASTED)
+    assert (config.contrasts and [*config.contrasts], config.primary) == (contrasts, primary)
+
+
+@pytest.mark.parametrize("override", ["contrasts=[mless - random]", "primary=mless - random"])
+def test_a_contrast_on_the_command_line_needs_its_conditions(load, override):
+    with pytest.raises(ConfigError, match="mless - random"):
+        load("conditions=[wo, mless]", override, **CONTRASTED)
 
 
 def test_a_condition_of_the_file_is_requested_by_its_name(load):
@@ -163,31 +151,17 @@ def resolve(choice, generation_config=None):
     return resolve_sampling(choice, 9, ("x",), generation_config)
 
 
-def test_greedy_ignores_and_records_the_values_of_the_model():
-    sampling = resolve("greedy", GENERATION_CONFIG)
-    assert sampling.greedy
-    assert sampling.vllm() == {
-        **{"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
-        **{"max_tokens": 9, "stop": ["x"]},
-    }
-    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
-    assert sampling.from_model == {}
-    assert resolve("greedy").switched_off is None, "nothing was read"
+@with_cases
+def test_sampling_follows_from_the_choice_and_the_values_of_the_model(
+    choice, changes, facts, values
+):
+    sampling = resolve(choice, GENERATION_CONFIG | changes)
+    assert {name: getattr(sampling, name) for name in facts} == facts
+    assert sampling.vllm() | values == sampling.vllm()
 
 
-def test_model_default_takes_the_models_values_and_the_defaults_of_generate():
-    sampling = resolve("model_default", GENERATION_CONFIG)
-    from_model = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05}
-    assert sampling.from_model == from_model
-    expected = from_model | {"top_k": 50}
-    assert sampling.vllm() | expected == sampling.vllm()
-
-
-def test_model_default_of_a_greedy_model_is_greedy_with_its_penalty():
-    sampling = resolve("model_default", GENERATION_CONFIG | {"do_sample": False})
-    assert sampling.greedy
-    assert sampling.repetition_penalty == 1.05
-    assert sampling.switched_off == {"temperature": 0.6, "top_p": 0.9}
+def test_without_values_of_the_model_nothing_is_switched_off():
+    assert resolve("greedy").switched_off is None
 
 
 def test_model_default_refuses_settings_that_vllm_does_not_have():

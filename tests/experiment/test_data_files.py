@@ -10,16 +10,15 @@ import time
 import pandas
 import pytest
 
-from harness.errors import ConfigError, DataError
+from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import PromptSettings
-from harness.experiment.run_config import load_config
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
-from tests.commands.test_cli import here, refused
-from tests.make import TOY_MODEL, read_data
+from tests.commands.test_cli import refused
+from tests.make import TOY_MODEL, write_records
 
 ROWS = [
     {"Problem": "1+1?", "Answer": "007", "ID": "a"},
@@ -94,7 +93,7 @@ def test_a_list_has_the_accepted_answers(tmp_path):
     path = tmp_path / "data.jsonl"
     lists = [["70"], ["4", r"\frac{9}{2}"], 3]
     lines = [{"problem": str(answer), "final_answer": answer} for answer in lists]
-    path.write_text("\n".join(map(json.dumps, lines)))
+    write_records(path, lines)
     problems = read(path, answer="final_answer").problems
     assert [problem.answer for problem in problems] == ["70", "4", "3"]
     assert [problem.alternatives for problem in problems] == [(), (r"\frac{9}{2}",), ()]
@@ -107,15 +106,6 @@ def test_a_list_has_the_accepted_answers(tmp_path):
             pool.submit(answer, job)
         verdicts = {answer: grade.verdict for answer, grade in pool.drain()}
     assert verdicts == {"4": "correct", "4.5": "correct", "5": "incorrect"}
-
-
-@pytest.mark.parametrize("fault", read_data("refused_data_files"))
-def test_a_fault_is_refused_with_its_line(fault, tmp_path):
-    path = tmp_path / fault["name"]
-    path.write_text(fault["text"])
-    with pytest.raises(DataError, match=re.escape(fault["message"])) as error:
-        read(path)
-    assert str(path) in str(error.value)
 
 
 def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path):
@@ -136,35 +126,21 @@ def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     assert [problem.problem for problem in read(path).problems] == [text] * 2
 
 
-def test_columns_are_mapped_on_the_command_line(tmp_path, capsys, monkeypatch):
+def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     path = tmp_path / "data.csv"
     path.write_text("Frage,Loesung\n1+1?,2\n")
-
-    def run(*options):
-        arguments = ("--model", str(TOY_MODEL), "--dataset", str(path), "--dry-run", *options)
-        return here(capsys, monkeypatch, "run", *arguments)
-
-    refused(run(), "line 2 (Frage, Loesung): problem: Field required")
-    result = run("--columns", "problem=Frage, answer=loesung")
-    assert result.returncode == 0 and "1 problems" in result.stdout, result.stderr
-    refused(run("--columns", "gold=Loesung"), "unknown key 'dataset.gold': expected one of path")
-
-
-def test_a_lost_backslash_in_a_config_is_refused_with_its_line(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        'name: x\nmodel: {model_args: {pretrained: x}}\ninstruction: "Use \\boxed{}."\n'
-    )
-    message = r"line 3: a control character stands for the beginning of \boxed: expected \\boxed"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        load_config(path)
+    arguments = ("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run")
+    refused(command(*arguments), "line 2 (Frage, Loesung): problem: Field required")
+    assert "1 problems" in succeed(*arguments, "--columns", "problem=Frage, answer=loesung")
+    message = "unknown key 'dataset.gold': expected one of path"
+    refused(command(*arguments, "--columns", "gold=Loesung"), message)
 
 
 def test_a_control_token_in_a_problem_is_reported_once(tmp_path, toy_tokenizer):
     token = toy_tokenizer.eos_token
     path = tmp_path / "data.jsonl"
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
-    path.write_text("\n".join(map(json.dumps, lines)))
+    write_records(path, lines)
     conditions = [*named_conditions().values()][:2]
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
     first, second = build_checked_prompts(read(path).problems, conditions, PromptSettings(), model)
@@ -184,3 +160,13 @@ def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
     assert len(problems) == 200_000 and problems[-1].answer == "399998"
     assert time.process_time() - started < 30
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
+
+
+def test_unreadable_data_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("", "Is a directory"), ("x.jsonl", "codec can't decode")):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path / name)
+    monkeypatch.delenv("MATH500_PATH")
+    with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl, with the keys problem"):
+        open_dataset("math500")

@@ -1,18 +1,15 @@
 """Examples before the question: how they are drawn, placed and used by runs and the probe."""
 
 import json
-import re
 from collections import Counter
 
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from attention_probe.prompts.token_roles import tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
-from harness.errors import HarnessError
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
@@ -26,14 +23,19 @@ from harness.experiment.prompt import (
 )
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
-from harness.runs.records import stored_prompts
-from harness.runs.run_files import RECEIPT, read_identity
-from harness.runs.run_folder import continue_identity
+from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
-from tests.commands.test_cli import here
-from tests.experiment.test_refusals import MINIMAL, write
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
-from tests.make import ROOT, TOY_DATA, read_source, right, table_page, write_run
+from tests.make import (
+    MINIMAL,
+    ROOT,
+    read_source,
+    right,
+    table_data,
+    table_page,
+    with_cases,
+    write_run,
+)
 
 PRODUCTS = [
     Problem(
@@ -43,17 +45,6 @@ PRODUCTS = [
     for b in range(2, 9)
 ]
 CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
-PLACED = {
-    "before_system": ("/ /|Go.|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["/ /|Go.|", "2 x 2?", "4", "Why?"]),
-    "between": ("Go.|/ /|Q: 2 x 2?\nA: 4|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "Why?"]),
-    "before_question": ("Go.|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "2 x 2?", "4", "/ /|Why?"]),
-    "each": ("Go.|/ /|Q: 2 x 2?\nA: 4|/ /|Q: Why?\nA:", ["Go.|", "/ /|2 x 2?", "4", "/ /|Why?"]),
-    "end": ("Go.|Q: 2 x 2?\nA: 4|Q: Why?|/ /|\nA:", ["Go.|", "2 x 2?", "4", "Why?|/ /"]),
-}
-"""Prompts with one example and a filler of two slashes, by placement: raw, and as turns of a chat.
-
-`|` is the separator.
-"""
 
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
@@ -77,7 +68,8 @@ def test_each_draw_has_its_own_instruction(tmp_path):
     fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
     changes = {"fewshot": fewshot, "dataset": {"make": "products"}, "answer": "line"}
     changes |= {"layouts": ["raw"], "conditions": ["wo"]}
-    file = write(tmp_path, {**MINIMAL, **changes})
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({**MINIMAL, **changes}))
     arms = make_plan(load_config(file)).arms.values()
     assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
         *enumerate(texts, start=1)
@@ -116,8 +108,9 @@ def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     assert all(len(set(chosen)) == len(chosen) for chosen in selected)
 
 
-@pytest.mark.parametrize("placement", PLACED)
-def test_the_position_of_a_filler_among_examples(placement):
+@with_cases
+def test_the_position_of_a_filler_among_examples(placement, text, turns):
+    """Of one example and a filler of two slashes. `|` is the separator."""
     condition = Condition(name="x", unit="/", count=2, placement=placement)
     draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
     raw, chat = (
@@ -129,8 +122,8 @@ def test_the_position_of_a_filler_among_examples(placement):
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
-    turns = [turn["content"].replace(" \n\n", "|") for turn in chat.messages]
-    assert (raw.text.replace(" \n\n", "|"), turns) == PLACED[placement]
+    assert raw.text.replace(" \n\n", "|") == text
+    assert [turn["content"].replace(" \n\n", "|") for turn in chat.messages] == turns
     assert [turn["role"] for turn in chat.messages] == ["system", "user", "assistant", "user"]
     stored = document_prompt(make_document(PRODUCTS[1], chat, condition, Layout.CHAT))
     assert (stored.messages, stored.text) == (chat.messages, chat.text)
@@ -159,23 +152,6 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
             assert filler_sizes(arm) == {28 if arm.condition.placement == "each" else 7}
 
 
-@pytest.mark.parametrize(
-    ("fewshot", "message"),
-    [
-        (
-            {"num_fewshot": 200, "draws": 3},
-            "1000 problems in their pool and one question, got 500 problems in 500",
-        ),
-        ({"num_fewshot": 3}, "expected 220 filler tokens, got 656"),
-    ],
-)
-def test_impossible_examples_are_refused_before_the_model_is_loaded(fewshot, message, tmp_path):
-    conditions = ["wo", {"name": "x", "unit": "qx", "placement": "each"}]
-    config = {**MINIMAL, "dataset": TOY_DATA, "conditions": conditions, "fewshot": fewshot}
-    with pytest.raises(HarnessError, match=re.escape(message)):
-        make_plan(load_config(write(tmp_path, config)))
-
-
 def write_run_of_draws(folder, wrong_draws, draws, **settings):
     """A run in which x is wrong with some of the draws of examples."""
     wrong_tasks = tuple(f"x_draw-{draw}" for draw in wrong_draws)
@@ -202,11 +178,6 @@ def run(tmp_path_factory):
     )
 
 
-@pytest.fixture
-def call(capsys, monkeypatch):
-    return lambda *words: here(capsys, monkeypatch, *map(str, words))
-
-
 def test_the_draws_of_a_problem_are_its_samples(run):
     frame = load_run(run)
     draws = frame.groupby("draw")
@@ -224,7 +195,7 @@ def test_the_draws_of_a_problem_are_its_samples(run):
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
 
-def test_tables_show_the_draws(run, call):
+def test_tables_show_the_draws(run, command):
     page = " ".join(table_page(run).split())
     for text in (
         "5 problems, 4 samples each",
@@ -233,11 +204,13 @@ def test_tables_show_the_draws(run, call):
         "p are for these examples",
     ):
         assert text in page
-    assert json.loads(table_page(run, form="json"))["draws"][0]["differences"] == [-100, 0]
-    changed = call("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
+    assert table_data(run)["draws"][0]["differences"] == [-100, 0]
+    changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
     assert "x - wo: 5 of 10 problems by draw, changed" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
-    all_draws, second_draw = (call("show", run, name).stdout for name in (problem, f"{problem}#2"))
+    all_draws, second_draw = (
+        command("show", run, name).stdout for name in (problem, f"{problem}#2")
+    )
     assert (all_draws.count("w/o, "), second_draw.count("w/o, ")) == (4, 2)
     assert f"w/o, raw, {problem}#1" in all_draws
 
@@ -248,7 +221,7 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()
     assert frame.groupby(["condition", "draw"], observed=True)["problem_id"].nunique().eq(16).all()
-    table = json.loads(table_page(run, form="json"))
+    table = table_data(run)
     row = table["rows"][1]
     assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40)
     assert row["low"] < -99
@@ -259,11 +232,6 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     receipt["config"]["fewshot"]["instructions"] = ["Go"] * 5
     (run / RECEIPT).write_text(json.dumps(receipt))
     assert "new draws of examples and their instructions. " in " ".join(table_page(run).split())
-    plan, identity = make_plan(load_config(run.with_suffix(".yaml")), limit=45), read_identity(run)
-    assert plan.arms.keys() == identity.arms.keys()
-    larger = replace(identity, limit=45, prompts_sha256=plan.prompts_sha256)
-    # a run of fewer problems can be continued
-    assert continue_identity(run, larger, stored_prompts(plan)) == replace(larger, looks=2)
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

@@ -1,10 +1,9 @@
 """Problems of files, and generated problems with their answers, clusters and levels."""
 
-import json
-
 import pytest
 
 from harness.experiment.problems import DatasetConfig, MadeConfig, load_jsonl, open_dataset
+from tests.make import with_cases, write_records
 
 GOOD = {
     "problem": "1+1?",
@@ -18,9 +17,7 @@ GOOD = {
 
 def write_lines(tmp_path, *lines):
     path = tmp_path / "data.jsonl"
-    path.write_text(
-        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines) + "\n"
-    )
+    write_records(path, lines)
     return path
 
 
@@ -36,39 +33,11 @@ def test_a_valid_file_is_read_also_with_a_byte_order_mark(tmp_path):
     assert load_jsonl(path) == dataset
 
 
-def test_fields_can_be_named_and_lines_numbered(tmp_path):
-    path = write_lines(tmp_path, {"q": "1+1?", "a": 2}, {"q": "2+2?", "a": 0.5, "level": "hard"})
-    dataset = open_dataset(DatasetConfig(path=path, problem="q", answer="a", id=None))
-    facts = [(problem.id, problem.answer, problem.level) for problem in dataset.problems]
-    assert facts == [("0", "2", 0), ("1", "0.5", 0)]
-
-
-def test_a_file_of_questions_without_ids_is_read(tmp_path):
-    lines = [{"question": "1+1?", "answer": 2}, {"question": "2+2?", "answer": 4, "id": "b"}]
-    dataset = load_jsonl(write_lines(tmp_path, *lines))
-    facts = [(problem.id, problem.problem, problem.answer) for problem in dataset.problems]
-    assert facts == [("0", "1+1?", "2"), ("b", "2+2?", "4")]
-    both = load_jsonl(write_lines(tmp_path, {**GOOD, "question": "no", "id": "no"}))
-    assert both == load_jsonl(write_lines(tmp_path, GOOD)), "the usual names have precedence"
-
-
-def test_clusters_are_read_and_a_problem_without_one_is_its_own(tmp_path):
-    clusters = {"a": 0, "b": 0, "c": None}
-    lines = [{**GOOD, "unique_id": name, "cluster": clusters[name]} for name in clusters]
-    problems = load_jsonl(write_lines(tmp_path, *lines)).problems
-    assert [problem.cluster for problem in problems] == ["0", "0", "problem c"]
-
-
-def test_an_environment_variable_chooses_the_source(tmp_path, monkeypatch):
-    monkeypatch.setenv("MATH500_PATH", str(write_lines(tmp_path, GOOD)))
-    assert len(open_dataset("math500").problems) == 1
-
-
-def test_the_hash_changes_with_the_content(tmp_path):
-    first, second = (
-        load_jsonl(write_lines(tmp_path, {**GOOD, "answer": answer})).sha256 for answer in "23"
-    )
-    assert first != second
+@with_cases
+def test_fields_of_a_file_are_read(lines, names, attributes, values, tmp_path):
+    problems = open_dataset(DatasetConfig(path=write_lines(tmp_path, *lines), **names)).problems
+    for problem, expected in zip(problems, values, strict=True):
+        assert [getattr(problem, name) for name in attributes] == expected
 
 
 OPERATIONS = {

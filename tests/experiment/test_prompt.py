@@ -22,7 +22,7 @@ from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from harness.runs.records import stored_prompts
 from tests.experiment.test_problems import write_lines
-from tests.make import TOY_CONFIG
+from tests.make import TOY_CONFIG, with_cases
 
 FILLER = "/ / / / / / /"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
@@ -46,12 +46,6 @@ def test_the_raw_layout_has_instruction_filler_and_problem():
     assert prompt.text == f"{INSTRUCTION}{SEPARATOR}{FILLER}{SEPARATOR}What is $1+1$?"
     roles = "instruction separator filler separator problem"
     assert [segment.role for segment in prompt.segments] == roles.split()
-
-
-def test_in_a_chat_the_user_turn_begins_with_the_filler():
-    system, user = build("What?", layout=Layout.CHAT).messages
-    assert system["content"].strip() == INSTRUCTION
-    assert user["content"] == f"{FILLER}{SEPARATOR}What?"
 
 
 @pytest.mark.parametrize(("name", "filler"), [("mless", " ".join(["/"] * 55)), ("wo", "")])
@@ -183,7 +177,10 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     tokenizer = save_tokenizer(toy_tokenizer, toy_tokenizer.chat_template + thinking, tmp_path)
     switch = "model.model_args.chat_template_args={enable_thinking: false}"
     plan, requests = plan_of("layouts=[chat]", tokenizer, switch, limit=2)
-    assert all(request.prompt.endswith("<think></think>") for request in requests)
+    _, plain = plan_of("layouts=[chat]", tokenizer, limit=2)
+    assert [request.prompt for request in requests] == [
+        request.prompt + "<think></think>" for request in plain
+    ]
     arguments = plan.config.identity()["model"]["model_args"]
     assert arguments["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(plan).splitlines()
@@ -195,17 +192,7 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
         plan_of("layouts=[]", model, limit=1)
 
 
-@pytest.mark.parametrize(
-    ("template", "override", "markers", "is_reported"),
-    [
-        ("", "", (), False),
-        ("{{ message.reasoning_content }}", "", (), True),
-        ("{{ message.reasoning_content }}", "thinking={start: <a>, end: </a>}", "a", False),
-        ("<think>{{ message.reasoning_content }}</think>", "", "think", False),
-        ("<think></think>", "thinking={start: <a>, end: </a>}", "a", False),
-    ],
-    ids=["no reasoning", "no markers", "the config's", "the template's", "both"],
-)
+@with_cases
 def test_the_config_states_the_markers_of_reasoning_else_the_template(
     template, override, markers, is_reported, toy_tokenizer, tmp_path
 ):

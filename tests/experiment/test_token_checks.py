@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.expand_conditions import ANSWER_AT_ONCE
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from tests.conftest import build_tokenizer
-from tests.make import TOY_PROBLEMS
+from tests.make import TOY_PROBLEMS, with_cases
 
 WO, MLESS = (named_conditions()[name] for name in ("wo", "mless"))
 
@@ -35,24 +36,23 @@ def layouts(tokenizer):
     return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
-def build(tokenizer, *conditions, problems=PROBLEMS, context=None, max_gen_toks=0, **settings):
+def build(tokenizer, *conditions, problems=PROBLEMS, **settings):
     """The prompts of each condition; prompts that break a guarantee are refused."""
-    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=context)
+    model = ModelTokenizer(name="model", tokenizer=tokenizer)
     settings = PromptSettings(**{"layout": Layout.RAW, **settings})
-    return build_checked_prompts(problems, conditions, settings, model, max_gen_toks=max_gen_toks)
+    return build_checked_prompts(problems, conditions, settings, model)
 
 
 def filler_sizes(arm):
     return {prompt.filler_tokens for prompt in arm.prompts}
 
 
-def test_named_conditions_are_exact_in_every_tokenizer(any_tokenizer):
+def test_named_conditions_and_the_positive_control_are_exact_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
-        plain, *filled = build(any_tokenizer, *named_conditions().values(), layout=layout)
-        assert filler_sizes(plain) == {0}
-        assert [filler_sizes(arm) for arm in filled] == [{55}] * 3
-        problem_ids = [prompt.problem_token_ids for prompt in plain.prompts]
-        for arm in filled:
+        arms = build(any_tokenizer, *named_conditions().values(), ANSWER_AT_ONCE, layout=layout)
+        assert [filler_sizes(arm) for arm in arms] == [{0}, {55}, {55}, {55}, {0}]
+        problem_ids = [prompt.problem_token_ids for prompt in arms[0].prompts]
+        for arm in arms:
             assert [prompt.problem_token_ids for prompt in arm.prompts] == problem_ids
 
 
@@ -72,19 +72,7 @@ def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, f
     assert filler_sizes(arm) == {filler["count"]}
 
 
-@pytest.mark.parametrize(
-    ("filler", "message"),
-    [
-        (
-            {"unit": "/", "separator": ""},
-            r"merges the unit '/': expected 55 filler tokens, got|cover both filler and",
-        ),
-        (
-            {"unit": "qxzvkj", "count": 5},
-            r"splits the unit 'qxzvkj': expected 5 filler tokens, got \d+",
-        ),
-    ],
-)
+@with_cases
 def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, message):
     with pytest.raises(
         PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"
@@ -120,11 +108,3 @@ def test_the_published_filler_straddles_the_full_stop_in_tokenizers_that_merge()
     tokenizer = build_tokenizer("qwen2", bos=False)
     (arm,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
     assert {(prompt.straddling, prompt.filler_tokens) for prompt in arm.prompts} == {(1, 54)}
-
-
-def test_a_prompt_longer_than_the_context_is_refused(toy_tokenizer):
-    with pytest.raises(
-        PromptMismatchError, match="max_gen_toks 64 exceed the context length of 128"
-    ):
-        build(toy_tokenizer, MLESS, context=128, max_gen_toks=64)
-    assert build(toy_tokenizer, MLESS, context=4096, max_gen_toks=2048)

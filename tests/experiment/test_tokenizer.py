@@ -3,20 +3,20 @@ import json
 
 import pytest
 
-from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.errors import ModelError, PromptMismatchError, explain_hub_error
 from harness.experiment.built_prompts import measure_prompt
 from harness.experiment.chat_template import (
     PINNED_DATE,
     apply_chat_template,
     find_segments,
     has_system_turn,
-    template_switches,
 )
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
 from tests.conftest import CHATML, DROPS_SYSTEM, VOCABULARIES, load_vocabulary, vocabulary_file
 from tests.experiment.test_token_checks import layouts
+from tests.make import with_cases
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]
 
@@ -70,38 +70,6 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
         assert list(encode(text, tokenizer)[0]) == original.encode(text, bos=True, eos=False)
 
 
-THINKING_BLOCK = "<think>\n\n</think>\n\n"
-OFF = "{% if enable_thinking is defined and not enable_thinking %}"
-THINKING = CHATML + OFF + THINKING_BLOCK + "{% endif %}"
-
-
-def test_a_switch_of_the_template_changes_the_prompt(toy_tokenizer, tmp_path):
-    tokenizer = with_template(toy_tokenizer, THINKING)
-    prompt, text = build(tokenizer, name="mless")
-    off = template_switches({"chat_template_args": {"enable_thinking": False}})
-    assert off == template_switches({"enable_thinking": False}) == {"enable_thinking": False}
-    plain, switched_off, switched_on = (
-        measure_prompt(
-            prompt,
-            PromptSettings(layout=Layout.CHAT),
-            ModelTokenizer(name="toy", tokenizer=tokenizer, switches=switches),
-        )
-        for switches in ({}, off, {"enable_thinking": True})
-    )
-    assert plain.text == switched_on.text == text
-    assert switched_off.text == text + THINKING_BLOCK
-    assert switched_off.filler_span == plain.filler_span
-    assert switched_off.prompt_token_sha256 != plain.prompt_token_sha256
-    tokenizer.save_pretrained(tmp_path)
-    for switches, message in (
-        ({"enable_thinkng": False}, "reads no switch 'enable_thinkng'"),
-        ("no", "got 'no'"),
-    ):
-        arguments = {"tokenizer": str(tmp_path), "chat_template_args": switches}
-        with pytest.raises(ConfigError, match=message):
-            ModelTokenizer.from_arguments(arguments)
-
-
 def test_every_template_gives_one_bos_and_one_instruction(any_tokenizer):
     bos = any_tokenizer.bos_token_id
     for layout in layouts(any_tokenizer):
@@ -116,7 +84,7 @@ def test_every_template_gives_one_bos_and_one_instruction(any_tokenizer):
         assert segments == [pair for pair in expected if pair[0] != "separator"]
 
 
-@pytest.mark.parametrize("problem", ["a", "2", "r", "?", "26", "he"])
+@with_cases
 def test_a_short_problem_is_not_mistaken_for_a_part_of_the_template(any_tokenizer, problem):
     longer = "Find the value of $x$ now."
     for layout in layouts(any_tokenizer):
@@ -128,18 +96,7 @@ def test_a_short_problem_is_not_mistaken_for_a_part_of_the_template(any_tokenize
             assert longer_text.endswith(longer + text[high:])
 
 
-@pytest.mark.parametrize(
-    "format",
-    [
-        "%d %b %Y",
-        "%A, %-d %B %y",
-        "%Y-%m-%d %H:%M:%S",
-        "%%d is %d, %%%m",
-        "no code",
-        "%_d %^a %j %p %Z|%q",
-        "%",
-    ],
-)
+@with_cases
 def test_every_format_of_the_date_gives_the_pinned_date(toy_tokenizer, format):
     template = f"{{{{ strftime_now({format!r}) }}}}|{{{{ date_string }}}}"
     text = apply_chat_template(with_template(toy_tokenizer, template), USER)
@@ -162,15 +119,7 @@ def test_a_template_renders_exactly_as_in_transformers(toy_tokenizer, template):
     assert apply_chat_template(tokenizer, USER) == expected
 
 
-@pytest.mark.parametrize(
-    ("template", "cause"),
-    [
-        ("{{ raise_exception('only one turn') }}", "TemplateError: only one turn"),
-        ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
-        ("{% if %}", "TemplateSyntaxError: "),
-        (None, "has no chat template"),
-    ],
-)
+@with_cases
 def test_a_template_that_fails_or_is_absent_is_refused_with_the_reason(
     toy_tokenizer, template, cause
 ):
@@ -180,13 +129,7 @@ def test_a_template_that_fails_or_is_absent_is_refused_with_the_reason(
     assert has_system_turn(tokenizer) == (template is None)
 
 
-def test_missing_model_folders_and_refusals_of_the_hub_have_separate_messages(tmp_path):
-    for name, message in (
-        (tmp_path / "nothing", "does not exist"),
-        (__file__, r"Model folder .*\.py is a file"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            load_tokenizer(str(name))
+def test_refusals_of_the_hub_have_separate_messages():
     for error, message in (
         (OSError("401 Client Error: Gated repo"), "Accept its licence"),
         (ConnectionError("Max retries exceeded"), "could not be reached"),

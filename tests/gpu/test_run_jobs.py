@@ -1,7 +1,8 @@
 import os
 import re
-import subprocess
 from pathlib import Path
+
+from tests.conftest import run_program
 
 
 def test_a_job_passes_fails_or_is_cut_off(tmp_path):
@@ -15,7 +16,7 @@ def test_a_job_passes_fails_or_is_cut_off(tmp_path):
     (tmp_path / "list").write_text("# name|seconds|command\n" + "\n".join(lines))
     command = [Path(__file__).with_name("run_jobs.sh"), tmp_path / "list", tmp_path / "logs"]
     environment = {**os.environ, "SECONDS_IN_ALL": "5"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    process = run_program(*command, env=environment)
     summary = (tmp_path / "logs" / "summary.txt").read_text()
     assert process.returncode != 0 and process.stdout == summary
     outcomes = r"^(\w+) .*(passed   end\nmeasured: 3 of 4|failed|cut off|not started)"
@@ -26,5 +27,5 @@ def test_a_job_passes_fails_or_is_cut_off(tmp_path):
         ("late", "cut off"),
         ("never", "not started"),
     ]
-    process = subprocess.run([*command, "good"], capture_output=True, text=True)
+    process = run_program(*command, "good")
     assert process.returncode == 0 and process.stdout.count("\n") == 2

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.grading import Grade, grade
 from harness.grading.extract_answer import read_boxes
-from tests.make import read_data
+from tests.make import with_cases
 
 
 def first_box(text):
@@ -21,15 +21,12 @@ def boxes_after_first(text):
     return len(read_boxes(text)[1:])
 
 
-CASES = read_data("completions")
-
-
-@pytest.mark.parametrize(("text", "box"), CASES["last_box"])
+@with_cases
 def test_the_last_closed_box(text, box):
     assert last_box(text) == box
 
 
-@pytest.mark.parametrize("empty", CASES["empty"])
+@with_cases
 def test_an_empty_box_is_no_box(empty):
     assert last_box(empty) is first_box(empty) is None
     repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put it within {empty}."
@@ -40,22 +37,12 @@ def test_an_empty_box_is_no_box(empty):
     assert grade(repeated, "7", finish_reason="length").verdict == "correct"
 
 
-@pytest.mark.parametrize("content", CASES["contents"])
+@with_cases
 def test_a_box_with_any_content_is_not_empty(content):
     assert last_box(rf"\boxed{{5}} \boxed{{{content}}}") == content
 
 
-@pytest.mark.parametrize(
-    ("text", "first", "further"),
-    [
-        ("3", None, 0),
-        (r"\boxed{1}", "1", 0),
-        (r"\boxed{1} or \fbox{2}, \boxed{3}", "1", 2),
-        (r"\boxed{a \boxed{b} c} \boxed{d}", r"a \boxed{b} c", 1),
-        (r"\boxed{\boxed{1}} \boxed{2", "1", 0),
-        (r"\boxed{ \boxed{1} \boxed{2}", "1", 1),
-    ],
-)
+@with_cases
 def test_the_first_box_and_the_number_of_later_boxes(text, first, further):
     assert first_box(text) == first
     assert boxes_after_first(text) == further
@@ -84,7 +71,7 @@ def test_extraction_takes_linear_time(piece, end):
     assert large < 40 * max(small, 1e-4)
 
 
-@pytest.mark.parametrize(("completion", "target", "verdict"), CASES["verdicts"])
+@with_cases
 def test_verdicts(completion, target, verdict):
     assert grade(completion, target).verdict == verdict
 

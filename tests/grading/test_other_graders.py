@@ -4,8 +4,9 @@ from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
 from harness.grading.other_graders import GRADERS, STEPS
-from tests.grading.test_labelled_answers import DATASET, run_python
-from tests.make import read_data
+from tests.conftest import run_python
+from tests.grading.test_labelled_answers import DATASET
+from tests.make import with_cases
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -16,11 +17,10 @@ def test_the_published_instruction_is_the_one_with_doubled_braces():
     assert "\\boxed{}" in INSTRUCTION
 
 
-RULE = read_data("authors_rule")
 PROMPTS = {"doubled": DOUBLED, "single": SINGLE, "none": ""}
 
 
-@pytest.mark.parametrize(("prompt", "completion", "gold", "right", "strict"), RULE["judgements"])
+@with_cases
 def test_the_authors_rule(prompt, completion, gold, right, strict):
     text = PROMPTS[prompt] + completion
     if right is None:
@@ -30,12 +30,12 @@ def test_the_authors_rule(prompt, completion, gold, right, strict):
         assert authors_rule(text, gold) == (right, strict)
 
 
-@pytest.mark.parametrize(("text", "answer"), RULE["answers"])
+@with_cases
 def test_the_authors_answer_counts_all_braces(text, answer):
     assert authors_answer(text) == answer
 
 
-@pytest.mark.parametrize(("before", "after"), [*RULE["steps"], *RULE["order"]])
+@with_cases
 def test_the_steps_of_the_rewriting_and_their_order(before, after):
     assert rewrite(before) == after
 
@@ -70,46 +70,12 @@ def audited(pool, completion, prompt=DOUBLED, solution=""):
     return audit
 
 
-def test_a_boxed_answer_is_right_for_every_grader(pool):
-    assert audited(pool, r"so \boxed{3}") == Audit(**dict.fromkeys(GRADERS, True))
-
-
-def test_math_verify_reads_answers_without_a_box_and_the_gold_of_the_solution(pool):
-    assert audited(pool, "The answer is $3$.", solution=r"hence \boxed{3}").math_verify
-    assert audited(pool, "The answer is $3$.").math_verify
-    assert audited(pool, "The answer is $4$.", solution=r"hence \boxed{3}").math_verify is False
-
-
-def test_boxes_after_the_first_are_counted(pool):
-    audit = audited(pool, r"\boxed{3} Next problem: \boxed{7}, and \boxed{8}")
-    assert audit.boxes_after_first == 2 and audit.exact_match_boxed is False
-
-
-@pytest.mark.parametrize("empty", [r"\boxed{}", r"\boxed{{}}", r"\boxed{ }"])
-def test_a_repeated_prompt_hides_the_answer_from_the_authors_rule_alone(pool, empty):
-    audit = audited(pool, f"So \\boxed{{3}}. Put your final answer within {empty}.")
-    assert audit.exact_match_boxed and audit.boxes_after_first == 0
-    assert not audit.authors_rule_strict
-    alone = audited(pool, f"Put your final answer within {empty}.")
-    assert alone.exact_match_boxed is False and alone.boxes_after_first == 0
-
-
-def test_only_the_authors_rule_reads_the_prompt(pool):
-    audit = audited(pool, "no box", prompt=SINGLE)
-    assert audit.authors_rule and audit.authors_rule_strict is False
-    assert not (audit.math_verify or audit.exact_match_boxed)
-
-
-def test_an_index_error_of_the_authors_code_is_wrong_and_has_a_reason(pool):
-    audit = audited(pool, r"\boxed{\frac}")
-    assert audit.authors_rule is False and audit.authors_rule_strict is False
-    assert "authors_rule: IndexError in the authors' code, judged wrong" in audit.reason
-
-
-def test_an_answer_that_is_too_long_for_lm_eval_is_unknown_and_not_wrong(pool):
-    audit = audited(pool, r"\boxed{" + "3+" * 3000 + "3}")
-    assert audit.exact_match_boxed is None and audit.authors_rule is False
-    assert "exact_match_boxed: answer of 6001 characters, over 2000" in audit.reason
+@with_cases
+def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades, reason):
+    """Of the gold answer 3."""
+    audit = audited(pool, completion.replace("LONG", "3+" * 3000), PROMPTS[prompt], solution)
+    assert {name: getattr(audit, name) for name in grades} == grades
+    assert reason in str(audit.reason)
 
 
 def test_every_step_fills_its_columns_and_all_are_filled():

@@ -15,7 +15,7 @@ from harness.reasoning_markers import (
     spends_budget,
 )
 from tests.execution.test_scoring import prompt, sample
-from tests.make import read_data
+from tests.make import read_data, with_cases
 
 FAMILIES = read_data("reasoning")
 CUT = r"Perhaps \boxed{4}. But let me"
@@ -63,28 +63,9 @@ def test_the_markers_of_the_model_have_precedence_over_those_of_all_families():
     assert skip_reasoning(r"</plan><think>\boxed{4}") is None
 
 
-@pytest.mark.parametrize(
-    ("template", "markers"),
-    [
-        ("{{ message.content.split('</think>')[-1] }}", (("<think>", "</think>"),)),
-        (
-            "{{ '<|start|>assistant<|channel|>final<|message|>' + message.content }}",
-            (
-                ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
-                ("analysis", "assistantfinal"),
-            ),
-        ),
-        (
-            "{{ '<ponder>\\n' + message.reasoning_content + '\\n</ponder>' }}",
-            (("<ponder>", "</ponder>"),),
-        ),
-        ("{{ '<tool>' + message.content + '</tool>' }} Reason step by step.", ()),
-        ("", ()),
-    ],
-    ids=["think", "gpt-oss", "tags around the variable", "none", "no template"],
-)
+@with_cases
 def test_a_chat_template_states_the_markers(template, markers):
-    assert read_markers(template) == markers
+    assert [*map(list, read_markers(template))] == markers
 
 
 def test_reasoning_of_a_server_stands_before_its_text():
@@ -95,9 +76,7 @@ def test_reasoning_of_a_server_stands_before_its_text():
     assert grade(add_reasoning("", r"\boxed{4}", ()), "4").verdict == "unfinished"
 
 
-@pytest.mark.parametrize(
-    ("opening", "closing"), [("<think>\n", "</think>"), ("[THINK]", "[/THINK]"), ("", "")]
-)
+@with_cases
 def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
     toy_tokenizer, opening, closing
 ):
@@ -117,25 +96,7 @@ def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
     )
 
 
-@pytest.mark.parametrize(
-    ("prompt_ids", "completion_ids", "is_spent"),
-    [
-        ((8,), (1, 5, 6, 7, 2, 3, 9), True),
-        ((8,), (1, 5, 6, 2, 3, 9), False),
-        ((8, 1), (5, 6, 7, 8, 2, 3), True),
-        # half of the end is no end
-        ((8,), (1, 5, 2, 7, 2, 3), True),
-        # the prompt begins the reasoning, with or without words of its own
-        ((8, 1), (5, 6, 7, 2, 3), True),
-        ((8, 1, 5), (6, 7, 2, 3), True),
-        ((8, 1), (5, 6, 2, 3), False),
-        # the reasoning of an example in the prompt
-        ((1, 5, 6, 7, 2, 3), (4, 4), False),
-        ((1, 5, 2, 3), (1, 5, 6, 7, 2, 3), True),
-        ((8,), (1, 5, 6, 7, 8, 9), False),
-        ((8,), (4,), False),
-    ],
-)
+@with_cases
 def test_reasoning_with_all_tokens_of_its_budget_is_recognised(
     prompt_ids, completion_ids, is_spent
 ):

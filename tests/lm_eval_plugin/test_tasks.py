@@ -5,13 +5,12 @@ import pytest
 from lm_eval import simple_evaluate
 from lm_eval.utils import make_table
 
-from harness import resources
+from harness import errors, resources
 from harness.constants import SEPARATOR
-from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, Grade, as_text
 from tests.lm_eval_plugin.wrapped_tasks import Silent, open_manager
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, with_cases
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
 
@@ -26,10 +25,10 @@ def load(name, **metadata):
     return manager.load([f"math500_{name}"])["tasks"][f"math500_{name}"]
 
 
-def first_prompt(task, chat_template=None, limit=1):
-    """The prompt of a task's first document; as many documents as the limit says have requests."""
+def first_prompt(task, chat_template=None):
+    """The prompt of a task's first document."""
     task.build_all_requests(
-        limit=limit, apply_chat_template=chat_template is not None, chat_template=chat_template
+        limit=1, apply_chat_template=chat_template is not None, chat_template=chat_template
     )
     return task.instances[0].args[0]
 
@@ -71,54 +70,16 @@ def test_with_a_chat_template_the_filler_begins_the_user_turn():
     assert text.startswith(f"<|im_start|>system\n{INSTRUCTION}")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "ending"),
-    [
-        ({"unit": "he", "count": 9, "pretrained": TOY_MODEL}, [" ".join(["he"] * 9)]),
-        (
-            {"count_to": 4, "label": "Filler:", "cue": "Answer:"},
-            ["Filler:", "1 2 3 4", "Answer:"],
-        ),
-    ],
-)
+@with_cases
 def test_filler_takes_its_condition_from_metadata(metadata, ending):
     task = load("filler", placement="end", **metadata)
     assert first_prompt(task).endswith(SEPARATOR.join(["", *ending]))
 
 
-@pytest.mark.parametrize(
-    ("metadata", "error", "message"),
-    [
-        ({"count": 0}, ConfigError, "count: .* got 0"),
-        ({"unit": "qxzvkj"}, PromptMismatchError, "splits the unit 'qxzvkj'"),
-        ({"placement": "middle"}, ConfigError, "placement"),
-        ({"max_model_len": 1024}, PromptMismatchError, "exceed the context length of 1024"),
-    ],
-)
+@with_cases
 def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(getattr(errors, error), match=message):
         load("filler", pretrained=TOY_MODEL, **metadata)
-
-
-def test_grading_through_the_filter_and_process_results():
-    task = load("wo")
-    first_prompt(task, limit=2)
-    right, wrong = task.instances
-    right.resps = [f"\\boxed{{{task.eval_docs[0]['answer']}}}"]
-    wrong.resps = ["no box"]
-    task.apply_filters()
-    graded = [instance.filtered_resps["graded"] for instance in task.instances]
-    assert json.loads(graded[0][0])["verdict"] == "correct"
-    metrics = [
-        task.process_results(document, [texts])
-        for document, texts in zip(task.eval_docs, graded, strict=False)
-    ]
-    assert metrics[0] == {"accuracy": 1.0, "graded": 1.0, "truncated": 0.0}
-    assert metrics[1] == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
-    assert set(metrics[0]) == {metric["metric"] for metric in task.config.metric_list}
-    # the authors' rule takes the empty box of the prompt for a correct answer
-    grade = json.loads(graded[1][0])
-    assert grade["authors_rule"] and not grade["authors_rule_strict"]
 
 
 class Replayed(str):

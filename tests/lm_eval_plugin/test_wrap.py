@@ -1,4 +1,3 @@
-import json
 import re
 import sys
 from pathlib import Path
@@ -7,23 +6,23 @@ import pytest
 from lm_eval.loggers import EvaluationTracker
 
 from harness.constants import SEPARATOR
-from harness.errors import ConfigError, PromptMismatchError, RunError
+from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.tokenizer import encode, fit_filler
+from harness.experiment.tokenizer import encode, fit_filler, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.commands.test_cli import here, refused
 from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
+    SETTINGS,
     Silent,
-    compare,
+    by_document,
     evaluate,
     list_variants,
     open_manager,
     read_task,
     write_both,
 )
-from tests.make import ROOT, TOY_MODEL, read_data, table_page
+from tests.make import ROOT, TOY_MODEL, read_lines, table_page, with_cases
 
 QUICK = ["gsm8k", "mmlu_pro_math", "eq_bench"]
 """Their prompts come from a template with drawn examples, from a function that words examples in
@@ -33,17 +32,39 @@ another way, and from the name of a field."""
 @pytest.mark.parametrize(
     "names", [QUICK, pytest.param(list(DOCUMENTS), marks=pytest.mark.slow, id="all")]
 )
-def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names):
-    rows = compare(names)
-    assert [row["task"] for row in rows] == names
-    assert len({row["folder"] for row in rows}) == len(names)
-    for row in rows:
-        assert row["documents"] >= 2 and row["equal"] == row["documents"], row
-        assert row["filler tokens"] == "55"
+def test_without_a_filler_the_prompts_are_lm_evals_own_by_its_hash(names, tmp_path):
+    """In all layouts. Under `mless` the filler stands before the question, and nothing else."""
+    keys = {name: write_both(name, tmp_path) for name in names}
+    assert len({task["stock_file"].partition("/")[0] for task in keys.values()}) == len(names)
+    model, manager = Silent(), open_manager(tmp_path)
+    tasks = manager.load(names)["tasks"]
+    for options in SETTINGS["layouts"].values():
+        samples = evaluate(names, manager, model, **options)["samples"]
+        document_count = 0
+        for name in names:
+            by_variant = [by_document(samples[variant]) for variant in list_variants(name)]
+            assert len(by_variant[0]) >= 2
+            document_count += len(by_variant[0])
+            for stock, wo, mless in zip(*by_variant, strict=True):
+                question = tasks[name].doc_to_text(stock["doc"])
+                check_prompts(stock, wo, mless, question, keys[name]["filler"])
     page = (ROOT / "docs/lm_eval_tasks.md").read_text()
     assert set(names) <= set(re.findall(r"\w+", page))
     if names == list(DOCUMENTS):
-        assert f"all {sum(row['documents'] for row in rows)} documents" in page
+        assert f"all {document_count} documents" in page
+
+
+def check_prompts(stock, wo, mless, question, filler):
+    """Compare the samples of a document."""
+    keys = stock.keys() - {"arguments"}  # the prompt has a hash among the other keys
+    assert {key: wo[key] for key in keys} == {key: stock[key] for key in keys}
+    prompts, settings = zip(*(sample["arguments"][0] for sample in (stock, wo, mless)), strict=True)
+    assert settings[0] == settings[1] == settings[2]
+    before, after = prompts[2].split(filler)
+    assert before + after == prompts[0] and after.startswith(question)
+    _, spans = encode(prompts[2], load_tokenizer(TOY_MODEL))
+    first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
+    assert sum(first <= start < end <= last for start, end in spans) == 55
 
 
 @pytest.fixture
@@ -87,9 +108,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "before", ["", "#### 42\n\n", "So it is.\n\n", 'the "answer is (X)".\n', "So it is. "]
-)
+@with_cases
 def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
     """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
     filler = named_conditions()["mless"].filler_text()
@@ -120,36 +139,10 @@ def test_a_task_that_runs_code_is_written_and_not_tried(folder):
     assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
-@pytest.mark.parametrize("case", read_data("refused_configs")["wrapped tasks"], ids=str)
-def test_what_cannot_be_wrapped_is_refused_in_one_line(case, folder):
-    with pytest.raises(ConfigError, match=case["message"]) as caught:
-        write_wrapped(folder, case["task"], case["conditions"])
-    assert "\n" not in str(caught.value) and not folder.exists()
-
-
-def test_the_command_names_the_files_that_it_wrote(folder, capsys, monkeypatch):
-    result = here(capsys, monkeypatch, "tasks", "--wrap", "gsm8k", "-o", str(folder))
-    assert result.returncode == 0, result.stderr
+def test_the_command_names_the_files_that_it_wrote(folder, succeed):
+    lines = succeed("tasks", "--wrap", "gsm8k", "-o", folder).splitlines()
     paths = sorted(map(str, folder.iterdir()))
-    assert result.stdout.splitlines()[: len(paths)] == paths
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--wrap gsm8k -o full", "full exists and is not an empty folder"),
-        ("--wrap gsm8k -o /proc/nothing/tasks", "cannot be written"),
-        ("--wrap gsm8k", "--output DIR"),
-        ("--wrap nothing -o new", "--wrap nothing"),
-        ("-o new", "--wrap TASK"),
-    ],
-)
-def test_what_the_command_cannot_write_is_refused(options, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.yaml").write_text("task: mine\n")
-    refused(here(capsys, monkeypatch, "tasks", *options.split()), message)
-    assert [path.name for path in tmp_path.rglob("*")] == ["full", "mine.yaml"]
+    assert lines[: len(paths)] == paths
 
 
 def test_a_version_of_lm_eval_without_the_task_is_named(folder):
@@ -211,8 +204,7 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
     prompts = {}
     for name in ("wo", "mless"):
         (log,) = (tmp_path / "results").rglob(f"samples_gsm8k_{name}_*.jsonl")
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        prompts[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in lines]
+        prompts[name] = [line["arguments"]["gen_args_0"]["arg_0"] for line in read_lines(log)]
         assert re.search(rf"gsm8k_{name} *\|", process.stdout), process.stdout
     assert [text.replace(filler, "", 1) for text in prompts["mless"]] == prompts["wo"]
     page = table_page(tmp_path / "results")

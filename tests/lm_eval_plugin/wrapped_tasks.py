@@ -1,58 +1,37 @@
-"""Twelve tasks of lm-eval from twelve of its folders, compared with those of `mless tasks --wrap`.
+"""Twelve tasks of lm-eval from twelve of its folders, stock and wrapped by `mless tasks --wrap`.
 
-Their documents are made here, in the schemas of the real ones, so no hub is needed. Prompts of the
-condition `wo` must be lm-eval's own, by its own prompt hash. Those of `mless` have the filler
-before the question, and nothing else. `python -m tests.lm_eval_plugin.wrapped_tasks` prints a
-row for each task, from which docs/lm_eval_tasks.md has its numbers.
+Their documents are made here, in the schemas of the real ones, so no hub is needed.
 """
 
 import json
-import logging
-import sys
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import lm_eval
 import yaml
 from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
-from harness.constants import SEPARATOR
-from harness.experiment.tokenizer import encode, load_tokenizer
+from harness.experiment.tokenizer import load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.make import ROOT, TOY_MODEL
+from tests.make import ROOT, TOY_MODEL, read_data, write_records
 
-Samples = list[dict[str, Any]]
-
-QUESTIONS = [
-    ("What is 17 + 25", "42"),
-    ("A box holds 12 eggs. How many eggs do 5 boxes hold", "60"),
-    ("What is half of 96", "48"),
-    ("How many days have 3 weeks", "21"),
-    ("A train of 7 coaches has 30 seats in each. How many seats is that", "210"),
-]
-OTHER_QUESTIONS = {
-    "gsm8k": QUESTIONS + QUESTIONS[:2],
-    "bbh_cot_fewshot_boolean_expressions": [
-        (f"not {value} or {value} is", value) for value in ("True", "False")
-    ],
-}
+SETTINGS = read_data("lm_eval_layouts")
+QUESTIONS = SETTINGS["questions"]
 
 
 @cache
-def _read_schemas(question: str, answer: str) -> dict[str, dict[str, Any]]:
+def _read_schemas(question, answer):
     """The splits of each task, and its document for a question."""
     text = (ROOT / "tests/data/lm_eval_documents.yaml").read_text()
-    return dict(yaml.safe_load(text.replace("QUESTION", question).replace("ANSWER", answer)))
+    return yaml.safe_load(text.replace("QUESTION", question).replace("ANSWER", answer))
 
 
-def _make_documents() -> dict[str, dict[str, Samples]]:
+def _make_documents():
     documents = {}
     for name, schema in _read_schemas(*QUESTIONS[0]).items():
-        questions = OTHER_QUESTIONS.get(name, QUESTIONS)
+        questions = SETTINGS["of_tasks"].get(name, QUESTIONS)
         of_task = [_read_schemas(*question)[name]["document"] for question in questions]
         documents[name] = dict.fromkeys(schema["splits"], of_task)
     for document in documents["mgsm_direct_en"]["test"][::2]:
@@ -63,39 +42,25 @@ def _make_documents() -> dict[str, dict[str, Samples]]:
 DOCUMENTS = _make_documents()
 """The documents of each task, by split."""
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "plain, 2 examples": {"num_fewshot": 2},
-    "chat": {"apply_chat_template": True, "fewshot_as_multiturn": False},
-    "chat, examples as turns": {
-        "apply_chat_template": True,
-        "fewshot_as_multiturn": True,
-        "num_fewshot": 2,
-    },
-}
-"""Arguments of `lm_eval.simple_evaluate` that change how a prompt is laid out."""
-
 
 class Silent(LM):
     """A model with one answer to every prompt, and with the toy model's chat template."""
 
     tokenizer_name = TOY_MODEL
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.tokenizer = load_tokenizer(TOY_MODEL)
 
-    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests, disable_tqdm=False):
         return ["The final answer is 42." for _ in requests]
 
-    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+    def loglikelihood(self, requests, disable_tqdm=False):
         raise NotImplementedError
 
     loglikelihood_rolling = loglikelihood
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, chat_history, add_generation_prompt=True):
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -106,27 +71,27 @@ class Silent(LM):
         )
 
 
-def open_manager(folder: Path, **metadata: Any) -> TaskManager:
+def open_manager(folder, **metadata):
     """lm-eval's manager of the tasks of one folder, without the tasks that lm-eval brings."""
     return TaskManager(include_path=str(folder), include_defaults=False, metadata=metadata)
 
 
-def local_data(name: str, folder: Path) -> str:
+def local_data(name, folder):
     """Write a task's documents into a folder; return the YAML keys that make the task read them."""
     files = {}
     for split, documents in DOCUMENTS[name].items():
         files[split] = str(folder / f"{name}-{split}.json")
-        Path(files[split]).write_text("".join(f"{json.dumps(doc)}\n" for doc in documents))
+        write_records(Path(files[split]), documents)
     kwargs = {"data_files": files, "cache_dir": str(folder / "cache")}
     return f"dataset_path: json\ndataset_name: null\ndataset_kwargs: {json.dumps(kwargs)}\n"
 
 
-def read_task(path: Path) -> dict[str, Any]:
+def read_task(path):
     """The keys of a task's file; a function is its name."""
-    return dict(yaml.safe_load(path.read_text().replace("!function ", "")))
+    return yaml.safe_load(path.read_text().replace("!function ", ""))
 
 
-def write_both(name: str, folder: Path) -> dict[str, Any]:
+def write_both(name, folder):
     """Write a task of lm-eval and its wrapped ones into a folder, all with local documents.
 
     Returns:
@@ -143,14 +108,12 @@ def write_both(name: str, folder: Path) -> dict[str, Any]:
     return keys
 
 
-def list_variants(name: str) -> tuple[str, str, str]:
+def list_variants(name):
     """The names of a task of lm-eval and of its wrapped ones."""
     return name, f"{name}_wo", f"{name}_mless"
 
 
-def evaluate(
-    names: list[str], manager: TaskManager, model: Silent, **options: Any
-) -> dict[str, Any]:
+def evaluate(names, manager, model, **options):
     """What lm-eval returns for these tasks, stock and wrapped."""
     results = lm_eval.simple_evaluate(
         model=model,
@@ -160,82 +123,9 @@ def evaluate(
         bootstrap_iters=0,
         **options,
     )
-    assert results is not None
-    return dict(results)
+    return results
 
 
-def compare(names: list[str]) -> list[dict[str, Any]]:
-    """Count for each task the documents whose prompts under `wo` are lm-eval's own in all layouts.
-
-    Raises:
-        AssertionError: a score or a stop string differs, or under `mless` anything but the filler
-            before the question.
-    """
-    rows, model = [], Silent()
-    with TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        keys = {name: write_both(name, folder) for name in names}
-        manager = open_manager(folder)
-        tasks = manager.load(names)["tasks"]
-        samples = {
-            layout: evaluate(names, manager, model, **options)["samples"]
-            for layout, options in LAYOUTS.items()
-        }
-    for name in names:
-        filler = keys[name]["filler"]
-        unequal, token_counts = set[int](), set[int]()
-        for layout, samples_by_task in samples.items():
-            by_variant = [by_document(samples_by_task[task]) for task in list_variants(name)]
-            for variants in zip(*by_variant, strict=True):
-                stock, wo, _ = variants
-                if stock["prompt_hash"] != wo["prompt_hash"]:
-                    unequal.add(stock["doc_id"])
-                before, question = split_prompt(variants, filler, f"{name}, {layout}")
-                assert question.startswith(tasks[name].doc_to_text(stock["doc"])), (name, layout)
-                token_counts.add(count_tokens(before, filler, question, model))
-        rows.append(
-            {
-                "folder": keys[name]["stock_file"].partition("/")[0],
-                "task": name,
-                "documents": len(by_variant[0]),
-                "equal": len(by_variant[0]) - len(unequal),
-                "filler tokens": ", ".join(map(str, sorted(token_counts))),
-            }
-        )
-    return rows
-
-
-def split_prompt(variants: tuple[dict[str, Any], ...], filler: str, name: str) -> list[str]:
-    """Compare the samples of a document; return the texts before and after the filler."""
-    stock, wo, mless = variants
-    (text, settings), *wrapped = (sample["arguments"][0] for sample in variants)
-    assert [settings, settings] == [arguments[1] for arguments in wrapped], f"{name}: stop strings"
-    keys = stock.keys() - {"arguments", "prompt_hash"}
-    unequal_keys = [key for key in keys if stock[key] != wo[key]]
-    assert not unequal_keys, f"{name}: other {unequal_keys}"
-    chunks = mless["arguments"][0][0].split(filler)
-    assert len(chunks) == 2, f"{name}: the prompt has the filler {len(chunks) - 1} times"
-    assert "".join(chunks) == text, f"{name}: more than the filler differs"
-    return list(chunks)
-
-
-def count_tokens(before: str, filler: str, question: str, model: Silent) -> int:
-    """The number of tokens of a prompt that lie within the filler."""
-    _, spans = encode(before + filler + question, model.tokenizer)
-    first, last = len(before), len(before) + len(filler.removesuffix(SEPARATOR))
-    return sum(first <= start < end <= last for start, end in spans)
-
-
-def by_document(samples: Samples) -> Samples:
+def by_document(samples):
     """One sample per document: a task with several filters logs each as often."""
     return list({sample["doc_id"]: sample for sample in samples}.values())
-
-
-def as_table(rows: list[dict[str, Any]]) -> str:
-    lines = [f"| {' | '.join(rows[0])} |", f"|{' --- |' * len(rows[0])}"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row.values()))} |" for row in rows)])
-
-
-if __name__ == "__main__":
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    print(as_table(compare(sys.argv[1:] or list(DOCUMENTS))))

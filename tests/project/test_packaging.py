@@ -1,10 +1,10 @@
 import os
-import subprocess
 import sys
 import zipfile
 
 import pytest
 
+from tests.conftest import run_program
 from tests.make import ROOT, TOY, TOY_CONFIG
 
 pytestmark = pytest.mark.slow
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    run_program(*command, check=True)
     (wheel,), (_sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel
 
@@ -42,14 +42,12 @@ print(len(manager.load(["math500_mless"])["tasks"]["math500_mless"].eval_docs))
 def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True)
+    run_program(*pip, "--target", site, wheel, check=True)
     environment = {**os.environ, "PYTHONPATH": str(site), "MATH500_PATH": str(TOY / "demo.jsonl")}
 
     def run(*arguments):
-        command = [sys.executable, "-P", *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=True
-        ).stdout.strip()
+        options = {"env": environment, "cwd": tmp_path, "check": True}
+        return run_program(sys.executable, "-P", *arguments, **options).stdout.strip()
 
     cli = ("-m", "harness.cli")
     assert run(*cli, "tasks") == str(site / "harness" / "tasks")

@@ -7,9 +7,10 @@ from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 import harness
-from tests.make import ROOT
+from tests.make import ROOT, with_cases
 
 DESCRIBED = ("harness", "attention_probe")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/*.md")
@@ -151,21 +152,13 @@ def test_quoted_names_are_words_of_the_code(code):
     assert len(references) > 200 and not stale, "\n".join(stale)
 
 
-@pytest.mark.parametrize(
-    ("reference", "stale"),
-    [
-        ("measure_activations.measure_activations", False),
-        ("activations.measure_activations", True),
-        ("measure_activations.measure_everything", True),
-        ("activations.py", True),
-        ("harness.analysis.compare", False),
-        ("harness.analysis.compare_all", True),
-        ("RunConfig.all_conditions", False),
-        ("RunConfig.every_condition", True),
-        ("read_runs.Run.everything", True),
-        ("model.label", False),
-        ("numpy.zeros", False),
-    ],
-)
+@with_cases
 def test_a_stale_name_is_found(code, reference, stale):
     assert is_stale(code, reference) == stale
+
+
+def test_every_table_of_cases_belongs_to_a_test():
+    for path in (ROOT / "tests").rglob("test_*.yaml"):
+        source = path.with_suffix(".py").read_text()
+        names = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert not [name for name in names if f"\ndef {name}(" not in source], path

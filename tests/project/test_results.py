@@ -2,7 +2,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -25,7 +24,7 @@ from harness.runs.run_files import (
     scored_now,
 )
 from harness.runs.versions_and_hashes import model_fingerprint
-from tests.conftest import needs_vllm
+from tests.conftest import needs_vllm, run_program
 from tests.make import (
     EXAMPLE,
     GREEDY_RUN,
@@ -34,7 +33,7 @@ from tests.make import (
     TOY_CONFIG,
     TOY_MODEL,
     TOY_PROBLEMS,
-    table_page,
+    table_data,
 )
 
 REFERENCE_CONDITIONS = ("no-examples",)
@@ -72,7 +71,7 @@ def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
 
 
 def test_the_table_of_the_example_is_what_the_command_prints():
-    table = json.loads(table_page(EXAMPLE, form="json"))
+    table = table_data(EXAMPLE)
     stored = json.loads((EXAMPLE / "table.json").read_text())
     for expected, row in zip(stored["rows"], table["rows"], strict=True):
         numbers = {name: value for name, value in expected.items() if isinstance(value, float)}
@@ -115,14 +114,9 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
         (tmp_path / "configs" / kind).mkdir(parents=True)
         shutil.copy(config, tmp_path / "configs" / kind)
-    command = ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/installed", "demo", "DEMO=demo"]
-    process = subprocess.run(
-        [*command, "OUTPUT=results/demo-2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/installed", "demo", "DEMO=demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = run_program(*command, "OUTPUT=results/demo-2", cwd=tmp_path, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "results/demo-2 is finished, nothing was left to do" in process.stderr
     assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}

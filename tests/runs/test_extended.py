@@ -1,6 +1,5 @@
 """A finished run that gets more problems, samples or conditions."""
 
-import json
 import re
 
 import pytest
@@ -12,7 +11,7 @@ from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
 from tests.conftest import needs_vllm
-from tests.make import CONFIG, right, table_page, write_run
+from tests.make import CONFIG, right, table_data, table_page, with_cases, write_records, write_run
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -30,7 +29,7 @@ def write_problems(path, count, **changes):
         name = f"sum-{number}"
         answer = changes.get(f"sum_{number}", str(number + 2))
         lines.append({"id": name, "problem": f"What is {number} + 2?", "answer": answer})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_records(path, lines)
     return {"path": str(path)}
 
 
@@ -41,7 +40,7 @@ def journal_lines(run):
 
 def table_rows(run):
     """The rows of the run's table, by condition."""
-    rows = json.loads(table_page(run, form="json"))["rows"]
+    rows = table_data(run)["rows"]
     return {row["condition"]: row for row in rows}
 
 
@@ -110,19 +109,7 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
     assert table_rows(run)["mless"]["looks"] == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"limit": 4}, "limit: 6 -> 4"),
-        ({"fewshot": {"num_fewshot": 2}}, "config.fewshot.draws: 2 -> 1"),
-        ({"fewshot": {**FEWSHOT, "num_fewshot": 3}}, "config.fewshot.num_fewshot: 2 -> 3"),
-        ({"conditions": ["wo"]}, "config.conditions: "),
-        ({"planned": 9}, "config.planned: null -> 9"),
-        ({"repeats": 1}, "config.repeats: 2 -> 1"),
-        ({"max_gen_toks": 9}, "config.max_gen_toks: 2048 -> 9"),
-        ({"contrasts": []}, 'contrasts: [["mless", "wo"]] -> []'),
-    ],
-)
+@with_cases
 def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
     run = write_run(tmp_path / "run", right, **settings)

@@ -13,7 +13,6 @@ from harness.runs.read_runs import Run
 from harness.runs.records import Score
 from harness.runs.run_files import (
     JOURNAL,
-    PROMPTS,
     RECEIPT,
     SCORES,
     read_prompts,
@@ -21,7 +20,7 @@ from harness.runs.run_files import (
     read_scores,
 )
 from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
-from tests.make import GREEDY_RUN, right, small_run, write_run
+from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
 
 
 @pytest.fixture
@@ -77,50 +76,24 @@ def rewrite(path, number, change):
     path.write_text("\n".join(lines) + "\n")
 
 
-DAMAGED = [
-    (JOURNAL, 6, "garbage", "journal.jsonl, line 6: damaged"),
-    (JOURNAL, 6, {"completion": None}, r"journal.jsonl, line 6: .*\$.completion"),
-    (JOURNAL, 6, {"problem_id": None}, r"journal.jsonl, line 6: .*\$.problem_id"),
-    (JOURNAL, 6, {"sample_index": "x"}, r"journal.jsonl, line 6: .*\$.sample_index"),
-    (JOURNAL, 6, {"problem_id": "x"}, "prompts.jsonl lacks the prompt of problem x, demo_"),
-    (JOURNAL, 6, None, r"expected 2000, got 1999, too few of problem \S+ \(demo_\w+\)"),
-    (SCORES, 4, None, "has no score. Run `mless regrade`"),
-    (SCORES, 4, {"verdict": "right"}, r"scores.jsonl, line 4: .*\$.verdict.*regrade"),
-    (SCORES, 4, {"verdict": None}, r"scores.jsonl, line 4: .*\$.verdict.*regrade"),
-    (SCORES, 4, {"answer": ["x"]}, r"scores.jsonl, line 4: .*\$.answer.*regrade"),
-    (PROMPTS, 1, {"doc": {}}, "prompts.jsonl is missing or damaged: .*`id`"),
-    (PROMPTS, 1, {"prompt": "x"}, "prompts.jsonl is missing or damaged"),
-    (PROMPTS, 1, None, "prompts.jsonl is missing or damaged"),
-]
-
-
 def refuse_to_read(run, message):
     for read in (read_outcomes, load_run):
         with pytest.raises(RunError, match=message):
             read(run)
 
 
-@pytest.mark.parametrize(("name", "number", "change", "message"), DAMAGED)
+@with_cases
 def test_a_damaged_or_missing_line_is_named(demo_run, name, number, change, message):
     rewrite(demo_run / name, number, change)
     refuse_to_read(demo_run, message)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (b'{"tasks":\xff}', "run.json is incomplete or damaged"),
-        (b"[" * 100_000, "run.json is incomplete or damaged"),
-        ({"task_version": float("nan")}, "run.json is incomplete or damaged"),
-        (b'{"format": 1}', "run.json: .*field `run`"),
-        ({"config": {"conditions": [], "model": {}}}, r"`backend` - at `\$.config.model`"),
-    ],
-)
-def test_a_damaged_receipt_is_named(demo_run, change, message):
+@with_cases
+def test_a_damaged_receipt_is_named(demo_run, change, count, message):
     path = demo_run / RECEIPT
     if isinstance(change, dict):
-        change = json.dumps({**json.loads(path.read_text()), **change}).encode()
-    path.write_bytes(change)
+        change = json.dumps({**json.loads(path.read_text()), **change})
+    path.write_text(change * count, errors="surrogateescape")
     refuse_to_read(demo_run, message)
 
 
@@ -185,17 +158,11 @@ def test_a_long_block_is_a_loop_if_it_occurs_four_times(block):
     assert not loops(block * (LOOP_COUNT - 1)) or len(set(block)) < LOOP_LENGTH
 
 
-@pytest.mark.parametrize(
-    ("text", "looping"),
-    [
-        ("", False),
-        ("wait, " * 60, False),  # 360 characters
-        ("wait, " * 70, True),
-        ("x" * 399, False),
-        ("x" * 400, True),
-        (" ".join(map(str, range(1000))), False),
-        ("so " * 300 + "".join(map(chr, range(0x4E00, 0x4E00 + LOOP_LENGTH))), False),  # it ends
-    ],
-)
-def test_only_a_loop_at_the_end_counts(text, looping):
-    assert loops(text) is looping
+@with_cases
+def test_only_a_loop_at_the_end_counts(text, count, looping):
+    assert loops(text * count) is looping
+
+
+def test_a_text_that_repeats_nothing_at_its_end_is_no_loop():
+    assert not loops(" ".join(map(str, range(1000))))
+    assert not loops("so " * 300 + "".join(map(chr, range(0x4E00, 0x4E00 + LOOP_LENGTH))))

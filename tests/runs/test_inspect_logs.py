@@ -1,6 +1,5 @@
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,9 @@ from harness import load_run
 from harness.errors import MissingDependencyError
 from harness.runs.read_runs import Run
 from harness.runs.write_inspect_logs import write_inspect_logs
-from tests.commands.test_cli import here
-from tests.make import GREEDY_RUN, write_run
+from tests.commands.test_cli import refused
+from tests.conftest import run_python
+from tests.make import GREEDY_RUN, find_log, write_run
 
 PACKAGES = Path(sys.prefix) / "inspect"
 """Where `make test-long` installs inspect_ai."""
@@ -44,14 +44,9 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
         return rf"so \boxed{{{target if is_right else 0}}}", "stop"
 
     run = write_run(tmp_path / "run", answer, repeats=2, gen_kwargs={"temperature": 1.0})
-    process = subprocess.run(
-        [sys.executable, "-c", READ, "export", str(run), "--output", str(tmp_path / "logs")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == 0, process.stderr
-    lines = process.stdout.splitlines()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
+    arguments = ("export", run, "--output", tmp_path / "logs")
+    lines = run_python(READ, *arguments, env=environment).splitlines()
     logs = [json.loads(line) for line in lines if line.startswith("[")]
     paths = [line.removeprefix("log   ") for line in lines if line.startswith("log ")]
     assert len(logs) == len(paths) == 2 and all(map(os.path.isfile, paths))
@@ -68,11 +63,9 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
     assert len({accuracy for *_, accuracy, _ in logs}) > 1
 
 
-def test_an_export_needs_inspect_and_a_run_folder(tmp_path, capsys, monkeypatch):
+def test_an_export_needs_inspect_and_a_run_folder(tmp_path, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     with pytest.raises(MissingDependencyError, match=r"`pip install 'mless\[inspect\]'`"):
         write_inspect_logs(Run.load(GREEDY_RUN), tmp_path)
-    log = next(GREEDY_RUN.glob("samples_demo_wo_*"))
-    refused = here(capsys, monkeypatch, "export", str(log))
-    assert refused.returncode == 2
-    assert "has logs of lm-eval. Expected a run folder of mless." in refused.stderr
+    message = "has logs of lm-eval. Expected a run folder of mless."
+    refused(command("export", find_log("wo")), message)

@@ -1,7 +1,4 @@
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness.errors import JournalError
 from harness.runs.journal import Journal, differences
-from harness.runs.stored_files import clear_messages
+from tests.conftest import run_python
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
 
@@ -29,11 +26,6 @@ def path(tmp_path):
         for number in range(3):
             journal.append(make_record(number))
     return tmp_path / "j"
-
-
-def run_code(code, *arguments):
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=50), max_size=5))
@@ -125,19 +117,13 @@ except JournalError as error:
 
 def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_path, capsys):
     path = tmp_path / "j"
-    reply = json.loads(run_code(LIMITED, path, 100_000))
+    reply = json.loads(run_python(LIMITED, path, 100_000))
     assert "cannot grow: File too large" in reply["error"]
     assert 100 < reply["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
         assert not capsys.readouterr().err, "the incomplete line was removed when it did not fit"
         assert len(journal.keys) == reply["written"]
         journal.append(make_record(9999))
-
-
-def test_a_full_file_system_is_reported_in_the_same_way(tmp_path):
-    message = "x cannot grow: No space left on device. Everything before is stored"
-    with pytest.raises(JournalError, match=message), clear_messages(tmp_path / "x"):
-        Path("/dev/full").write_bytes(b"x")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
@@ -159,6 +145,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 @pytest.mark.slow
 def test_a_growing_journal_needs_little_memory(tmp_path):
     """Ten times as many records, of 20 kB each, cost only ten times as many keys."""
-    small, large = (int(run_code(GROWING, tmp_path / str(n), n)) for n in (300, 3000))
+    small, large = (int(run_python(GROWING, tmp_path / str(n), n)) for n in (300, 3000))
     assert (tmp_path / "3000").stat().st_size > 60e6
     assert large - small < 5_000, "kB"

@@ -7,23 +7,23 @@ import pytest
 
 from harness.errors import ComparisonError, ConfigError, RunError
 from harness.experiment.prompt import hash_problem
-from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
-from tests.commands.test_cli import here, refused
+from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
     GREEDY_RUN,
     RESULTS,
     add_stop,
     evaluation,
+    find_log,
     log_line,
-    right,
+    table_data,
     table_page,
+    with_cases,
     write_log,
-    write_run,
 )
 
 LOGS = sorted(GREEDY_RUN.glob("*s_*"))
@@ -55,8 +55,7 @@ def test_logs_of_the_same_problems_are_one_run(tmp_path):
 
 def test_a_run_and_its_logs_have_the_same_problems():
     problems = Run.load(GREEDY_RUN).problems
-    (log,) = GREEDY_RUN.glob("samples_demo_random_*")
-    assert Run.load(log).problems == problems and len(problems) == 500
+    assert Run.load(find_log("random")).problems == problems and len(problems) == 500
     docs = [row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")]
     digest = problems[docs[0]["id"]]
     assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}, "of four conditions"
@@ -66,49 +65,17 @@ def test_a_run_and_its_logs_have_the_same_problems():
     assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0")
 
 
-def test_our_log_has_the_layout_of_its_task(tmp_path):
-    layouts = ["as_published", "chat", "raw"]
-    run = write_run(tmp_path / "run", right, conditions=["mless"], layouts=layouts, limit=2)
-    logged = [{prompt.layout for prompt in Run.load(log).prompts} for log in find_logs(run)]
-    assert sorted(logged, key=str) == [{layout} for layout in layouts]
-
-
 def configure(**changes):
     return {"config": {**RESULTS["config"], **changes}}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"lines": [log_line(n, f"Another, {n}?") for n in range(20)]},
-            "has different problems with the same ids: 0, 1, 2 and 17",
-        ),
-        (
-            {"lines": [log_line(n, target="0") for n in range(20)]},
-            "has different problems with the same ids: 1, 2, 3",
-        ),
-        (
-            {"configs": {"task": {"generation_kwargs": {"do_sample": True}}}},
-            "generation_kwargs.do_sample: false -> true",
-        ),
-        ({"configs": {"task": {"num_fewshot": 8}}}, "num_fewshot: 0 -> 8"),
-        ({"system_instruction": "Be brief."}, 'system_instruction: "" -> "Be brief."'),
-        (configure(model="vllm"), 'backend: "hf" -> "vllm"'),
-        (
-            configure(model_args={"pretrained": "some/model", "dtype": "bfloat16"}),
-            'model_args.dtype: "float32" -> "bfloat16"',
-        ),
-        (
-            configure(model_args="pretrained=other/model,dtype=float32"),
-            'model: "some/model" -> "other/model"',
-        ),
-        ({"versions": {"task": 4}}, "task_version: 3.0 -> 4.0"),
-    ],
-)
-def test_logs_of_other_problems_settings_or_versions_are_refused(tmp_path, changes, message):
+@with_cases
+def test_logs_of_other_problems_settings_or_versions_are_refused(
+    tmp_path, line, config, changes, message
+):
+    lines = [log_line(number, **line) for number in range(20)]
     with pytest.raises(ComparisonError, match=f"2026-01-02.*{message}"):
-        Run.load(write_logs(tmp_path, **changes))
+        Run.load(write_logs(tmp_path, lines, **configure(**config), **changes))
 
 
 def test_settings_that_change_nothing_may_differ(tmp_path):
@@ -143,19 +110,7 @@ def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
         Run.load({"wo": write_log(tmp_path, [LINES[0], LINES[0]])})
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"doc": None}, r"\$.doc"),
-        ({"arguments": {}}, "no prompt text in its `arguments`"),
-        ({"exact_match": [1]}, "'exact_match' is \\[1\\]: expected 0 or 1"),
-        ({"exact_match": float("nan")}, "'exact_match' is nan: expected 0 or 1"),
-        ("{", "not a line of lm_eval"),
-        ("\udcff", "not a line of lm_eval"),
-        ("3", "got `int`"),
-        ('{"doc_id": 0}', "`doc`"),
-    ],
-)
+@with_cases
 def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
     text = json.dumps(log_line(1, **line)) if isinstance(line, dict) else line
     path = write_log(tmp_path, LINES[:1])
@@ -164,16 +119,7 @@ def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
         Run.load({"wo": path})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "is no results file"),
-        ("[]", "got `array`"),
-        ('{"config": "x"}', r"\$.config"),
-        ('{"config": {"model_args": 3}}', r"\$.config.model_args"),
-        ('{"configs": {"a": 3}}', r"\$.configs"),
-    ],
-)
+@with_cases
 def test_a_damaged_results_file_is_named(tmp_path, text, message):
     logs = write_logs(tmp_path)
     (tmp_path / f"results_{DATE.format(2)}.json").write_text(text)
@@ -181,12 +127,9 @@ def test_a_damaged_results_file_is_named(tmp_path, text, message):
         Run.load(logs)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"math_verify": "maybe"}]
-)
+@with_cases
 def test_a_grade_that_no_grader_gives_is_refused(tmp_path, changes):
-    (log,) = GREEDY_RUN.glob("samples_demo_wo_*")
-    first, second, *_ = log.read_text().splitlines()
+    first, second, *_ = find_log("wo").read_text().splitlines()
     line = json.loads(second)
     grade = json.loads(line["filtered_resps"][0][0])
     line["filtered_resps"] = [[json.dumps({**grade, **changes})]]
@@ -223,18 +166,7 @@ def load_second(tmp_path):
     return load
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"config": {"instruction": "In French."}}, 'instruction: null -> "In French."'),
-        ({"model": {"model_args": {"dtype": "bfloat16"}}}, 'dtype: "float32" -> "bfloat16"'),
-        ({"seed": 2}, "seed: 1234 -> 2"),
-        ({"limit": 500}, "limit: null -> 500"),
-        ({"task_version": 1.0}, "task_version: 6.0 -> 1.0"),
-        ({"grader_version": 1}, "grader_version: 8 -> 1"),
-        ({"prompt_version": 9}, "prompt_version: 1 -> 9"),
-    ],
-)
+@with_cases
 def test_runs_of_one_label_agree_in_their_settings(load_second, changes, message):
     with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
         join([Run.load(GREEDY_RUN), load_second(**changes)])
@@ -282,27 +214,27 @@ def test_runs_of_the_same_problems_are_of_one_dataset():
             join(runs)
 
 
-@pytest.mark.parametrize("command", ["table", "plot", "report", "show"])
-def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, command, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["table", "plot", "report", "show"])
+def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    output = ["--changed"] if command == "show" else []
-    if command in ("plot", "report"):
-        output = ["-o", str(tmp_path / "out")]
+    output = ["--changed"] if name == "show" else []
+    if name in ("plot", "report"):
+        output = ["-o", tmp_path / "out"]
 
     def refuse(message, *arguments):
-        refused(here(capsys, monkeypatch, command, *arguments), message)
+        refused(command(name, *arguments), message)
 
-    refuse("--metric acc", str(folder), "--metric", "acc")
+    refuse("--metric acc", folder, "--metric", "acc")
     (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
-    refuse("run.json is incomplete or damaged", str(folder), *output)
+    refuse("run.json is incomplete or damaged", folder, *output)
     shutil.copy(GREEDY_RUN / RECEIPT, folder)
     lines = (folder / JOURNAL).read_text().splitlines(keepends=True)
     (folder / JOURNAL).write_text("".join(line for line in lines if "/7.json" not in line))
-    refuse("expected 2000, got 1996", str(folder), *output)
-    if command != "show":  # which reads one log
+    refuse("expected 2000, got 1996", folder, *output)
+    if name != "show":  # which reads one log
         logs = write_logs(tmp_path, [log_line(number, f"Other {number}") for number in range(20)])
-        named_logs = [f"{name}={path}" for name, path in logs.items()]
+        named_logs = [f"{condition}={path}" for condition, path in logs.items()]
         refuse("with the same ids", *named_logs, *output)
 
 
@@ -372,11 +304,10 @@ def test_where_one_run_is_expected_several_are_refused(results):
 def test_a_folder_with_one_log_stands_for_the_log(results):
     folder = results / "logs"
     for condition in ("wo", "mless"):
-        (log,) = GREEDY_RUN.glob(f"samples_demo_{condition}_*")
         (folder / condition / "model").mkdir(parents=True)
-        shutil.copy(log, folder / condition / "model")
+        shutil.copy(find_log(condition), folder / condition / "model")
     wo, mless = f"wo={folder / 'wo'}", f"mless={folder / 'mless'}"
-    rows = json.loads(table_page(wo, mless, form="json"))["rows"]
+    rows = table_data(wo, mless)["rows"]
     accuracies = {row["condition"]: row["accuracy"] for row in rows}
     assert accuracies == pytest.approx({"wo": 86.8, "mless": 87.0}, abs=0.05)
     with pytest.raises(RunError, match=r"logs is a folder with 2 sample logs: expected one"):
