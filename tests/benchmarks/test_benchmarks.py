@@ -10,13 +10,12 @@ import pytest
 
 from benchmarks.__main__ import MINUTES
 from tests.conftest import PATIENCE, needs_vllm, run_program
-from tests.make import EXAMPLE, ROOT
+from tests.make import ROOT
 
 FOLDER = ROOT / "benchmarks"
-HELPER_MODULES = {"attention", "engine_session"}
-"""Modules that `probe` and `engine` run in processes of their own: they have no small version."""
+HELPER_MODULES = {"attention", "engine_session", "sink"}
+"""Modules that `probe` and `engine` run in processes of their own, and one that reads runs."""
 STARTS_VLLM = {"engine", "stock"}
-ARGUMENTS = {"finding": [str(EXAMPLE)]}
 MAIN = 'if __name__ == "__main__":'
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
 BENCHMARKS = [name for name in NAMES if name not in HELPER_MODULES | {"__main__"}]
@@ -55,8 +54,20 @@ def test_a_small_benchmark_runs_to_its_end(name):
         ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
         assert ratios and all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
     else:
-        text = run_module(f"benchmarks.{name}", *ARGUMENTS.get(name, []), "--small")
+        text = run_module(f"benchmarks.{name}", "--small")
     # a header, its rule and two rows
-    assert name == "finding" or f"\n{text}".count("\n|") >= 4
+    assert f"\n{text}".count("\n|") >= 4
     assert re.search(r"\d", text) and not re.search(r"(?i)\b(nan|inf|infinity)\b", text)
     assert read_committed_files() == before
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@needs_vllm
+def test_the_contrasts_of_the_registered_experiment_are_pooled(tmp_path):
+    # with other examples, so that no answer of the registered runs is known before them
+    options = ("--limit", "6", "--set", "fewshot.seed=1", "--quiet", "--output", str(tmp_path))
+    run_module("harness.cli", "run", "configs/runs/sink-products.yaml", *options)
+    text = run_module("benchmarks.sink", str(tmp_path), "--small")
+    assert re.search(r"slope in log k .* all tasks", text)
+    assert text.count("kept-4-10 - ") == 2 * 6
