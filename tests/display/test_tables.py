@@ -16,9 +16,11 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Column, Table, render
 from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
+from harness.display.table_page import TableOptions, make_table
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
+    CONFIG,
     CONTROL,
     GREEDY_RUN,
     REGISTERED,
@@ -399,3 +401,13 @@ def test_a_table_of_words_with_a_long_path_keeps_its_last_column():
     path = "/a" * 60
     page = render([make_grid(("word", "word"), ("model", path))])
     assert path in page and "model" in page
+
+
+def test_a_model_that_never_answers_stands_beside_one_that_does(tmp_path):
+    for name, answer in (("a", right), ("b", lambda *_: ("I do not know.", "stop"))):
+        label = {"model": {**CONFIG["model"], "label": name}}
+        write_run(tmp_path / name, answer, conditions=["wo", "mless"], **label)
+    runs = [str(tmp_path / name) for name in "ab"]
+    rows = read_csv(make_table(runs, TableOptions(models=True, form="csv")))
+    accuracies = {(row["model"], row["condition"]): row["accuracy"] for row in rows}
+    assert accuracies["a", "mless"] == 100 and accuracies["b", "mless"] == 0

@@ -131,9 +131,9 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     traces, page = tmp_path / "drawn.traces", tmp_path / "report.html"
     for command in (
         f"table {folder} --explain",
-        f"show {folder}",
+        f"show {folder} --changed",
         f"probe {folder} --n 4 --layers 1-2 --conditions {conditions} -o {traces}",
-        f"figure {traces} -o {tmp_path / 'heads.png'}",
+        f"heads {traces}",
         f"report {folder} --traces {traces} -o {page}",
     ):
         succeed(mless, *command.split())
