@@ -76,7 +76,8 @@ def record(mless, tmp_path_factory):
         folder = tmp_path_factory.mktemp("recorded") / "run"
         options = (
             f"--set model.model_args.pretrained={model} --set model.model_args.max_model_len=1024 "
-            f"--set layouts=[as_published] --set max_gen_toks=4 --record-attention 1-3 --limit 4 --quiet -o {folder}"
+            "--set layouts=[as_published] --set max_gen_toks=4 --record-attention 1-3 "
+            f"--limit 4 --quiet -o {folder}"
         )
         succeed(mless, "run", str(TOY_CONFIG), *options.split(), *gpu_share_options())
         return folder
