@@ -65,8 +65,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
     completions = []
     for output in outputs:
         completion = output.outputs[0]
-        # an engine that shuts down reports unfinished requests with `abort`, which are no
-        # completions
+        # an engine that shuts down reports requests that it did not finish with `abort`
         if completion.finish_reason in FINISH_REASONS:
             completions.append(
                 Completion(

@@ -45,11 +45,7 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
         columns = [frame[name] for frame in frames]
         if all(isinstance(column.dtype, pandas.CategoricalDtype) for column in columns):
             # `concat` would make objects of columns whose categories differ, which take far more
-            # memory. A column without any value has another type of categories.
-            columns = [
-                column.cat.rename_categories(column.cat.categories.astype(object))
-                for column in columns
-            ]
+            # memory
             joined[name] = pandas.Series(union_categoricals(columns, ignore_order=True))
         else:
             joined[name] = pandas.concat(columns, ignore_index=True)

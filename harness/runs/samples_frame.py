@@ -166,7 +166,10 @@ def read_frame(
     frame = frame.drop(columns=["key", "scored"]).join(prompt_facts, on="prompt_index")
     frame["verdict"] = pandas.Categorical(frame["verdict"], categories=get_args(Verdict))
     frame["correct"] = frame["verdict"] == "correct"
-    frame = frame.astype({"level": int, "answer": "category", **dict.fromkeys(GRADERS, "boolean")})
+    # of type object even without any answer, so that runs can be joined
+    answers = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
+    frame["answer"] = pandas.Categorical(frame["answer"], categories=answers)
+    frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
     order = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True)
     return _choose_columns(frame, texts=texts)
