@@ -111,8 +111,9 @@ def needs_heavy(module):
     return any(module == name or module.startswith(f"{name}.") for name in NEED_HEAVY)
 
 
-def test_the_package_has_its_public_names():
-    package = import_module("harness")
+def test_the_package_has_its_public_names_also_as_mless():
+    package, mless = map(import_module, ("harness", "mless"))
+    assert mless.load_run is package.load_run and set(mless.__all__) == set(package.__all__)
     assert all(getattr(package, name) is not None for name in package.__all__)
     assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="module 'harness' has no attribute 'nothing'"):
@@ -129,13 +130,6 @@ def test_everything_that_is_imported_by_name_exists():
     assert len(names) >= 5
     for module, attribute in names:
         assert callable(getattr(import_module(module), attribute)), module
-
-
-def test_mless_is_harness_by_another_name():
-    import harness
-    import mless
-
-    assert mless.load_run is harness.load_run and set(mless.__all__) == set(harness.__all__)
 
 
 def test_the_help_of_all_commands_imports_no_stage_of_the_work():

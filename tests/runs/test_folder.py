@@ -339,7 +339,7 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
     assert len(read_prompts(finished_run)) == len(load_run(finished_run)) == 28
     assert keys < {sample.key for sample in read_samples(finished_run)}
     assert len((finished_run / receipt["tasks"][0]["samples"]).read_text().splitlines()) == 7
-    with pytest.raises(JournalError, match="Changed: limit: 7 -> 5"):
+    with pytest.raises(JournalError, match=r"Changed: limit: 7 -> 5\. .*--output"):
         execute(plan, output=finished_run, quiet=True)
 
 

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
-from harness.runs.journal import Journal, differences
+from harness.runs.journal import Journal
 from tests.conftest import run_python
 
 HEADER = {"run": "x", "config": {"limit": None, "samples": 1}}
@@ -75,19 +75,6 @@ def test_a_repeated_record_is_refused(path):
         journal.write(json.dumps(make_record(1)) + "\n")
     with pytest.raises(JournalError, match="j, line 5: the key k1 occurs twice"):
         Journal(path, HEADER)
-
-
-def test_another_header_is_refused_with_what_changed(path):
-    before = path.read_bytes()
-    with pytest.raises(JournalError, match=r"Changed: config.samples: 1 -> 5. .*--output"):
-        Journal(path, {**HEADER, "config": {"limit": None, "samples": 5}})
-    assert path.read_bytes() == before
-
-
-def test_differences_name_every_leaf():
-    old = {"a": {"b": 1, "c": [1]}, "d": None}
-    new = {"a": {"b": 2, "c": [1]}, "d": None, "e": "x" * 99}
-    assert differences(old, new) == ["a.b: 1 -> 2", f'e: null -> "{"x" * 56}...']
 
 
 def test_every_record_is_on_disk_before_the_next(tmp_path):
