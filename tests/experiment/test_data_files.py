@@ -116,6 +116,9 @@ def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has
         read(path)
     (problem,) = read(path, problem="Q").problems
     assert (problem.problem, problem.answer) == ("1+1?", "2.5")
+    path.write_text("no")
+    with pytest.raises(DataError, match=r"data\.parquet cannot be loaded: "):
+        read(path)
 
 
 def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
