@@ -8,6 +8,7 @@ revision and a configuration, as in `owner/name@5e1ec7ed:main:test`.
 import csv
 import gzip
 import json
+import logging
 import re
 import sys
 import zlib
@@ -98,6 +99,8 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
 
     # otherwise each of its five attempts prints that there is no network
     huggingface_hub.utils.logging.set_verbosity_error()
+    # otherwise an error is printed twice
+    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
         rows = datasets.load_dataset(*names, **options)
     except Exception as error:
