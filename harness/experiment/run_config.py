@@ -144,7 +144,7 @@ class RunConfig(Strict):
         if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
             entries = expand_causes(entries)
             swept = expand_sweep(sweep) if sweep is not None else []
-            # a combination that the config has as an entry too is run once
+            # a combination that is an entry too would be refused as a second condition of its name
             values["conditions"] = entries + [entry for entry in swept if entry not in entries]
         return values
 
