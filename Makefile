@@ -118,7 +118,8 @@ lint: .venv/installed
 
 # Renew the locks from pyproject.toml (needs uv). Each serves all Pythons that we support: every version is resolved with
 # the one before as its preference, and the results must be equal. The other locks differ from cpu.lock only where their
-# vLLM asks for it; inspect.lock has only what inspect_ai adds to cpu.lock. gpu.lock is for a machine with a GPU, and has been resolved but not yet installed.
+# vLLM asks for it; inspect.lock has only what inspect_ai adds to cpu.lock. gpu.lock is for a machine with a GPU, and has
+# been resolved but not yet installed.
 RESOLVE = uv pip compile pyproject.toml --extra dev --extra ray --python-platform x86_64-manylinux_2_31 --no-header --no-annotate
 CPU = --extra cpu --override requirements/overrides.txt --extra-index-url $(TORCH_CPU_INDEX) \
 	--index-strategy unsafe-best-match --no-emit-package torch

@@ -13,9 +13,9 @@ def export(
     ),
 ) -> None:
     """Write a run as logs that `inspect view` opens: prompts, completions and verdicts."""
+    from harness.display.write_inspect_logs import write_inspect_logs
     from harness.errors import ConfigError
     from harness.runs.read_runs import Run
-    from harness.runs.write_inspect_logs import write_inspect_logs
 
     loaded_run = Run.load(run)
     if loaded_run.is_logs:

@@ -9,8 +9,11 @@ import sys
 import pytest
 
 from benchmarks.__main__ import MINUTES
+from harness.experiment.plan import make_plan
+from harness.experiment.run_config import load_config
+from harness.runs.records import Sample
 from tests.conftest import PATIENCE, needs_vllm, run_program
-from tests.make import ROOT
+from tests.make import ROOT, run_plan
 
 FOLDER = ROOT / "benchmarks"
 HELPER_MODULES = {"attention", "engine_session", "sink"}
@@ -62,12 +65,20 @@ def test_a_small_benchmark_runs_to_its_end(name):
 
 
 @pytest.mark.slow
-@pytest.mark.engine
-@needs_vllm
 def test_the_contrasts_of_the_registered_experiment_are_pooled(tmp_path):
-    # with other examples, so that no answer of the registered runs is known before them
-    options = ("--limit", "6", "--set", "fewshot.seed=1", "--quiet", "--output", str(tmp_path))
-    run_module("harness.cli", "run", "configs/runs/sink-products.yaml", *options)
-    text = run_module("benchmarks.sink", str(tmp_path), "--small")
-    assert re.search(r"slope in log k .* all tasks", text)
-    assert text.count("kept-4-10 - ") == 2 * 6
+    # other examples, so that no prompt of the registered runs is used before them
+    config = load_config(ROOT / "configs/runs/sink-products.yaml", ["fewshot.seed=1"])
+    plan = make_plan(config, limit=12)
+    targets = {problem.id: problem.answer for problem in plan.dataset.problems}
+
+    def make_sample(request, key):
+        is_harmed = request.task.startswith("products_slashes_")
+        text = " no" if is_harmed else f" {targets[request.problem_id]}"
+        return Sample.of(request, key, text, tokens=2, reason="stop")
+
+    run = run_plan(plan, tmp_path / "run", make_sample)
+    text = run_module("benchmarks.sink", str(run), "--small")
+    pooled = [line.split() for line in text.splitlines() if line.endswith("all tasks")]
+    differences = {" ".join(words[:-8]): float(words[-7]) for words in pooled if len(words) > 9}
+    assert differences["kept-4-10 - slashes"] == 100
+    assert differences["kept-4-10 - one"] == 0

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness import load_run
+from harness.display.write_inspect_logs import write_inspect_logs
 from harness.errors import MissingDependencyError
 from harness.runs.read_runs import Run
-from harness.runs.write_inspect_logs import write_inspect_logs
 from tests.commands.test_cli import refused
 from tests.conftest import run_python
 from tests.make import GREEDY_RUN, find_log, write_run
