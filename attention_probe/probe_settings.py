@@ -37,6 +37,7 @@ class ProbeSettings:
         device: `cpu`, `cuda`, ...
         engine: Arguments of vLLM, which then replaces Hugging Face; None for Hugging Face. To those
             named here `complete_from` adds the run's, unless a model is named.
+        revision: The model's revision on the hub; that of the run, unless a model is named.
     """
 
     model: str | None = None
@@ -46,6 +47,7 @@ class ProbeSettings:
     dtype: Dtype = "float32"
     device: str = "cpu"
     engine: JsonObject | None = None
+    revision: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what only Hugging Face can do.
@@ -76,23 +78,22 @@ class ProbeSettings:
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         refuse_unusable_conditions(source, conditions)
-        engine = self.engine
-        if engine is not None and self.model is None:
-            engine = source.engine_arguments | engine
-        return replace(
-            self, model=self.model or source.model, conditions=tuple(conditions), engine=engine
-        )
+        completed = replace(self, conditions=tuple(conditions))
+        if self.model is None:
+            arguments, engine = source.model_arguments, self.engine
+            completed = replace(
+                completed,
+                model=source.model,
+                revision=arguments.get("revision"),
+                engine=None if engine is None else arguments | engine,
+            )
+        return completed
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         if self.model is None:
             raise ConfigError("The source does not record its model. Name the model with --model.")
-        return load_tokenizer(smollm2_model.resolve_model(self.model))
-
-    @property
-    def revision(self) -> str | None:
-        """The model's revision in the arguments of the engine."""
-        return (self.engine or {}).get("revision")
+        return load_tokenizer(smollm2_model.resolve_model(self.model), revision=self.revision)
 
     def load_config(self) -> PretrainedConfig:
         """The model's config, or that of its text layers."""
@@ -101,7 +102,11 @@ class ProbeSettings:
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The first layers, up to the deepest of `layers`, to compute in this type."""
         return load_model(
-            str(self.model), layers=self.layers, dtype=getattr(torch, dtype), device=self.device
+            str(self.model),
+            layers=self.layers,
+            dtype=getattr(torch, dtype),
+            device=self.device,
+            revision=self.revision,
         )
 
 

@@ -68,7 +68,8 @@ class RunRecorder:
             model=smollm2_model.name_model(str(plan.model_arguments["pretrained"])),
             conditions=recorded_conditions(config),
             dtype=dtype,
-            engine={"revision": plan.model_arguments.get("revision")},
+            revision=plan.model_arguments.get("revision"),
+            engine={},
         )
         layers: Any = config.recorded_layers
         if layers == "all":

@@ -271,7 +271,9 @@ def load_figure_config(
     values = read_values(path, "figures", overrides)
     if model:
         values["model"] = model
-        _spread_heads(values["heads"], model)
+        if "models" in values:
+            values["models"] = [{"model": model}]
+        _spread_heads(values.get("heads", []), model)
     _drop_model_values(values, read_values(path, "figures"))
     return validate(FigureConfig, values, path)
 

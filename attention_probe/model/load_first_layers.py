@@ -71,6 +71,7 @@ def load_model(
     layers: Iterable[int],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    revision: str | None = None,
 ) -> LoadedModel:
     """Read the embeddings and the layers from the first to the deepest requested one.
 
@@ -81,6 +82,7 @@ def load_model(
         layers: Indices from 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
+        revision: The revision on the hub.
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor, has unexpected
@@ -94,7 +96,7 @@ def load_model(
     if folder.is_dir():
         name = str(folder)
     try:
-        loaded = _load_checkpoint(name, sorted(set(layers)), dtype)
+        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, revision)
     except HarnessError:
         raise
     # the hub, safetensors, JSON, transformers and configs have errors without a common class
@@ -118,10 +120,12 @@ def refuse_missing_device(device: str | torch.device) -> None:
         raise ConfigError(f"--device {device} cannot be used: {cause}") from None
 
 
-def _load_checkpoint(name: str, layers: list[int], dtype: torch.dtype) -> LoadedModel:
+def _load_checkpoint(
+    name: str, layers: list[int], dtype: torch.dtype, revision: str | None
+) -> LoadedModel:
     """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
     is_folder = Path(name).is_dir()
-    config_path = Path(str(cached_file(name, "config.json")))
+    config_path = Path(str(cached_file(name, "config.json", revision=revision)))
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
     full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)

@@ -116,7 +116,7 @@ class Source:
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         changed: Conditions with an intervention in the model.
-        engine_arguments: The model arguments of a run with vLLM.
+        model_arguments: The arguments of the model that was run.
 
     Raises:
         RunError: there is no problem.
@@ -131,7 +131,7 @@ class Source:
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     changed: tuple[str, ...] = ()
-    engine_arguments: JsonObject = field(default_factory=dict)
+    model_arguments: JsonObject = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:

@@ -187,7 +187,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
-    model = run.receipt["config"]["model"] if run.receipt else {}
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
@@ -198,7 +197,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         changed=tuple(condition.name for condition in conditions if condition.intervention),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
-        engine_arguments=model["model_args"] if model.get("backend") == "vllm" else {},
+        model_arguments=run.receipt["config"]["model"]["model_args"] if run.receipt else {},
     )
 
 

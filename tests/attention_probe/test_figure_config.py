@@ -123,6 +123,7 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     )
     (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
+    assert load_figure_config(tmp_path / "figure.yaml", model="smollm2").models == (model,)
 
 
 def test_traces_of_another_model_are_refused(tmp_path):

@@ -160,6 +160,37 @@ def test_unsuitable_tensors_are_refused_in_loaded_layers_only(
         assert load_model(str(qwen2), layers=[layer - 1])
 
 
+REVISIONS = """
+import sys
+from attention_probe.probe_settings import ProbeSettings
+from harness.runs.prompt_sources import Source
+
+facts = {"name": "run", "kind": "run", "layout": "raw", "conditions": ("wo",), "problems": ()}
+for revision in sys.argv[1:]:
+    arguments = {"revision": revision}
+    source = Source(model="people/model", model_arguments=arguments, **facts)
+    loaded = ProbeSettings().complete_from(source).load_model("float32")
+    print(loaded.model.get_input_embeddings().weight[5].sum().item())
+"""
+
+
+def test_a_run_is_probed_with_the_revision_of_its_model(qwen2, tmp_path, monkeypatch):
+    # the hub's cache: a folder for each commit, and a file for each name of one
+    cached_model = tmp_path / "models--people--model"
+    sums = {}
+    for commit, name in {"a" * 40: "main", "b" * 40: "older"}.items():
+        rewrite(qwen2, lambda tensors: tensors["model.embed_tokens.weight"].mul_(2))
+        shutil.copytree(qwen2, cached_model / "snapshots" / commit)
+        (cached_model / "refs").mkdir(exist_ok=True)
+        (cached_model / "refs" / name).write_text(commit)
+        weight = load_file(qwen2 / "model.safetensors")["model.embed_tokens.weight"]
+        sums[name] = weight[5].sum().item()
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    loaded_sums = run_python(REVISIONS, *sums).split()
+    assert [*map(float, loaded_sums)] == pytest.approx([*sums.values()], rel=1e-5)
+
+
 @with_cases
 def test_a_folder_that_cannot_be_loaded_is_refused_with_the_reason(qwen2, file, content, message):
     path = qwen2 / file

@@ -284,7 +284,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
         name="RUN",
         about={"source": "run"},
         model="toy",
-        receipt={"config": {"conditions": conditions, "model": {}}},
+        receipt={"config": {"conditions": conditions, "model": {"model_args": {}}}},
         read=pytest.fail,
         read_prompts=lambda: prompts,
     )
