@@ -21,10 +21,11 @@ OPTIONS = [
     "--set=layouts=[raw]",
     "--set=replicates=1",
     "--set=model.model_args.dtype=float32",
+    "--set=gen_kwargs.temperature=2",
 ]
+"""At this temperature the trained model solves half of the problems, and some of them flip."""
 MOMENTS = ("model 2 of 5", "trained: attention", "trained: figure llama-heads-20-25-26")
-"""Announcements after which the study is killed. Of these models only the trained one answers some
-problems, so only its problems flip."""
+"""Announcements after which the study is killed. Only problems of the trained model flip."""
 
 
 @pytest.fixture
