@@ -30,7 +30,8 @@ _LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 # line breaks and tabs also stand before words, so only the ends of LaTeX's commands count
 _LOST_BACKSLASH = re.compile(
     r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor|m\b)|\n(?=eq\b|abla\b|otin\b|e \d)"
-    r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle|anh?[\\(^]|au\b(?! \w\w)|o \d|ilde\b)"
+    r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle|ilde\b|o \d|au\b(?! \w\w)"
+    r"|anh?(?: ?[\\(^]| [A-Za-z]\b))"
     r"|\u2028(?=ambda|eft)|\u2029(?=hi\b|i\b|si\b))([A-Za-z]+)"
 )
 

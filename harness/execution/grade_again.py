@@ -171,12 +171,12 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     return pandas.DataFrame(rows)
 
 
-def _make_jobs(rows: Iterable[Answered]) -> list[tuple[Row, GradeJob]]:
+def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
     """Grade the answer that a log's filter extracted, else the answer in any form.
 
     If the reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
-    rows, jobs = list(rows), []
+    rows, jobs = list(answered), []
     hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
     for name, text, golds, filtered_answer, is_right in rows:
         completion = hidden_start + text
