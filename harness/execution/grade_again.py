@@ -210,9 +210,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             if (log.metric or "").startswith("verdict"):
                 completion = start = ""  # our run fixed the form, so no other form counts
             elif (
-                answer in (_INVALID, completion.strip())
-                or "\n" in answer
-                or has_other_form(answer)
+                answer in (_INVALID, completion.strip()) or "\n" in answer or has_other_form(answer)
             ):
                 # the filter found no answer or did not look for one, so other forms are tried
                 answer = ""
