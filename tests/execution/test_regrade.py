@@ -104,7 +104,8 @@ def test_a_gold_answer_that_is_no_text_is_refused_with_its_line(gold, message, t
 
 def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_path, regrade):
     solution = r"Half of \boxed{} is $\boxed{\frac{7}{2}}$, so we are done."
-    line = log_line(7, target=solution, resps=[["The answer is 3.5."]], exact_match=1.0)
+    facts = {"resps": [["The answer is 3.5."]], "filtered_resps": ["3.5"]}
+    line = log_line(7, target=solution, **facts)
     (tmp_path / "samples_worked.jsonl").write_text(json.dumps(line))
     output = regrade(tmp_path / "samples_worked.jsonl")
     assert output.startswith("1 samples: right by mless 100.0%, by the log's metric 100.0%;")
