@@ -25,12 +25,14 @@ _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
 _REPEATED = object()
 """In place of a key: its value is the key that stands twice in the object."""
 
-_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b", "abtnvfre")
+_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
 # line breaks and tabs also stand before words, so only the ends of LaTeX's commands count
 _LOST_BACKSLASH = re.compile(
-    r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor)|\n(?=eq\b|abla\b|otin\b)"
-    r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle))([A-Za-z]+)"
+    r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor|m\b)|\n(?=eq\b|abla\b|otin\b|e \d)"
+    r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle|ilde\b|o \d|au\b(?! \w\w)"
+    r"|anh?(?: ?[\\(^]| [A-Za-z]\b))"
+    r"|\u2028(?=ambda|eft)|\u2029(?=hi\b|i\b|si\b))([A-Za-z]+)"
 )
 
 
@@ -82,7 +84,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
             if suffix == ".parquet":
                 records = _read_rows(path, "parquet", data_files=str(path), split="train")
-            elif suffix == ".csv":
+            elif suffix in (".csv", ".tsv"):
                 records = _read_csv(path, stream)
             else:
                 records = _read_json(path, stream.read())
@@ -111,8 +113,11 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
     csv.field_size_limit(sys.maxsize)
+    # spreadsheets write semicolons where the comma is the decimal sign
+    delimiter = max(",;\t", key=stream.readline().count)
+    stream.seek(0)
     # strict: otherwise a quote that is never closed would swallow the rest of the file
-    reader = csv.DictReader(stream, strict=True)
+    reader = csv.DictReader(stream, delimiter=delimiter, strict=True)
     try:
         columns = reader.fieldnames or ()
         if len(set(columns)) < len(columns):

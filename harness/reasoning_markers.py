@@ -17,6 +17,8 @@ NO_MARKERS = (
     "count. Others can be set: `thinking: {start: ..., end: ...}`."
 )
 """The note on a model that reasons between unknown markers."""
+HIDDEN_SHARE = 0.1
+"""More completions than this share do not end reasoning by mistake."""
 _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
 """Tags around the variable of a template that holds the reasoning."""
 
@@ -52,6 +54,20 @@ def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
     return "", ""
 
 
+def find_hidden_start(completions: Sequence[str]) -> str:
+    """The start of reasoning that stands in the unknown prompts of completions; else no text.
+
+    If `HIDDEN_SHARE` of them end reasoning that they do not begin, it was begun in all of them.
+    """
+    for start, end in family_markers():
+        reasoning = [text.partition(end)[0] for text in completions if end in text]
+        count = sum(start not in text for text in reasoning)
+        # an end of several words may stand in any text
+        if " " not in end and count > HIDDEN_SHARE * len(completions):
+            return start
+    return ""
+
+
 def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     """The text of a completion after its last reasoning; None if reasoning did not end.
 
@@ -68,7 +84,7 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
         if start.isalpha():
             # Where control tokens were left out, a bare word touches the text after it: `analysisWe
             # need` begins reasoning, but `analysis of` does not.
-            is_open = re.match(rf"{start}\w", completion) is not None
+            is_open = re.match(rf"\s*{start}[\w$\\]", completion) is not None
         if is_open:
             return None
     return completion

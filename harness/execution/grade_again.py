@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+from pydantic import TypeAdapter, ValidationError
 
-from harness.data_records import find_column, read_data, refuse_lost_backslash
+from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
-from harness.experiment.problems import split_answers
+from harness.experiment.problems import Needed, split_answers
 from harness.grading import GradeJob, GraderPool
-from harness.grading.answer_forms import find_answer
+from harness.grading.answer_forms import find_answer, has_other_form
+from harness.grading.extract_answer import read_boxes
 from harness.grading.grade_answer import GRADER_VERSION
-from harness.reasoning_markers import find_opened, skip_reasoning
+from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal, read_header, read_records
 from harness.runs.read_sample_log import read_completions, read_log
@@ -31,6 +33,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.run_folder import compress_finished, lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
+from harness.yaml_settings import explain
 
 REGRADED_SHOWN = 20
 """Number of samples with a changed verdict that `mless regrade` lists."""
@@ -115,11 +118,15 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
 Row = dict[str, Any]
 """A completion's name, its gold answer, the form of its answer, and whether it is right by the
 log's metric."""
+Answered = tuple[str, str, Sequence[str], str, bool | None]
+"""A completion: its name, its text, its gold answers, the answer that a filter extracted, and
+whether it is right by the log's metric."""
 
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _INVALID = "[invalid]"
 """What a filter of lm-eval returns without a match."""
+_GOLD = TypeAdapter(Needed)
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
@@ -141,11 +148,11 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         ConfigError: the file cannot be read, lacks a column, or holds no completion or answer.
     """
     if path.is_dir() and (logs := find_logs(path)):
-        jobs = [job for log in logs for job in _read_log_jobs(log, metric)]
-    elif path.name.startswith("samples_"):
-        jobs = list(_read_log_jobs(path, metric))
+        jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric))]
+    elif path.match("samples_*.jsonl*"):
+        jobs = _make_jobs(_read_log(path, metric))
     else:
-        jobs = list(_read_table_jobs(path, completion, gold))
+        jobs = _make_jobs(_read_table(path, completion, gold))
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     for row, job in jobs:
@@ -164,29 +171,33 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     return pandas.DataFrame(rows)
 
 
-def _make_job(
-    name: str, completion: str, golds: Sequence[str], filtered_answer: str = ""
-) -> tuple[Row, GradeJob]:
+def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
     """Grade the answer that a log's filter extracted, else the answer in any form.
 
     If the reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
-    gold, *alternatives = golds
-    form, answer = find_answer(completion)
-    if skip_reasoning(completion) is None:
-        answer = completion
-    elif filtered_answer:
-        form, answer = LOG_FORM, filtered_answer
-    job = GradeJob(
-        completion=" ".join(answer.split()),
-        target=gold.strip(),
-        alternatives=tuple(alternatives),
-        line=True,
-    )
-    return {"name": name, "gold": gold, "form": form, "by_log": None}, job
+    rows, jobs = list(answered), []
+    hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
+    for name, text, golds, filtered_answer, is_right in rows:
+        completion = hidden_start + text
+        # a worked solution states its answer in a box
+        gold, *alternatives = [[answer, *read_boxes(answer)][-1] for answer in golds]
+        form, answer = find_answer(completion)
+        if skip_reasoning(completion) is None:
+            answer = completion
+        elif filtered_answer:
+            form, answer = LOG_FORM, filtered_answer
+        job = GradeJob(
+            completion=" ".join(answer.split()),
+            target=gold.strip(),
+            alternatives=tuple(alternatives),
+            line=True,
+        )
+        jobs.append(({"name": name, "gold": gold, "form": form, "by_log": is_right}, job))
+    return jobs
 
 
-def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJob]]:
+def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
     log = read_log(path, metric=metric)
     for prompt in log.prompts:
         start, _ = find_opened(prompt.prompt)
@@ -198,18 +209,19 @@ def _read_log_jobs(path: Path, metric: str | None) -> Iterator[tuple[Row, GradeJ
             is_right: bool | None = score.verdict == "correct" if score.verdict else None
             if (log.metric or "").startswith("verdict"):
                 completion = start = ""  # our run fixed the form, so no other form counts
-            elif answer in (_INVALID, completion.strip()) or "\n" in answer:
+            elif (
+                answer in (_INVALID, completion.strip()) or "\n" in answer or has_other_form(answer)
+            ):
                 # the filter found no answer or did not look for one, so other forms are tried
                 answer = ""
             elif answer not in completion and len(prompt.completions) > 1:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
             golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
-            row, job = _make_job(prompt.problem_id, start + completion, golds, answer)
-            yield {**row, "by_log": is_right}, job
+            yield prompt.problem_id, start + completion, golds, answer, is_right
 
 
-def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[Row, GradeJob]]:
+def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
     for number, (location, record) in enumerate(read_data(path), start=1):
         values = []
         for name in (completion, gold):
@@ -220,10 +232,9 @@ def _read_table_jobs(path: Path, completion: str, gold: str) -> Iterator[tuple[R
                 )
             values.append(record[column])
         answer, alternatives = split_answers(values[1])
-        golds = ["" if text is None else str(text) for text in (answer, *alternatives)]
         try:
-            refuse_lost_backslash(golds[0])
-        except ValueError as error:
-            raise ConfigError(f"{location}: {gold}: {error}.") from None
-        for text in read_completions(values[0]):
-            yield _make_job(str(record.get("id", number)), text, golds)
+            golds = [_GOLD.validate_python(text) for text in (answer, *alternatives)]
+        except ValidationError as error:
+            raise ConfigError(explain(error, f"{location}: {gold}")) from None
+        for text in read_completions(values[0], location):
+            yield str(record.get("id", number)), text, golds, "", None

@@ -155,7 +155,9 @@ class Problem:
     solution: Text = ""
     subject: Text = ""
     level: Annotated[int, BeforeValidator(read_level)] = 0
-    cluster: Annotated[str, BeforeValidator(lambda value: "" if value is None else str(value))] = ""
+    cluster: Annotated[
+        str, BeforeValidator(lambda value: "" if value is None else _as_text(value))
+    ] = ""
     alternatives: tuple[Needed, ...] = ()
 
     @property

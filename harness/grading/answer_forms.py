@@ -12,7 +12,7 @@ NO_FORM = "none"
 """The form of a completion without an answer."""
 FORMS = {
     # of minerva's prompts, in lm-eval's tasks minerva_math and hendrycks_math
-    "Final Answer": re.compile(r"final answer: *the final answer is:?", re.I),
+    "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
     # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is no answer
     "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
     "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
@@ -20,12 +20,13 @@ FORMS = {
 }
 """What stands before an answer, by the name of its form, in the order in which they are tried."""
 _ANSWER = re.compile(
-    r"[\s*]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
-    r"|(\S[^\n]*?(?=\*\*|\.(?:\s|\Z)|\n|\Z| I hope it is|,? (?:because|since)\b)))",
+    r"[\s*`]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
+    r"|(\S[^\n]*?(?=\*\*|`|\n|\.?(?:\Z|<(?:/\w|\|\w+\|>))|\.\s| I hope it is"
+    r"|,? (?:and )?(?:because|since|so|thus)\b)))",
     re.DOTALL,
 )
 """Display mathematics, an option such as `(C)`, or the rest of the sentence."""
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
 
 
 def find_answer(completion: str, markers: Markers = ()) -> tuple[str, str]:

@@ -130,7 +130,7 @@ def _read_grades(
     """
     # in another task's log a text that looks like a grade was written by the model
     if is_ours(line.doc) and metric in ("", "verdict"):
-        texts = read_completions(line.filtered_resps)
+        texts = read_completions(line.filtered_resps, origin)
         try:
             grades = [asdict(msgspec.json.decode(text, type=Graded)) for text in texts]
         except msgspec.DecodeError as error:
@@ -200,8 +200,8 @@ def _graded_samples(
     is_generated: bool,
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
-    completions = read_completions(line.resps) if is_generated else []
-    answers = read_completions(line.filtered_resps) if is_generated else []
+    completions = read_completions(line.resps, origin) if is_generated else []
+    answers = read_completions(line.filtered_resps, origin) if is_generated else []
     rows: Iterator[Any] = zip_longest(grades, completions, answers, line.generations)
     graded_samples = []
     for index, (grade, completion, answer, generation) in enumerate(rows):
@@ -248,30 +248,47 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
     return [{"role": role, "text": content} for role, content in segments if content]
 
 
-def read_completions(value: Any) -> list[str]:
+def read_completions(value: Any, origin: str) -> list[str]:
     """The completions in nested lists: lm-eval nests by request, then by repeat.
 
-    A list of chat messages is one completion: what the assistant wrote.
+    A list of chat messages is one completion: what the assistant wrote. An empty list is an empty
+    completion, because a sample that failed must not disappear.
+
+    Args:
+        value: The lists.
+        origin: Their file and line, for messages.
+
+    Raises:
+        RunError: an object is no message.
     """
+    if value in (None, []):
+        return [""]
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
-        return ["" if value is None else str(value)]
-    if value and isinstance(value[0], dict):
+        return [str(value)]
+    if not isinstance(value[0], dict):
+        return [completion for element in value for completion in read_completions(element, origin)]
+    try:
         contents = [
             _read_content(message)
             for message in value
             if message.get("role", "assistant") == "assistant"
         ]
         return ["\n\n".join(contents)]
-    return [completion for element in value for completion in read_completions(element)]
+    except (AttributeError, KeyError, TypeError):
+        raise RunError(
+            f"{origin}: expected a text, or messages with `role` and `content`, got {value!r:.80}."
+        ) from None
 
 
 def _read_content(message: JsonObject) -> str:
     """The text of a chat message, whose content may be a list of blocks, after its reasoning."""
-    content = message.get("content")
+    content = message["content"]
     if isinstance(content, list):
         # blocks of other types hold reasoning, or calls of tools
-        content = "".join(block["text"] for block in content if block.get("type") == "text")
+        content = "".join(
+            block["text"] for block in content if block["type"] in ("text", "output_text")
+        )
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     return add_reasoning(content or "", str(reasoning), ())

@@ -4,7 +4,7 @@ import pandas
 import pytest
 
 from tests.analysis.test_pair import log
-from tests.make import find_log, log_line, with_cases
+from tests.make import find_log, log_line, with_cases, write_records
 
 
 def test_a_log_of_our_own_task_has_the_verdicts_that_it_had(regrade):
@@ -85,6 +85,65 @@ def test_messages_and_lists_are_taken_apart(completions, summary, tmp_path, regr
     line = log_line(7, **facts)
     (tmp_path / "samples_other.jsonl").write_text(json.dumps(line))
     assert regrade(tmp_path / "samples_other.jsonl").startswith(summary.partition(".")[0])
+
+
+@with_cases
+def test_an_object_that_is_no_message_is_refused_with_its_line(completion, tmp_path, regrade):
+    path = tmp_path / "saved.jsonl"
+    write_records(path, [{"completion": text, "gold": "7"} for text in ("7", completion)])
+    message = "saved.jsonl, line 2: expected a text, or messages with `role` and `content`, got ["
+    regrade(path, message=message)
+
+
+@with_cases
+def test_a_gold_answer_that_is_no_text_is_refused_with_its_line(gold, message, tmp_path, regrade):
+    path = tmp_path / "saved.jsonl"
+    path.write_text(json.dumps({"completion": "7", "gold": gold}))
+    regrade(path, message=f"saved.jsonl, line 1: gold: {message}")
+
+
+def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_path, regrade):
+    solution = r"Half of \boxed{} is $\boxed{\frac{7}{2}}$, so we are done."
+    facts = {"resps": [["The answer is 3.5."]], "filtered_resps": ["3.5"]}
+    line = log_line(7, target=solution, **facts)
+    (tmp_path / "samples_worked.jsonl").write_text(json.dumps(line))
+    output = regrade(tmp_path / "samples_worked.jsonl")
+    assert output.startswith("1 samples: right by mless 100.0%, by the log's metric 100.0%;")
+
+
+def test_a_filter_that_changes_only_the_spelling_extracts_no_answer(tmp_path, regrade):
+    text = "We add. The Answer is 7."
+    facts = {"resps": [[text]], "filtered_resps": [text.lower().replace(".", "")], "target": "7"}
+    (tmp_path / "samples_lower.jsonl").write_text(json.dumps(log_line(7, **facts)))
+    output = regrade(tmp_path / "samples_lower.jsonl")
+    assert "they differ on 0. Verdicts: correct 1. Forms of the answers: answer is 1." in output
+
+
+@pytest.mark.parametrize("prompt", ["table", "turns"])
+def test_reasoning_that_an_unknown_prompt_opened_is_no_answer(prompt, tmp_path, regrade):
+    texts = [r"\boxed{3}?</think>It is \boxed{7}.", r"It is \boxed{7}. But"]
+    path = tmp_path / "saved.jsonl"
+    lines = [{"completion": text, "gold": "7"} for text in texts]
+    if prompt == "turns":
+        path = tmp_path / "samples_served.jsonl"
+        turns = [{"role": "user", "content": "2 + 5?"}]
+        facts = {"arguments": {"gen_args_0": {"arg_0": turns, "arg_1": {}}}, "target": "7"}
+        lines = [
+            log_line(number, resps=[[text]], filtered_resps=[text], **facts)
+            for number, text in enumerate(texts)
+        ]
+    write_records(path, lines)
+    assert "right by mless 50.0%" in regrade(path)
+    assert "Verdicts: correct 1, unfinished 1." in regrade(path)
+
+
+@pytest.mark.parametrize("name", ["samples_mine.csv", "samples_mine.tsv", "samples_mine.json"])
+def test_a_table_may_be_named_like_a_log(name, tmp_path, regrade):
+    text = "completion,gold\n7,7\n".replace(",", "\t" if name.endswith("tsv") else ";")
+    if name.endswith("json"):
+        text = '[{"completion": "7", "gold": 7}]'
+    (tmp_path / name).write_text(text)
+    assert regrade(tmp_path / name).startswith("1 samples: right by mless 100.0%.")
 
 
 def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):

@@ -28,9 +28,9 @@ ROWS = [
 TEXT = "\n".join(json.dumps(row) for row in ROWS)
 
 
-def write_csv(path):
-    with open(path, "w", newline="") as stream:
-        writer = csv.DictWriter(stream, ROWS[0])
+def write_csv(path, delimiter=",", encoding="utf-8"):
+    with open(path, "w", newline="", encoding=encoding) as stream:
+        writer = csv.DictWriter(stream, ROWS[0], delimiter=delimiter)
         writer.writeheader()
         writer.writerows(ROWS)
 
@@ -47,6 +47,8 @@ WRITERS = {
     "data.jsonl.gz": write_gzip,
     "data.csv": write_csv,
     "DATA.CSV": write_csv,
+    "semicolons.csv": lambda path: write_csv(path, ";", "utf-8-sig"),
+    "tabs.tsv": lambda path: write_csv(path, "\t"),
     "data.parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
 }
 
@@ -123,7 +125,7 @@ def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has
 
 def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     path = tmp_path / "data.jsonl"
-    text = "Find x.\n\tThen\nequal it.\tTo be\r\nnext, \tangle\u2028and \x85 more"
+    text = "Find x.\n\tThen\nequal it.\tTo be\r\nnext, \tangle\u2028and \x85 more\tan apple\u2029in"
     line = json.dumps({"problem": text, "answer": "1"}, ensure_ascii=False)
     path.write_text(f"{line}\n{line}\n")
     assert [problem.problem for problem in read(path).problems] == [text] * 2
@@ -168,8 +170,9 @@ def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
 def test_unreadable_data_are_refused(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
     for name, message in (("", "Is a directory"), ("x.jsonl", "codec can't decode")):
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=message) as error:
             read(tmp_path / name)
+        assert "Near it" not in str(error.value)
     monkeypatch.delenv("MATH500_PATH")
     with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl, with the keys problem"):
         open_dataset("math500")

@@ -9,6 +9,7 @@ from harness.grading.extract_answer import read_answer
 from harness.reasoning_markers import (
     add_reasoning,
     family_markers,
+    find_hidden_start,
     find_opened,
     read_markers,
     skip_reasoning,
@@ -51,6 +52,8 @@ def test_a_prompt_may_open_the_reasoning(text, continued, reason):
 def test_a_word_of_the_text_is_no_marker():
     for text in ("analysis of \\boxed{4}", "An analysisWe \\boxed{4}", "analysis: \\boxed{4}"):
         assert grade(text, "4").verdict == "correct"
+    for text in ("analysisWe \\boxed{4}", " analysis4 \\boxed{4}", "analysis\\(2\\) \\boxed{4}"):
+        assert grade(text, "4").verdict == "unfinished"
     assert find_opened("Give your analysis") == ("", "")
 
 
@@ -61,6 +64,11 @@ def test_the_markers_of_the_model_have_precedence_over_those_of_all_families():
     assert skip_reasoning(r"<plan>\boxed{4}", markers) is None
     assert skip_reasoning(r"<plan>\boxed{4}") == r"<plan>\boxed{4}"
     assert skip_reasoning(r"</plan><think>\boxed{4}") is None
+
+
+@with_cases
+def test_completions_tell_of_the_start_in_prompts_that_are_unknown(completions, start):
+    assert find_hidden_start(completions) == start
 
 
 @with_cases
