@@ -12,7 +12,7 @@ from itertools import product
 import pytest
 from pandas import isna
 
-from attention_probe.figures.trace_views import read_attention
+from attention_probe.figures.trace_views import read_view
 from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
@@ -140,7 +140,7 @@ def write_page(folder, *runs, **options):
 def demo_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     traces = write_prompt_traces(folder / "some.traces")
-    return write_page(folder, GREEDY_RUN, attention=[read_attention(traces)])
+    return write_page(folder, GREEDY_RUN, attention=[read_view(traces)])
 
 
 @pytest.fixture(scope="module")
@@ -362,29 +362,21 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is only one condition, so nothing is compared." in page
 
 
-def test_a_page_has_the_curves_of_all_heads(tmp_path):
-    path = write_prompt_traces(tmp_path / "some.traces")
-    file = read_attention(path)
-    titles = [axes.get_title() for axes in file.figure.axes]
-    assert titles == [f"Layer 1 Head {head}" for head in (1, 2, 3)]
-    assert len(file.prompts) == 6
-    _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
-    assert "Selected on outcome" not in page and page.count("<img") == 3
-    assert 'alt="Mean attention weight by token position' in page
-
-
-def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, succeed):
+def test_the_command_shows_the_traces_and_their_receipt(tmp_path, succeed):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
+    assert len(read_view(path).hashes) == 6
     succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
-    image = read_images(page.read_text())[-1]
-    assert "Layer 1 Head 1" in image and "Layer 1 Head 3" in image and "Layer 2" not in image
+    text = page.read_text()
+    (view,) = unpack(Reader(text).scripts["attention-facts"])["views"]
+    assert view["name"] == "some.traces" and view["layers"] == [1, 2]
+    assert "traces some.traces" in text and "selected on outcome" not in view["notes"]
 
 
-def test_curves_of_other_prompts_are_refused(tmp_path):
+def test_traces_of_other_prompts_are_refused(tmp_path):
     path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
     message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
     with pytest.raises(errors.RunError, match=message):
-        write_page(tmp_path, GREEDY_RUN, attention=[read_attention(path)])
+        write_page(tmp_path, GREEDY_RUN, attention=[read_view(path)])
 
 
 # ---- in a browser --------------------------------------------------------------------------------
