@@ -14,11 +14,11 @@ from attention_probe.analysis.average_curves import (
 )
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
-from harness.analysis.count_correct import accuracy_table
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
 from harness.display.published_numbers import read_reference
 from harness.experiment.conditions import contrast_name
-from harness.runs.samples_frame import load_run
+from harness.runs.read_runs import Run
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
@@ -105,6 +105,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     Raises:
         ConfigError: the reference file is missing, or not of the form of results/reference/.
         RunError: a run is missing or unfinished.
+        ComparisonError: the runs do not go into one table.
     """
     if config.reference is None:
         columns = {
@@ -113,7 +114,8 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             "accuracy_high": "high",
             "problems": "count",
         }
-        table = accuracy_table(pandas.concat(map(load_run, config.runs))).rename(columns=columns)
+        table = make_leaderboard(list(map(Run.load, config.runs))).comparison
+        table = table.rename(columns=columns)
         table = table[["model", "condition", *columns.values()]].assign(note=None, kind="bar")
     else:
         published = read_reference(str(config.reference))

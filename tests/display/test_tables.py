@@ -9,7 +9,6 @@ import pandas
 import pytest
 
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
-from harness.analysis.count_correct import accuracy_table
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import as_csv, as_json, make_leaderboard, records
 from harness.display.comparison_tables import show_comparison, show_leaderboard
@@ -70,14 +69,6 @@ def read_csv(text):
 
 def widest_line(page):
     return max(map(len, page.splitlines()))
-
-
-def test_accuracies_alone_are_those_of_the_comparison():
-    """Of several samples a problem, without the repeat run."""
-    run = evaluation(drawn(3, 40, 2, {"wo": 0.6, "wo again": 0.1, "mless": 0.4}))
-    columns = ["problems", "repeats", "accuracy", "standard_error", "accuracy_low", "accuracy_high"]
-    compared = make_leaderboard([run]).comparison[columns]
-    assert accuracy_table(run.samples)[columns].to_numpy().tolist() == compared.to_numpy().tolist()
 
 
 def test_verdicts_are_words_and_only_significant_ones_are_bold():
@@ -277,7 +268,7 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
         receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text, "the dataset's hash"
     nan = as_json(make_board({"wo": [["correct"]]}))
-    assert "NaN" not in nan and json.loads(nan)["rows"][0]["standard_error"] is None
+    assert "NaN" not in nan and json.loads(nan)["rows"][0]["difference"] is None
 
 
 @pytest.mark.parametrize("label", ["a#1", "# x", 'a,"b"\n# c'])

@@ -106,13 +106,11 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows of reference conditions."""
-    return table[table["role"] != "reference"] if "role" in table else table
+    return table[table["role"] != "reference"]
 
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows that compare two conditions of which neither is the baseline."""
-    if "baseline" not in table:
-        return table
     baselines = table.loc[table["role"] == "baseline", "condition"]
     return table[table["baseline"].isin(baselines)]
 
