@@ -22,7 +22,6 @@ MEDIATOR_COLUMNS = {
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
-    "characters": "mean characters of a completion",
     "other_form": "percent without a box whose completion states an answer in another form",
     "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
@@ -49,10 +48,11 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         "other_form": samples["other_form"],
         "looping": samples["looping"],
     }
-    means = ["completion_tokens", "characters"]
-    scores = samples[[*keys, *means]].assign(**shares).astype(dict.fromkeys(shares, float))
+    scores = (
+        samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
+    )
     arms = scores.groupby(keys, observed=True, sort=False)
-    table = arms[[*means, *shares]].mean()
+    table = arms[["completion_tokens", *shares]].mean()
     table[list(shares)] *= 100
     table["samples"] = arms.size()
     return table[list(MEDIATOR_COLUMNS)].reset_index()
