@@ -1,4 +1,4 @@
-"""The exceptions that mless raises on purpose.
+"""The exceptions that mless raises on purpose, and the parts of its messages.
 
 A message says what is wrong, with the value and its location. It says what to do only if there is
 exactly one remedy. The command line prints the message alone and exits with code 2, so a traceback
@@ -7,6 +7,7 @@ always means a bug in mless itself.
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -67,6 +68,11 @@ class RunInterrupted(HarnessError):
 
 class GraderError(HarnessError):
     """The grader pool cannot start its workers, or give them a job."""
+
+
+def print_message(message: str) -> None:
+    """Print a message for the user on standard error."""
+    print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:

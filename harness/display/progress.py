@@ -25,6 +25,7 @@ from rich.text import Text
 
 from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
+from harness.errors import print_message
 
 GRADED_SHARE = 0.9
 """Progress shows the accuracy once this share of the finished samples is graded."""
@@ -41,11 +42,11 @@ _has_bars = Event()
 def sign_of_life() -> Iterator[None]:
     """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
 
-    def print_message() -> None:
+    def print_sign() -> None:
         if not _has_bars.is_set():
-            print("mless: working", file=sys.stderr, flush=True)
+            print_message("working")
 
-    timer = Timer(1.5, print_message)
+    timer = Timer(1.5, print_sign)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -71,7 +72,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
             nonlocal printed_at
             bars.update(bar, completed=finished, total=total)
             if bars.disable and time.monotonic() - printed_at >= LOG_SECONDS:
-                print(f"mless: {title}: {finished} of {total}", file=sys.stderr, flush=True)
+                print_message(f"{title}: {finished} of {total}")
                 printed_at = time.monotonic()
 
         yield advance
@@ -99,8 +100,7 @@ def loading(log: Path) -> Iterator[None]:
             step = load_step(text.decode(errors="replace"))
             now = time.monotonic()
             if step != printed_step or now - printed_at >= LOG_SECONDS:
-                message = f"mless: loading, {now - start:.0f} s: {step}"
-                print(message, file=sys.stderr, flush=True)
+                print_message(f"loading, {now - start:.0f} s: {step}")
                 printed_step, printed_at = step, now
 
     Thread(target=watch_log, name="mless-loading", daemon=True).start()

@@ -8,7 +8,6 @@ see `ray_carrier`.
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
-from harness.errors import HarnessError, StartEndedError
+from harness.errors import HarnessError, StartEndedError, print_message
 from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
@@ -194,7 +193,7 @@ class EnginePool:
                 raise error
             consequence = f"{len(self._engines)} left"
         message = str(error).replace(f" {CONTINUE}", "")
-        print(f"mless: an engine is lost; {consequence}. {message}", file=sys.stderr)
+        print_message(f"an engine is lost; {consequence}. {message}")
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         # a copy, because `engines` may be the list that shrinks
