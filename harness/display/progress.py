@@ -119,14 +119,13 @@ class Progress:
         quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
 
     Attributes:
-        running: Returns the task and the number of tokens of each unfinished sample. It is called
-            in any thread.
+        running: Returns the number of tokens of each unfinished sample. It is called in any thread.
     """
 
     def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
         self._bars = _make_bars(_StatusColumn(self._describe_speed), quiet=quiet)
         self._most_tokens = most
-        self.running: Callable[[], Sequence[tuple[str, int]]] = list
+        self.running: Callable[[], Sequence[int]] = list
         self._bar_ids = {
             name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
             for name, total in {**totals, ALL: sum(totals.values())}.items()
@@ -195,49 +194,28 @@ class Progress:
     def _describe_speed(self, total: Task) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        If the backend reports no tokens, the time left is that of samples. rich's own estimate
-        starts at the first finished sample. The samples of a batch finish late and close together,
-        so that estimate would be too short.
+        A sample is expected to be as long as the mean of the finished samples; before any is
+        finished, half of the limit. If the backend reports no tokens, the time left is that of
+        samples. rich's own estimate starts at the first finished sample. The samples of a batch
+        finish late and close together, so that estimate would be too short.
         """
         # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
-        running = self.running()
-        tokens = total.fields["tokens"] + sum(tokens for _, tokens in running)
-        samples = self._count_finished(total)
+        running_tokens = sum(self.running())
+        tokens = total.fields["tokens"] + running_tokens
+        samples = total.completed - self._recorded[ALL]
+        remaining_samples = total.remaining or 0
+        mean = total.fields["tokens"] / samples if samples else self._most_tokens / 2
         remaining_share = 0.0
         if tokens:
-            remaining_share = self._count_remaining_tokens(total, running) / tokens
+            remaining_share = (remaining_samples * mean - running_tokens) / tokens
         elif samples:
-            remaining_share = (total.remaining or 0) / samples
+            remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        if not remaining_share:
+        # the last samples are longer than the mean
+        if remaining_share <= 0:
             return speed
         return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
-
-    def _count_finished(self, task: Task) -> float:
-        """The samples of a task that this session finished."""
-        return task.completed - self._recorded[task.description]
-
-    def _count_remaining_tokens(self, total: Task, running: Sequence[tuple[str, int]]) -> float:
-        """The expected number of tokens that the run still has to generate.
-
-        A sample is expected to be as long as the mean of its task's finished samples. Where its
-        task has none, it is the mean of all tasks, and before any sample is finished it is half of
-        the limit. A sample that is longer already is expected to end halfway to the limit.
-        """
-        remaining = 0.0
-        # without the last bar, the total, which would count all samples a second time
-        for task in self._bars.tasks[:-1]:
-            reference_task = task if self._count_finished(task) else total
-            mean = self._most_tokens / 2
-            if self._count_finished(reference_task):
-                mean = reference_task.fields["tokens"] / self._count_finished(reference_task)
-            lengths = [tokens for name, tokens in running if name == task.description]
-            remaining += ((task.remaining or 0) - len(lengths)) * mean
-            for length in lengths:
-                end = mean if length < mean else (length + self._most_tokens) / 2
-                remaining += end - length
-        return remaining
 
 
 class _StatusColumn(ProgressColumn):

@@ -78,7 +78,7 @@ class EngineActor:
 
     def exchange(
         self, requests: Sequence[tuple[int, Request]]
-    ) -> tuple[list[Completion], dict[int, int]]:
+    ) -> tuple[list[Completion], list[int]]:
         """Take requests and work for a moment.
 
         Returns:

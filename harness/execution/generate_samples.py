@@ -135,19 +135,12 @@ class _Session:
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
-            self._progress.running = lambda: self._unfinished_samples(backend)
+            # only vLLM counts the tokens of unfinished samples
+            self._progress.running = lambda: getattr(backend, "token_counts", ())
             with self._progress:
                 self._take_completions(backend.stream(requests), recorder, scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
             print_message(NO_MARKERS)
-
-    def _unfinished_samples(self, backend: Any) -> list[tuple[str, int]]:
-        """The display's line and the tokens so far of each sample; only vLLM counts them."""
-        tokens_so_far = list(getattr(backend, "token_counts", {}).items())
-        return [
-            (self._task_lines[self.missing[number].task], tokens)
-            for number, tokens in tokens_so_far
-        ]
 
     def show(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
