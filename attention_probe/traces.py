@@ -123,14 +123,9 @@ class TraceHeader:
     flip: str | None
 
     @property
-    def on_outcome(self) -> bool:
-        """Whether the problems were selected by their outcome."""
-        return self.flip is not None
-
-    @property
     def stamps(self) -> tuple[str, ...]:
         """Warnings that must stand wherever numbers of these traces are shown."""
-        return ("selected on outcome",) if self.on_outcome else ()
+        return ("selected on outcome",) if self.flip else ()
 
     def axis_index(self, axis: Literal["layer", "head"], number: int) -> int:
         """The index on its axis of a layer or head, which is counted from 1.
@@ -157,12 +152,17 @@ class _HeaderFile(msgspec.Struct):
 
 
 class AttentionTraces:
-    """A folder of traces, as a context manager: `create` it to add traces, or `open` it to read.
+    """A folder of traces, as a context manager, to read its present traces; `create` also adds.
+
+    While it is open, a probe may add further traces to the folder.
 
     Attributes:
         path: The folder.
         header: The facts that all its traces share.
         receipt: Versions, settings and hashes of the session that created it.
+
+    Raises:
+        JournalError: the folder does not exist, or is damaged or something else.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
@@ -211,15 +211,6 @@ class AttentionTraces:
             traces = cls(path, folder_lock)
             stack.pop_all()  # the lock is held until `close`
         return traces
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open a folder to read its present traces; a probe may add to it at the same time.
-
-        Raises:
-            JournalError: the folder does not exist, or is damaged or something else.
-        """
-        return cls(path)
 
     def append(self, trace: Trace) -> None:
         """Add a trace. Its file is complete or absent, and outlives the death of this process.

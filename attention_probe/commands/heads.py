@@ -31,7 +31,7 @@ def heads(
     from harness.display.format_table import Column, Table, render
     from harness.display.format_values import number
 
-    with AttentionTraces.open(traces) as opened:
+    with AttentionTraces(traces) as opened:
         frame = rank_heads(opened, measure, baseline, condition)
     ranking = frame.head(top)
     headings = {"mean_difference": "difference", "standard_error": "SE"}

@@ -82,7 +82,7 @@ def _layer_curves(
         curves = curves.assign(
             row=first.row,
             kind=kind,
-            on_outcome=traces.header.on_outcome,
+            on_outcome=traces.header.flip is not None,
             legend=curves["condition"].map(legends),
             model=first.head.model,
         )

@@ -38,7 +38,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         JournalError: the folder does not exist, or is damaged.
         ConfigError: no problem has traces under all conditions.
     """
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         header, conditions = traces.header, traces.conditions
         shared = shared_problems(traces, conditions)
         problems: list[JsonObject] = []
