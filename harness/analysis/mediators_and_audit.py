@@ -5,9 +5,7 @@ the same completions.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pandas
 
 from harness.constants import BASELINE
@@ -84,7 +82,10 @@ def audit_table(
     accuracies = 100 * arms[graders].mean()
     # `mean` skips samples that a grader did not judge: they are neither right nor wrong
     problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
-    changes = problems - _repeat_baseline(problems, baseline)
+    is_baseline = problems.index.isin([baseline], level="condition")
+    baseline_means = problems[is_baseline].droplevel("condition")
+    # the baseline has no difference from itself
+    changes = problems[~is_baseline].sub(baseline_means)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
     table = accuracies.join(differences.add_suffix("_difference"))
     table["boxes_after_first"] = arms["boxes_after_first"].sum()
@@ -92,15 +93,3 @@ def audit_table(
     for grader in graders:
         columns += [grader, f"{grader}_difference"]
     return table[[*columns, "boxes_after_first"]].reset_index()
-
-
-def _repeat_baseline(problems: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
-    """For each row the baseline's means of its problem; missing in rows of the baseline."""
-    index: Any = problems.index
-    is_baseline = index.get_level_values("condition") == baseline
-    baseline_means = problems[is_baseline].droplevel("condition")
-    means_by_row: pandas.DataFrame = baseline_means.reindex(index.droplevel("condition")).set_axis(
-        index
-    )
-    means_by_row.loc[is_baseline] = np.nan
-    return means_by_row
