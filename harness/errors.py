@@ -75,6 +75,11 @@ def print_message(message: str) -> None:
     print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
+def quote(message: object) -> str:
+    """The beginning of another program's message, on one line."""
+    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
+
+
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))
@@ -119,9 +124,9 @@ def explain_hub_error(name: str, error: BaseException) -> str:
             "connected machine run `mless fetch CONFIG` and copy the cache here; then set "
             "HF_HUB_OFFLINE=1."
         )
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = quote(error) or type(error).__name__
     if re.search(
         r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text
     ):
         reason = "there is neither such a folder nor such a name on the hub."
-    return f"{name} cannot be loaded: {reason[:400]}"
+    return f"{name} cannot be loaded: {reason}"
