@@ -212,7 +212,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
-    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in card
+    assert "Noise and control No repeat run and no positive control were made" in card
     assert "<strong" not in demo_text
     page = effect[1]
     assert '<span class="chip better">better</span> w/ Mless: +' in page

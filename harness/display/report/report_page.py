@@ -1,6 +1,6 @@
 """Write the report: fill the template with the card, the forest plot, tables and samples.
 
-The card is at the top: the question, the verdicts that answer it, and facts about the runs.
+The card is at the top: the question, the verdicts that answer it, and what makes them doubtful.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
+from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
 from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
@@ -24,7 +24,6 @@ from harness.display.format_values import (
     difference,
     label,
     p_value,
-    plural,
     points,
     verdict,
 )
@@ -194,14 +193,14 @@ def _check_attention(attention: AttentionView, runs: Sequence[Run], samples: Seq
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, and facts about the runs."""
+    """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     primary_rows = [row for row in compared_rows if row["primary"]]
     answer_rows = primary_rows if primary_rows else compared_rows
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    model = models[0] if len(models) == 1 else f"{len(models)} models"
-    subject = f"{model} on {task_name(board.receipt)}"
+    models = {str(row["model"]) for row in rows}
+    model = models.pop() if len(models) == 1 else f"{len(models)} models"
+    subject = f"{model} on {name_datasets(board.receipt)}"
     question = f"How accurate is {subject}?"
     if answer_rows:
         conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
@@ -215,7 +214,13 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
-    return {"question": question, "answers": answers, "facts": _list_facts(board, rows, models)}
+    noise = " ".join(remark for remark, _ in remark_noise(board))
+    if not noise:
+        noise = (
+            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
+        )
+    facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise}
+    return {"question": question, "answers": answers, "facts": facts}
 
 
 def _describe_verdict(row: Row) -> str:
@@ -232,27 +237,3 @@ def _describe_difference(row: Row) -> str:
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text
-
-
-def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    """Facts about the runs by title; those without a text are left out."""
-    sizes = []
-    for row in rows:
-        if row["role"] == "baseline":
-            problems = f"{row['problems']} {plural('problem', row['problems'])}"
-            sizes.append(f"{problems}, {row['repeats']} {plural('sample', row['repeats'])} each")
-    sizes_text = "; ".join(dict.fromkeys(sizes))
-    dates = sorted(str(run["created"])[:10] for run in board.receipt if run.get("created"))
-    noise = " ".join(remark for remark, _ in remark_noise(board))
-    if not noise:
-        noise = (
-            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
-        )
-    facts = {
-        "Model": ", ".join(models),
-        "Dataset": f"{task_name(board.receipt)} ({sizes_text})",
-        "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "Ungraded": " ".join(warn_of_ungraded(board)),
-        "Noise and control": noise,
-    }
-    return {title: text for title, text in facts.items() if text}
