@@ -247,19 +247,18 @@ class AttentionTraces:
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
-    def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> Floats:
-        """Measures of all heads [measure, problem, layer, head]; every trace is read once.
+    def measure(self, name: str, condition: str, problem_ids: Sequence[str]) -> Floats:
+        """A measure of all heads [problem, layer, head]; every trace is read once.
 
         Raises:
-            ConfigError: a measure was not recorded for one of the problems.
+            ConfigError: the measure was not recorded for one of the problems.
         """
         measures = [self.get(problem_id, condition).measures for problem_id in problem_ids]
-        for name in names:
-            if not all(name in problem_measures for problem_measures in measures):
-                raise ConfigError(
-                    f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
-                )
-        table = [[problem_measures[name] for problem_measures in measures] for name in names]
+        if not all(name in problem_measures for problem_measures in measures):
+            raise ConfigError(
+                f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
+            )
+        table = [problem_measures[name] for problem_measures in measures]
         return np.array(table, dtype=np.float64)
 
     def clusters(self, problem_ids: Sequence[str]) -> Integers:

@@ -36,11 +36,9 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     keys = ["model", "layout", *by, "condition"]
     samples = frame[frame["replicate"] == 0]
     verdict = samples["verdict"]
+    endings = ("no_box", "truncated", "unfinished", "refused")
     shares = {
-        "no_box": verdict == "no_box",
-        "truncated": verdict == "truncated",
-        "unfinished": verdict == "unfinished",
-        "refused": verdict == "refused",
+        **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
         "spent_budget": samples["spent_budget"],
         "other_form": samples["other_form"],

@@ -52,7 +52,7 @@ def test_every_head_has_a_row_and_the_shifted_head_is_first(traces):
 
 def test_the_numbers_are_those_of_a_paired_t_test(traces):
     random, mless = (
-        traces.measures(["mass_completion"], name, traces.problem_ids)[0] for name in FILLERS
+        traces.measure("mass_completion", name, traces.problem_ids) for name in FILLERS
     )
     for row in rank_heads(traces, "mass_completion", *FILLERS).itertuples():
         differences = (mless - random)[:, LAYERS.index(row.layer - 1), row.head - 1]

@@ -221,7 +221,7 @@ def test_a_path_that_holds_no_traces_is_refused(
 
 def test_measures_are_read_by_problem_and_absent_layers_and_heads_are_refused(folder):
     with AttentionTraces(folder) as traces:
-        (masses,) = traces.measures(["mass_filler"], "mless", ["p3", "p0"])
+        masses = traces.measure("mass_filler", "mless", ["p3", "p0"])
         expected = make_trace("p0", "mless").measures["mass_filler"]
         np.testing.assert_array_equal(masses[1], expected)
         for axis, number, recorded in (("layer", 2, "1, 3"), ("head", 0, "1, 2, 3")):
