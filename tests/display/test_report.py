@@ -307,7 +307,6 @@ def test_hostile_text_stays_text(hostile):
     text = "".join(reader.texts)
     for payload in HOSTILE[:12]:
         assert any(payload in problem["id"] for problem in index["problems"])
-        assert payload in text  # as a subject
     assert "<U+202E>" in text
     completions = []
     for problem in details.values():

@@ -6,7 +6,6 @@ The card is at the top: the question, the verdicts that answer it, and what make
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.format_table import Row, Table
+from harness.display.format_table import Row
 from harness.display.format_values import (
     define_flips,
     difference,
@@ -107,7 +106,7 @@ def _collect_facts(
         "figures": [*figures.values(), *_read_figures(runs)],
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "further_tables": _make_further_tables(board, runs),
+        "further_tables": show_side_tables(board).values(),
         "attention": attention,
         **pack_views(attention),
         "margin": points(float(rows[0]["margin"])),
@@ -131,17 +130,6 @@ def _list_receipts(
         receipts.append((f"traces {view.facts['name']}", view.receipt))
     for line, receipt in receipts:
         yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
-
-
-def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """All side tables, and the comparison by level and by subject."""
-    tables = [*show_side_tables(board).values()]
-    margin = float(board.comparison["margin"].iloc[0])
-    for column in ("level", "subject"):
-        split = make_leaderboard(runs, baseline=board.baseline, margin=margin, by=[column])
-        if split.comparison[column].nunique() > 1:
-            tables.append(replace(show_comparison(split), title=f"By {column}"))
-    return tables
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
