@@ -367,7 +367,7 @@ def test_the_command_shows_the_traces_and_their_receipt(tmp_path, succeed):
     succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
     text = page.read_text()
     (view,) = unpack(Reader(text).scripts["attention-facts"])["views"]
-    assert view["name"] == "some.traces" and view["layers"] == [1, 2]
+    assert view["name"] == "some.traces" and view["layers"] == [1, 3]
     assert "traces some.traces" in text and "selected on outcome" not in view["notes"]
 
 
