@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import unicodedata
-import zlib
 from html import unescape
 from html.parser import HTMLParser
 from itertools import product
@@ -20,6 +19,7 @@ from harness.display.report.report_page import write_report
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser
 from tests.conftest import run_program
+from tests.display.test_attention_page import unpack
 from tests.make import (
     CONFIG,
     EXAMPLE,
@@ -76,10 +76,6 @@ class Reader(HTMLParser):
 def read_images(page):
     sources = re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)
     return [base64.b64decode(source).decode() for source in sources]
-
-
-def unpack(text):
-    return json.loads(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 
 
 def read_details(page):
@@ -419,9 +415,8 @@ def test_hostile_text_does_nothing_in_a_browser(hostile):
 
 
 @in_a_browser
-def test_many_problems_and_long_repetitions_of_marks_are_shown(tmp_path):
-    path, _ = write_page(tmp_path, GREEDY_RUN)
-    assert len(read_list(render(path, "#?outcome=all"))[0]) == 200
+def test_many_problems_and_long_repetitions_of_marks_are_shown(demo_page, tmp_path):
+    assert len(read_list(render(demo_page[0], "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
     numbers = {}  # each problem has a mark of its own
 
