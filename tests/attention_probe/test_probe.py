@@ -384,7 +384,7 @@ def test_probe_and_heads_from_the_command_line(path):
 def test_controls_are_not_averaged_with_selected_problems(path):
     flags = ("--flip", "wrong_to_right", "--controls")
     assert "2 problems under" in run_command("probe", GREEDY_RUN, *flags, "-o", path)
-    with pytest.raises(ConfigError, match="1 problem cannot rank heads"):
+    with pytest.raises(ConfigError, match="1 problem cannot rank heads: the problem is the unit"):
         run_command("heads", path)
 
 
