@@ -115,8 +115,8 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             "problems": "count",
         }
         table = make_leaderboard(list(map(Run.load, config.runs))).comparison
-        table = table.rename(columns=columns)
-        table = table[["model", "condition", *columns.values()]].assign(note=None, kind="bar")
+        table = table[["model", "condition", *columns]].rename(columns=columns)
+        table = table.assign(note=None, kind="bar")
     else:
         published = read_reference(str(config.reference))
         rows = []
