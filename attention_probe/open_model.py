@@ -1,6 +1,5 @@
 """Open the model of a probe: its first layers in Hugging Face, or all of it in vLLM."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -17,7 +16,7 @@ from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPromp
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
-from harness.errors import ConfigError, PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError, print_message
 from harness.execution.generate_samples import quieten_libraries
 
 ROW_BYTES = 1 << 31
@@ -98,7 +97,7 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
             f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
             "problems, conditions or layers."
         )
-    print(f"mless: rows of {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
+    print_message(f"rows of {size / 1e6:.1f} MB")
 
 
 def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:

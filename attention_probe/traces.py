@@ -123,14 +123,9 @@ class TraceHeader:
     flip: str | None
 
     @property
-    def on_outcome(self) -> bool:
-        """Whether the problems were selected by their outcome."""
-        return self.flip is not None
-
-    @property
     def stamps(self) -> tuple[str, ...]:
         """Warnings that must stand wherever numbers of these traces are shown."""
-        return ("selected on outcome",) if self.on_outcome else ()
+        return ("selected on outcome",) if self.flip else ()
 
     def axis_index(self, axis: Literal["layer", "head"], number: int) -> int:
         """The index on its axis of a layer or head, which is counted from 1.
@@ -157,12 +152,17 @@ class _HeaderFile(msgspec.Struct):
 
 
 class AttentionTraces:
-    """A folder of traces, as a context manager: `create` it to add traces, or `open` it to read.
+    """A folder of traces, as a context manager, to read its present traces; `create` also adds.
+
+    While it is open, a probe may add further traces to the folder.
 
     Attributes:
         path: The folder.
         header: The facts that all its traces share.
         receipt: Versions, settings and hashes of the session that created it.
+
+    Raises:
+        JournalError: the folder does not exist, or is damaged or something else.
     """
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
@@ -212,15 +212,6 @@ class AttentionTraces:
             stack.pop_all()  # the lock is held until `close`
         return traces
 
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Open a folder to read its present traces; a probe may add to it at the same time.
-
-        Raises:
-            JournalError: the folder does not exist, or is damaged or something else.
-        """
-        return cls(path)
-
     def append(self, trace: Trace) -> None:
         """Add a trace. Its file is complete or absent, and outlives the death of this process.
 
@@ -256,19 +247,18 @@ class AttentionTraces:
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
-    def measures(self, names: Sequence[str], condition: str, problem_ids: Sequence[str]) -> Floats:
-        """Measures of all heads [measure, problem, layer, head]; every trace is read once.
+    def measure(self, name: str, condition: str, problem_ids: Sequence[str]) -> Floats:
+        """A measure of all heads [problem, layer, head]; every trace is read once.
 
         Raises:
-            ConfigError: a measure was not recorded for one of the problems.
+            ConfigError: the measure was not recorded for one of the problems.
         """
         measures = [self.get(problem_id, condition).measures for problem_id in problem_ids]
-        for name in names:
-            if not all(name in problem_measures for problem_measures in measures):
-                raise ConfigError(
-                    f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
-                )
-        table = [[problem_measures[name] for problem_measures in measures] for name in names]
+        if not all(name in problem_measures for problem_measures in measures):
+            raise ConfigError(
+                f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
+            )
+        table = [problem_measures[name] for problem_measures in measures]
         return np.array(table, dtype=np.float64)
 
     def clusters(self, problem_ids: Sequence[str]) -> Integers:

@@ -160,7 +160,7 @@ def _prompt_sizes(path: Path) -> list[int]:
     """Tokens of every prompt in a folder of traces."""
     from attention_probe.traces import AttentionTraces
 
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         return [len(trace.tokens) for trace in traces]
 
 

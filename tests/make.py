@@ -239,7 +239,6 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "answer": "1" if correct else str(problem),
                     "target": "1",
                     "completion_tokens": 10,
-                    "characters": 40,
                     "looping": verdict == "truncated",
                     "spent_budget": False,
                     "other_form": False,

@@ -90,8 +90,8 @@ def _read_differences(
         raise ConfigError(
             "1 problem cannot rank heads: the problem is the unit. Probe at least two."
         )
-    (before,) = traces.measures([measure], subtracted, problem_ids)
-    (after,) = traces.measures([measure], compared, problem_ids)
+    before = traces.measure(measure, subtracted, problem_ids)
+    after = traces.measure(measure, compared, problem_ids)
     return (after - before).reshape(len(problem_ids), -1), clusters
 
 

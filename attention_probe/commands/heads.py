@@ -23,22 +23,11 @@ def heads(
     top: Annotated[int, typer.Option(min=1, help="Show only the first N heads.")] = 20,
 ) -> None:
     """Rank all heads by the difference of a measure between two conditions, paired by prompt."""
-    from functools import partial
-
     from attention_probe.analysis.head_ranking import rank_heads
     from attention_probe.traces import AttentionTraces
-    from harness.analysis.result_tables import records
-    from harness.display.format_table import Column, Table, render
-    from harness.display.format_values import number
+    from harness.display.format_table import fold
 
-    with AttentionTraces.open(traces) as opened:
+    with AttentionTraces(traces) as opened:
         frame = rank_heads(opened, measure, baseline, condition)
-    ranking = frame.head(top)
-    headings = {"mean_difference": "difference", "standard_error": "SE"}
-    columns = []
-    for name in map(str, ranking.columns):
-        is_float = ranking[name].dtype.kind == "f"
-        form_cell = partial(number, digits=5) if is_float else str
-        columns.append(Column(name, headings.get(name, name), form_cell))
-    title = f"{measure}, {condition} - {baseline}"
-    typer.echo(render([Table(title, records(ranking), columns, [frame.attrs["note"]])]))
+    ranking = frame.head(top).to_string(index=False, float_format="%.5f", na_rep="-")
+    typer.echo(f"{measure}, {condition} - {baseline}\n\n{ranking}\n\n{fold([frame.attrs['note']])}")

@@ -131,7 +131,7 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
         receipt = run_probe(source, prompts, settings, output, advance=advance)
-    with AttentionTraces.open(output) as traces:
+    with AttentionTraces(output) as traces:
         layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
         lines = [
             *traces.header.stamps,

@@ -4,7 +4,6 @@ What qualifies the numbers is drawn with them: the definition and what is left o
 stamps above each panel (selected on outcome, reference numbers), and counts and bands in the note.
 """
 
-import math
 import textwrap
 from collections.abc import Iterator
 from itertools import product
@@ -24,9 +23,6 @@ from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER, WIDE
 from harness.display.format_values import label, visible
 
-PANELS_ACROSS = 3
-"""Panels side by side in a figure of attention curves."""
-
 QUERIES = {
     "common": "common queries",
     "published": "published definition",
@@ -45,7 +41,7 @@ EXPLANATIONS = {
 def draw_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
 ) -> Figure:
-    """The figure: rows times heads as in the study, PANELS_ACROSS in a line.
+    """The figure: rows times heads as in the study.
 
     Args:
         config: Titles, legends, limits, regions.
@@ -53,25 +49,23 @@ def draw_figure(
         bars: Accuracies for the config's bars, from `read_bars`.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
-    across = min(len(config.heads), PANELS_ACROSS)
-    lines = math.ceil(len(config.heads) / PANELS_ACROSS)
+    across = len(config.heads)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    rows = lines * len(config.rows) * len(kinds)
+    rows = len(config.rows) * len(kinds)
     height = 0.9 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     width = WIDE if config.seed_document else INCHES
     with figure_style.drawing(height, note, width=width, title=config.title) as figure:
-        # in widths of a panel: the bars get as much as all panels in a line
+        # in widths of a panel: the bars get as much as all panels of a row
         widths = [across] * has_bars + [1] * across
         grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
         for panel, kind in product(panels, kinds):
             panel_points = points_of(panel, curves)
-            line, column = divmod(panel.column, PANELS_ACROSS)
-            row = (panel.row * len(kinds) + kinds.index(kind)) * lines + line
-            axes = figure.add_subplot(grid[row, column + has_bars])
+            row = panel.row * len(kinds) + kinds.index(kind)
+            axes = figure.add_subplot(grid[row, panel.column + has_bars])
             _draw_panel(axes, panel, panel_points[panel_points["kind"] == kind])
-            _scale(axes, panel, curves[curves["row"] == panel.row], panel_points)
+            _scale(axes, panel, curves[curves["row"] == panel.row])
             _label_axes(axes, panel, config, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
             if kind == "control":
@@ -145,15 +139,8 @@ def _shade_region(axes: Axes, positions: NDArray[np.int64], name: str) -> None:
     )
 
 
-def _scale(
-    axes: Axes, panel: Panel, row_curves: pandas.DataFrame, panel_points: pandas.DataFrame
-) -> None:
-    """The config's ends of the axis, or one scale for a row of panels, with room for the region.
-
-    Panels on several lines have separate scales.
-    """
-    is_wrapped = row_curves["column"].max() >= PANELS_ACROSS
-    curves = panel_points if is_wrapped else row_curves
+def _scale(axes: Axes, panel: Panel, curves: pandas.DataFrame) -> None:
+    """The config's ends of the axis, or one scale for a row of panels, with room for the region."""
     axes.set_xlim(panel.limits or (0, curves["x"].max()))
     curves = curves[curves["x"].between(*axes.get_xlim())]
     low = float(np.nanmin(curves[["mean", "low"]])) if panel.row_config.subtracted else 0.0
@@ -163,7 +150,7 @@ def _scale(
     above = 0.3 if curves["in_filler"].any() else 0.05
     axes.set_ylim(panel.y_limits or (low - below * span, high + above * span))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    if panel.column and not is_wrapped and len(panel.row_config.y_limits) < 2:
+    if panel.column and len(panel.row_config.y_limits) < 2:
         axes.tick_params(labelleft=False)
 
 
@@ -174,11 +161,9 @@ def _label_axes(
     left_out = [] if panel.row_config.view == "full" else ["filler"]
     if panel_points["first_token_excluded"].any():
         left_out.append("first token")
-    if panel.column + PANELS_ACROSS >= len(config.heads):
-        remark = f"({' and '.join(left_out)} left out)" if left_out else ""
-        axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
-    middle_line = (len(config.heads) - 1) // PANELS_ACROSS // 2
-    if panel.column == middle_line * PANELS_ACROSS:
+    remark = f"({' and '.join(left_out)} left out)" if left_out else ""
+    axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
+    if panel.column == 0:
         subtracted = panel.row_config.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
         axes.set_ylabel(f"{quantity}\n({QUERIES[panel_points['definition'].iloc[0]]})")

@@ -173,8 +173,8 @@ class FigureConfig(Strict):
     """The vertical axis's label."""
     exclude_first_token: bool | None = None
     """The first token is left out. By default for Llama and Gemma."""
-    heads: tuple[HeadConfig, ...] = ()
-    """The columns of panels."""
+    heads: tuple[HeadConfig, ...] = Field(default=(), max_length=3)
+    """The columns of panels, at most three."""
     rows: tuple[RowConfig, ...] = ()
     """The rows of panels."""
     models: tuple[ModelConfig, ...] = ()

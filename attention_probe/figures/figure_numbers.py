@@ -14,11 +14,11 @@ from attention_probe.analysis.average_curves import (
 )
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Panel
 from attention_probe.traces import AttentionTraces
-from harness.analysis.count_correct import accuracy_table
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
 from harness.display.published_numbers import read_reference
 from harness.experiment.conditions import contrast_name
-from harness.runs.samples_frame import load_run
+from harness.runs.read_runs import Run
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
@@ -82,7 +82,7 @@ def _layer_curves(
         curves = curves.assign(
             row=first.row,
             kind=kind,
-            on_outcome=traces.header.on_outcome,
+            on_outcome=traces.header.flip is not None,
             legend=curves["condition"].map(legends),
             model=first.head.model,
         )
@@ -105,6 +105,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     Raises:
         ConfigError: the reference file is missing, or not of the form of results/reference/.
         RunError: a run is missing or unfinished.
+        ComparisonError: the runs do not go into one table.
     """
     if config.reference is None:
         columns = {
@@ -113,8 +114,9 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             "accuracy_high": "high",
             "problems": "count",
         }
-        table = accuracy_table(pandas.concat(map(load_run, config.runs))).rename(columns=columns)
-        table = table[["model", "condition", *columns.values()]].assign(note=None, kind="bar")
+        table = make_leaderboard(list(map(Run.load, config.runs))).comparison
+        table = table[["model", "condition", *columns]].rename(columns=columns)
+        table = table.assign(note=None, kind="bar")
     else:
         published = read_reference(str(config.reference))
         rows = []

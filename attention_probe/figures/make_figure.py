@@ -58,7 +58,7 @@ def make_figure(
             device=device,
         )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
-        traces = AttentionTraces.open(path)
+        traces = AttentionTraces(path)
         if label_model(traces.header.model) != label_model(model):
             raise ConfigError(
                 f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
@@ -120,7 +120,7 @@ def _measure(
         settings.conditions,
         source.prompts_sha256,
         selected,
-        prompts.on_outcome,
+        prompts.flip,
         asdict(settings.record),
     ]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()

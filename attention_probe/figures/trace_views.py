@@ -1,4 +1,4 @@
-"""What pages show of a folder of traces: an interactive view, and the mean curves of heads."""
+"""What the interactive view of a page shows of a folder of traces."""
 
 from math import inf
 from pathlib import Path
@@ -7,20 +7,13 @@ from typing import Any
 import numpy as np
 
 from attention_probe.analysis.average_curves import shared_problems
-from attention_probe.figures.curve_figures import draw_figure
-from attention_probe.figures.figure_config import FigureConfig
-from attention_probe.figures.figure_numbers import read_curves
 from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.traces import AttentionTraces, Trace
 from harness.constants import JsonObject
-from harness.display.report.attention_view import (
-    PAGE_BYTES,
-    describe_conditions,
-    describe_prompt,
-)
+from harness.display.report.attention_view import describe_conditions, describe_prompt
 from harness.display.report.report_samples import pack
 from harness.experiment.built_prompts import TOKEN_REGIONS
-from harness.runs.attention_file import AttentionFile, AttentionView
+from harness.runs.attention_file import AttentionView
 from harness.smollm2_model import label_model
 
 DIGITS = 5
@@ -45,7 +38,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         JournalError: the folder does not exist, or is damaged.
         ConfigError: no problem has traces under all conditions.
     """
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         header, conditions = traces.header, traces.conditions
         shared = shared_problems(traces, conditions)
         problems: list[JsonObject] = []
@@ -62,6 +55,9 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
             packed.append(pack(prompts))
             if sum(map(len, packed)) >= most_bytes:
                 break
+        hashes = [
+            (entry.problem_id, entry.condition, entry.prompt_sha256) for entry in traces.entries()
+        ]
     notes = [*header.stamps, NO_FINDING]
     if not header.options.get("rows"):
         notes.append(NO_ROWS)
@@ -80,7 +76,13 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "notes": notes,
         "problems": problems,
     }
-    return AttentionView(facts=facts, prompts=packed)
+    return AttentionView(
+        facts=facts,
+        prompts=packed,
+        model=str(header.fingerprint["name"]),
+        hashes=hashes,
+        receipt=traces.receipt,
+    )
 
 
 def _list_masses(trace: Trace) -> list[Any]:
@@ -89,42 +91,3 @@ def _list_masses(trace: Trace) -> list[Any]:
     rounded = masses.round(DIGITS).astype(object)
     rounded[np.isnan(masses)] = None
     return list(rounded.tolist())
-
-
-def read_attention(path: Path) -> AttentionFile:
-    """The view, and the mean curves of all heads of the first layer that was recorded.
-
-    Args:
-        path: The folder of traces.
-
-    Raises:
-        JournalError: the folder does not exist, or is damaged.
-        ConfigError: no problem has traces under all conditions.
-    """
-    view = read_view(path, most_bytes=PAGE_BYTES)
-    with AttentionTraces.open(path) as traces:
-        header = traces.header
-        layer = header.layers[0] + 1
-        series: JsonObject = {condition: {} for condition in traces.conditions}
-        config = FigureConfig.model_validate(
-            {
-                "name": "attention",
-                "model": header.model,
-                "prompts": {"run": path},
-                "heads": [{"layer": layer, "head": head + 1} for head in range(header.head_count)],
-                "rows": [{"view": "aligned", "series": series}],
-                "note": NO_FINDING,
-            }
-        )
-        curves = read_curves(config.panels, config, traces)
-        return AttentionFile(
-            name=view.facts["name"],
-            model=str(header.fingerprint["name"]),
-            figure=draw_figure(config, curves),
-            view=view,
-            prompts=tuple(
-                (entry.problem_id, entry.condition, entry.prompt_sha256)
-                for entry in traces.entries()
-            ),
-            receipt=traces.receipt,
-        )

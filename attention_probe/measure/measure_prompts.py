@@ -89,56 +89,60 @@ def measure_group(
     for condition in dict.fromkeys((BASELINE, *group[0])):
         prompts = [by_condition[condition] for by_condition in group]
         is_common = [by_condition[condition] for by_condition in common]
-        results = _run_condition(loaded, prompts, is_common, record)
-        if condition == BASELINE and record.activations:
-            references = [Reference.of(result.activations) for result in results]
-        for index, result in enumerate(results):
-            fields = result.attention(loaded.layers)
-            if record.activations:
-                fields |= _measure_first_mlp(result, references[index])
-            measured[index][condition] = fields
+        captured = _run_condition(loaded, prompts, is_common, record)
+        for row, (prompt, mask) in enumerate(zip(prompts, is_common, strict=True)):
+            problem = np.flatnonzero(mask & prompt.has_role("problem"))
+            queries = problem
+            if record.completion:
+                queries = np.flatnonzero(prompt.has_role("completion"))
+            fields = _read_attention(captured, row, prompt, queries)
+            if captured.activations is not None:
+                activations = captured.activations[row, problem]
+                if condition == BASELINE:
+                    references.append(Reference.of(activations))
+                texts = _read_texts(prompt, problem)
+                numbers, histogram = measure_activations(activations, references[row], texts)
+                fields |= {"activations": numbers, "activation_histogram": histogram}
+            measured[row][condition] = fields
     return measured
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PassResult:
-    """One prompt after a pass.
+def _read_attention(
+    captured: Capture, row: int, prompt: TokenizedPrompt, queries: Int64[np.ndarray, " query"]
+) -> dict[str, Any]:
+    """The fields of one prompt that describe its attention.
 
-    Attributes:
-        prompt: The prompt.
-        captured: The capture of the whole pass.
+    Args:
+        captured: The capture of a pass.
         row: The prompt's row in it.
-        problem: Positions of the problem's common tokens.
-        queries: Positions of the queries whose masses are averaged: the problem's common tokens, or
-            the completion's.
+        prompt: The prompt.
+        queries: Positions of the queries whose masses are averaged.
     """
+    layers = [captured[layer] for layer in captured.layer_indices]
+    # [layer, query_set, head, key]
+    means = torch.stack([layer.column_mean[row] for layer in layers])[..., : len(prompt)]
+    means = means.cpu().float()
+    # [layer, head, row, key]
+    rows = torch.stack([layer.rows[row] for layer in layers])[..., : len(prompt)]
+    # [layer, head, query, region]
+    masses = torch.stack([layer.region_mass[row] for layer in layers])
+    return {
+        "mean_all": means[:, 0].numpy(),
+        "mean_common": means[:, 1].numpy(),
+        "rows": rows.cpu().numpy(),
+        "measures": mass_measures(masses[:, :, queries].mean(2)),
+    }
 
-    prompt: TokenizedPrompt
-    captured: Capture
-    row: int
-    problem: Int64[np.ndarray, " problem_token"]
-    queries: Int64[np.ndarray, " query"]
 
-    @property
-    def activations(self) -> Float[Tensor, "problem_token width"]:
-        """The first MLP's activations over the problem's common tokens."""
-        assert self.captured.activations is not None
-        return self.captured.activations[self.row, self.problem]
-
-    def attention(self, layers: Sequence[int]) -> dict[str, Any]:
-        """Weights [layer, head, key] averaged over all and over common queries; rows; masses."""
-        means = torch.stack([self.captured[layer].column_mean[self.row] for layer in layers])
-        means = means[..., : len(self.prompt)].cpu().float()
-        # [layer, head, row, key]
-        rows = torch.stack([self.captured[layer].rows[self.row] for layer in layers])
-        # [layer, head, query, region]
-        masses = torch.stack([self.captured[layer].region_mass[self.row] for layer in layers])
-        return {
-            "mean_all": means[:, 0].numpy(),
-            "mean_common": means[:, 1].numpy(),
-            "rows": rows[..., : len(self.prompt)].cpu().numpy(),
-            "measures": mass_measures(masses[:, :, self.queries].mean(2)),
-        }
+def _read_texts(prompt: TokenizedPrompt, positions: Int64[np.ndarray, " position"]) -> list[str]:
+    """The texts of tokens; one that continues a character has its last part, for its class."""
+    texts: list[str] = []
+    for position in positions:
+        text = prompt.tokens[position]
+        if not text:  # it continues a character
+            text = "".join(texts)[-1:]
+        texts.append(text)
+    return texts
 
 
 def _run_condition(
@@ -146,7 +150,7 @@ def _run_condition(
     prompts: Sequence[TokenizedPrompt],
     is_common: Sequence[NDArray[np.bool_]],
     record: Record,
-) -> list[_PassResult]:
+) -> Capture:
     """One forward pass over prompts, padded on the right."""
     length = max(map(len, prompts))
 
@@ -156,12 +160,11 @@ def _run_condition(
         padded = [pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors]
         return torch.stack(padded)
 
-    completions = [prompt.has_role("completion") for prompt in prompts]
     # [definition, query] of each prompt: `published` is over all queries, `common` over the common
     query_sets = [(np.ones_like(mask), mask) for mask in is_common]
     if record.completion:
-        query_sets = [(completion, completion) for completion in completions]
-    captured = capture(
+        query_sets = [(prompt.has_role("completion"),) * 2 for prompt in prompts]
+    return capture(
         loaded,
         stack(prompt.token_ids for prompt in prompts).long(),
         attention_mask=stack(torch.ones(len(prompt)) for prompt in prompts).long(),
@@ -176,23 +179,3 @@ def _run_condition(
             ),
         ),
     )
-    results = []
-    for row, (prompt, mask) in enumerate(zip(prompts, is_common, strict=True)):
-        problem = np.flatnonzero(mask & prompt.has_role("problem"))
-        queries = np.flatnonzero(completions[row]) if record.completion else problem
-        results.append(
-            _PassResult(prompt=prompt, captured=captured, row=row, problem=problem, queries=queries)
-        )
-    return results
-
-
-def _measure_first_mlp(result: _PassResult, reference: Reference) -> dict[str, Any]:
-    """The fields of one prompt that describe the first MLP's activations."""
-    texts: list[str] = []
-    for position in result.problem:
-        text = result.prompt.tokens[position]
-        if not text:  # it continues a character, and has its class
-            text = "".join(texts)[-1:]
-        texts.append(text)
-    activations, histogram = measure_activations(result.activations, reference, texts)
-    return {"activations": activations, "activation_histogram": histogram}

@@ -21,7 +21,14 @@ from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import quiet
 from harness import smollm2_model
-from harness.errors import ConfigError, HarnessError, ModelError, explain_hub_error, list_first
+from harness.errors import (
+    ConfigError,
+    HarnessError,
+    ModelError,
+    explain_hub_error,
+    list_first,
+    quote,
+)
 from harness.experiment.tokenizer import refuse_missing_folder
 from harness.layers_and_heads import count_from_one
 
@@ -103,7 +110,7 @@ def load_model(
     except Exception as error:
         message = explain_hub_error(name, error)
         if folder.is_dir():
-            cause = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            cause = quote(f"{type(error).__name__}: {error}")
             message = f"{name} cannot be read: {cause}"
         raise ModelError(message) from error
     loaded.model.to(device)

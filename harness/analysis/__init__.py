@@ -6,7 +6,6 @@ scipy and pandas only.
 """
 
 from harness.analysis.compare_with_baseline import compare
-from harness.analysis.count_correct import accuracy_table, clustered_error
 from harness.analysis.paired_tests import estimate_difference, holm
 from harness.analysis.pool_models import pool_changes
 from harness.analysis.power import detection_power, minimal_detectable_effect
@@ -14,8 +13,6 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.score_interval import score_interval
 
 __all__ = [
-    "accuracy_table",
-    "clustered_error",
     "compare",
     "detection_power",
     "estimate_difference",

@@ -60,11 +60,6 @@ class Criterion(Strict):
             )
         return self
 
-    @property
-    def on_outcome(self) -> bool:
-        """Whether problems are selected by their outcome."""
-        return self.flip is not None
-
     def selects(self, outcome: str | None) -> bool:
         """Whether problems with this outcome are selected."""
         return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)

@@ -13,7 +13,6 @@ from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
 from harness.constants import ALPHA, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
-from harness.runs.find_lm_eval_files import find_log
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
@@ -54,7 +53,7 @@ class Side:
             if not Path(path).exists() or condition:
                 raise
             # the log of a task that names no condition needs a name for it: `log`
-            run, condition = Run.load({"log": find_log(Path(path))}, metric=metric), "log"
+            run, condition = Run.load({"log": path}, metric=metric), "log"
             samples = run.samples
         conditions = list(samples["condition"].unique())
         if not condition:

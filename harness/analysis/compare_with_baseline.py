@@ -33,7 +33,6 @@ COMPARISON_COLUMNS = {
     "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws",
     "accuracy": "percent of correct samples (avg@k), or the requested score",
-    "standard_error": "standard error of the accuracy over clusters, points",
     "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy minus the baseline's, paired by problem",

@@ -1,6 +1,5 @@
 """Counts of right samples by problem and condition, and the accuracy of a single condition."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.paired_tests import Integers, average_clusters, linearise_clusters
+from harness.analysis.paired_tests import Integers, average_clusters
 from harness.analysis.sample_scores import sum_samples
 from harness.analysis.score_interval import score_interval
 from harness.errors import ComparisonError, list_first
@@ -242,23 +241,6 @@ def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
         )
 
 
-def clustered_error(scores: npt.ArrayLike) -> float:
-    """Standard error of the mean of `scores` [problem], each the mean of a problem's samples.
-
-    A problem's samples are averaged first, so further samples of a problem do not count as further
-    problems. NaN for a single problem.
-
-    Source:
-        Miller (2024), Adding Error Bars to Evals, arXiv:2411.00640, sections 2.2 and 3.1; the
-        cluster-robust variance with equal cluster sizes: Liang and Zeger (1986),
-        doi:10.1093/biomet/73.1.13.
-    """
-    values = np.asarray(scores, dtype=float)
-    if len(values) < 2:
-        return math.nan
-    return float(values.std(ddof=1)) / math.sqrt(len(values))
-
-
 def measure_accuracy(arm: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
     scores = arm.right / arm.samples
@@ -268,22 +250,7 @@ def measure_accuracy(arm: Outcomes) -> Row:
         "problems": len(scores),
         "repeats": arm.repeats,
         "accuracy": 100 * float(scores.mean()),
-        "standard_error": 100 * clustered_error(linearise_clusters(scores, arm.clusters)),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
         "graded": 100 * float(arm.graded_by_prompt.sum() / arm.samples_by_prompt.sum()),
     }
-
-
-def accuracy_table(frame: pandas.DataFrame) -> pandas.DataFrame:
-    """Accuracy in percent with its error and interval, by model, layout and condition.
-
-    It is for runs without the baseline, which `analysis.compare` refuses. The columns problems to
-    accuracy_high are those of `compare`. Whether two conditions differ is a paired question that
-    this table does not answer. Only replicate 0 counts.
-    """
-    rows = [
-        {**dict(arm.setting), "condition": arm.condition, **measure_accuracy(arm)}
-        for arm in count_outcomes(frame[frame["replicate"] == 0])
-    ]
-    return pandas.DataFrame(rows)

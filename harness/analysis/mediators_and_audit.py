@@ -5,9 +5,7 @@ the same completions.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pandas
 
 from harness.constants import BASELINE
@@ -22,7 +20,6 @@ MEDIATOR_COLUMNS = {
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
-    "characters": "mean characters of a completion",
     "other_form": "percent without a box whose completion states an answer in another form",
     "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
@@ -39,20 +36,19 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     keys = ["model", "layout", *by, "condition"]
     samples = frame[frame["replicate"] == 0]
     verdict = samples["verdict"]
+    endings = ("no_box", "truncated", "unfinished", "refused")
     shares = {
-        "no_box": verdict == "no_box",
-        "truncated": verdict == "truncated",
-        "unfinished": verdict == "unfinished",
-        "refused": verdict == "refused",
+        **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
         "spent_budget": samples["spent_budget"],
         "other_form": samples["other_form"],
         "looping": samples["looping"],
     }
-    means = ["completion_tokens", "characters"]
-    scores = samples[[*keys, *means]].assign(**shares).astype(dict.fromkeys(shares, float))
+    scores = (
+        samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
+    )
     arms = scores.groupby(keys, observed=True, sort=False)
-    table = arms[[*means, *shares]].mean()
+    table = arms[["completion_tokens", *shares]].mean()
     table[list(shares)] *= 100
     table["samples"] = arms.size()
     return table[list(MEDIATOR_COLUMNS)].reset_index()
@@ -84,7 +80,10 @@ def audit_table(
     accuracies = 100 * arms[graders].mean()
     # `mean` skips samples that a grader did not judge: they are neither right nor wrong
     problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
-    changes = problems - _repeat_baseline(problems, baseline)
+    is_baseline = problems.index.isin([baseline], level="condition")
+    baseline_means = problems[is_baseline].droplevel("condition")
+    # the baseline has no difference from itself
+    changes = problems[~is_baseline].sub(baseline_means)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
     table = accuracies.join(differences.add_suffix("_difference"))
     table["boxes_after_first"] = arms["boxes_after_first"].sum()
@@ -92,15 +91,3 @@ def audit_table(
     for grader in graders:
         columns += [grader, f"{grader}_difference"]
     return table[[*columns, "boxes_after_first"]].reset_index()
-
-
-def _repeat_baseline(problems: pandas.DataFrame, baseline: str) -> pandas.DataFrame:
-    """For each row the baseline's means of its problem; missing in rows of the baseline."""
-    index: Any = problems.index
-    is_baseline = index.get_level_values("condition") == baseline
-    baseline_means = problems[is_baseline].droplevel("condition")
-    means_by_row: pandas.DataFrame = baseline_means.reindex(index.droplevel("condition")).set_axis(
-        index
-    )
-    means_by_row.loc[is_baseline] = np.nan
-    return means_by_row

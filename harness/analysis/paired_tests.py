@@ -37,17 +37,6 @@ def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats
     return np.bincount(clusters, values) / sizes, weights
 
 
-def linearise_clusters(values: Floats, clusters: Integers) -> Floats:
-    """Terms [cluster] whose mean and standard error are those of the mean of `values` [problem].
-
-    Source:
-        The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling
-        Techniques, section 6.
-    """
-    means, weights = average_clusters(values, clusters)
-    return weights * means + (1 - weights) * float(values.mean())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
     """The mean difference between two conditions, its sign-flip test, and the inverted test.

@@ -197,7 +197,8 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
     samples_by_cluster = _sum_by_cluster(samples, clusters)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a model was not asked a cluster's problems
         means = changes_by_cluster / samples_by_cluster
-    # the terms of a ratio, as in `paired_tests.linearise_clusters`
+    # Clusters differ in size, so these are the terms of a linearised ratio of two means, which have
+    # its standard error: Cochran (1977), Sampling Techniques, section 6.
     effects = fixed.difference + sizes / sizes.mean() * (means - fixed.difference)
     error, freedom = crossed_error(effects)
     return CrossedDifference(fixed=fixed, error=error, freedom=freedom)

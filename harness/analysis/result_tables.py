@@ -268,18 +268,10 @@ def find_interim(receipts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any
     ]
 
 
-def task_name(receipts: Iterable[Mapping[str, Any]]) -> str:
-    """The title of a task's table: its dataset's name or, if unknown, the hash of the problems.
-
-    Args:
-        receipts: `about` of each of its runs.
-    """
-    for facts in receipts:
-        if facts.get("dataset_name"):
-            return str(facts["dataset_name"])
-        if facts.get("dataset"):
-            return str(facts["dataset"])[:8]
-    return "a dataset without a name"
+def name_datasets(receipts: Iterable[Mapping[str, Any]]) -> str:
+    """The datasets of runs, from `about` of each, for titles. Logs do not name theirs."""
+    names = [str(facts.get("dataset_name") or "the problems") for facts in receipts]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:

@@ -36,7 +36,6 @@ SWEEP_COLUMNS = {
     "longest_high": "upper end",
     "p": "p-value of both differences being 0",
     "p_adjusted": "p after Holm over the rows of the table",
-    "best": "number of tokens with the most correct samples; not tested",
 }
 """Meaning of each column of `sweep_table`."""
 
@@ -74,7 +73,6 @@ def _compare_lengths(
 ) -> Row:
     """A row of the table. `by_length` has the condition of each length, shortest first."""
     old = arms[baseline][0]
-    lengths = list(by_length)
     changes = np.array(
         [
             old.sum_by_draw(arms[name][0].right_by_prompt - old.right_by_prompt)
@@ -85,12 +83,10 @@ def _compare_lengths(
     mean, extremes = estimate_trend(changes, samples, old.clusters)
     return {
         **filler._asdict(),
-        "lengths": " ".join(map(str, lengths)),
+        "lengths": " ".join(map(str, by_length)),
         "problems": len(old.clusters),
         # Bonferroni, because either of the two tests can be significant by chance
         "p": min(1.0, 2 * min(mean.p, extremes.p)),
-        # `argmax` takes the first of equals, so of equally good lengths the shortest
-        "best": lengths[int(changes.sum(axis=(1, 2)).argmax())],
         **to_points(mean),
         **to_points(extremes, ("longest_less_shortest", "longest_low", "longest_high")),
     }

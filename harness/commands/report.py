@@ -24,19 +24,20 @@ def report(
     margin: Margin = None,
     metric: Metric = None,
 ) -> None:
-    """Write one HTML file about runs: results, figures, tables, all samples, attention curves."""
+    """Write one HTML file about runs: results, figures, tables, all samples, attention."""
+    from harness.display.report.attention_view import PAGE_BYTES
     from harness.display.report.report_page import write_report
     from harness.runs.find_runs import locate
     from harness.runs.run_files import RECORDED
 
     # by name, because this package must not import the probe
-    read_attention = import_module("attention_probe.figures.trace_views").read_attention
+    read_view = import_module("attention_probe.figures.trace_views").read_view
     paths = locate(runs)
     if not traces:
         recorded_traces = [path / RECORDED for path in paths if isinstance(path, Path)]
         traces = [path for path in recorded_traces if path.is_dir()]
-    curves = list(map(read_attention, traces))
+    views = [read_view(path, PAGE_BYTES) for path in traces]
     size = write_report(
-        paths, output, attention=curves, baseline=baseline, margin=margin, metric=metric
+        paths, output, attention=views, baseline=baseline, margin=margin, metric=metric
     )
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

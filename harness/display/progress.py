@@ -25,6 +25,7 @@ from rich.text import Text
 
 from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
+from harness.errors import print_message
 
 GRADED_SHARE = 0.9
 """Progress shows the accuracy once this share of the finished samples is graded."""
@@ -41,11 +42,11 @@ _has_bars = Event()
 def sign_of_life() -> Iterator[None]:
     """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
 
-    def print_message() -> None:
+    def print_sign() -> None:
         if not _has_bars.is_set():
-            print("mless: working", file=sys.stderr, flush=True)
+            print_message("working")
 
-    timer = Timer(1.5, print_message)
+    timer = Timer(1.5, print_sign)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -71,7 +72,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
             nonlocal printed_at
             bars.update(bar, completed=finished, total=total)
             if bars.disable and time.monotonic() - printed_at >= LOG_SECONDS:
-                print(f"mless: {title}: {finished} of {total}", file=sys.stderr, flush=True)
+                print_message(f"{title}: {finished} of {total}")
                 printed_at = time.monotonic()
 
         yield advance
@@ -99,8 +100,7 @@ def loading(log: Path) -> Iterator[None]:
             step = load_step(text.decode(errors="replace"))
             now = time.monotonic()
             if step != printed_step or now - printed_at >= LOG_SECONDS:
-                message = f"mless: loading, {now - start:.0f} s: {step}"
-                print(message, file=sys.stderr, flush=True)
+                print_message(f"loading, {now - start:.0f} s: {step}")
                 printed_step, printed_at = step, now
 
     Thread(target=watch_log, name="mless-loading", daemon=True).start()
@@ -119,14 +119,13 @@ class Progress:
         quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
 
     Attributes:
-        running: Returns the task and the number of tokens of each unfinished sample. It is called
-            in any thread.
+        running: Returns the number of tokens of each unfinished sample. It is called in any thread.
     """
 
     def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
         self._bars = _make_bars(_StatusColumn(self._describe_speed), quiet=quiet)
         self._most_tokens = most
-        self.running: Callable[[], Sequence[tuple[str, int]]] = list
+        self.running: Callable[[], Sequence[int]] = list
         self._bar_ids = {
             name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
             for name, total in {**totals, ALL: sum(totals.values())}.items()
@@ -195,49 +194,28 @@ class Progress:
     def _describe_speed(self, total: Task) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        If the backend reports no tokens, the time left is that of samples. rich's own estimate
-        starts at the first finished sample. The samples of a batch finish late and close together,
-        so that estimate would be too short.
+        A sample is expected to be as long as the mean of the finished samples; before any is
+        finished, half of the limit. If the backend reports no tokens, the time left is that of
+        samples. rich's own estimate starts at the first finished sample. The samples of a batch
+        finish late and close together, so that estimate would be too short.
         """
         # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
-        running = self.running()
-        tokens = total.fields["tokens"] + sum(tokens for _, tokens in running)
-        samples = self._count_finished(total)
+        running_tokens = sum(self.running())
+        tokens = total.fields["tokens"] + running_tokens
+        samples = total.completed - self._recorded[ALL]
+        remaining_samples = total.remaining or 0
+        mean = total.fields["tokens"] / samples if samples else self._most_tokens / 2
         remaining_share = 0.0
         if tokens:
-            remaining_share = self._count_remaining_tokens(total, running) / tokens
+            remaining_share = (remaining_samples * mean - running_tokens) / tokens
         elif samples:
-            remaining_share = (total.remaining or 0) / samples
+            remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        if not remaining_share:
+        # the last samples are longer than the mean
+        if remaining_share <= 0:
             return speed
         return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
-
-    def _count_finished(self, task: Task) -> float:
-        """The samples of a task that this session finished."""
-        return task.completed - self._recorded[task.description]
-
-    def _count_remaining_tokens(self, total: Task, running: Sequence[tuple[str, int]]) -> float:
-        """The expected number of tokens that the run still has to generate.
-
-        A sample is expected to be as long as the mean of its task's finished samples. Where its
-        task has none, it is the mean of all tasks, and before any sample is finished it is half of
-        the limit. A sample that is longer already is expected to end halfway to the limit.
-        """
-        remaining = 0.0
-        # without the last bar, the total, which would count all samples a second time
-        for task in self._bars.tasks[:-1]:
-            reference_task = task if self._count_finished(task) else total
-            mean = self._most_tokens / 2
-            if self._count_finished(reference_task):
-                mean = reference_task.fields["tokens"] / self._count_finished(reference_task)
-            lengths = [tokens for name, tokens in running if name == task.description]
-            remaining += ((task.remaining or 0) - len(lengths)) * mean
-            for length in lengths:
-                end = mean if length < mean else (length + self._most_tokens) / 2
-                remaining += end - length
-        return remaining
 
 
 class _StatusColumn(ProgressColumn):

@@ -129,7 +129,6 @@ SIDE_TABLES = (
                 difference,
             ),
             Column("p_adjusted", "p adj.", p_value),
-            Column("best", "best", str),
         ),
     ),
     SideTable(

@@ -43,7 +43,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
             eval={
                 "created": run.about["created"],
                 "task": task,
-                "dataset": {"name": run.about["dataset_name"]},
+                "dataset": {"name": run.about.get("dataset_name")},
                 "model": run.about["model"],
                 "config": {"epochs": max(sample["epoch"] for sample in samples)},
             },

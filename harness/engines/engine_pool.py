@@ -8,16 +8,16 @@ see `ray_carrier`.
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
-from harness.errors import HarnessError, StartEndedError
+from harness.errors import HarnessError, StartEndedError, print_message
 from harness.experiment.plan import Request
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class _Engine:
     call: Hashable | None
     facts: dict[str, Any] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
-    token_counts: dict[int, int] = field(default_factory=dict)
+    token_counts: Sequence[int] = ()
     has_finished_samples: bool = False
 
 
@@ -63,12 +63,10 @@ class EnginePool:
         self._fruitless_starts = 0
 
     @property
-    def token_counts(self) -> dict[int, int]:
+    def token_counts(self) -> list[int]:
         """As of `VLLMEngine`, for all engines."""
-        counts: dict[int, int] = {}
-        for engine in list(self._engines):  # a copy, as another thread may ask
-            counts |= engine.token_counts
-        return counts
+        # a copy, as another thread may ask
+        return [*chain.from_iterable(engine.token_counts for engine in list(self._engines))]
 
     def facts(self) -> dict[str, Any]:
         """The facts of the first engine that has loaded the model, and the number of engines.
@@ -161,7 +159,7 @@ class EnginePool:
         return finished
 
     def _read_results(
-        self, engine: _Engine, completions: Sequence[Completion], token_counts: dict[int, int]
+        self, engine: _Engine, completions: Sequence[Completion], token_counts: Sequence[int]
     ) -> FinishedRequests:
         engine.token_counts = token_counts
         if completions and not engine.has_finished_samples:
@@ -194,7 +192,7 @@ class EnginePool:
                 raise error
             consequence = f"{len(self._engines)} left"
         message = str(error).replace(f" {CONTINUE}", "")
-        print(f"mless: an engine is lost; {consequence}. {message}", file=sys.stderr)
+        print_message(f"an engine is lost; {consequence}. {message}")
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
         # a copy, because `engines` may be the list that shrinks

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness.errors import QUOTED_CHARACTERS, EngineError
+from harness.errors import EngineError, quote
 
 ENGINE_TURN_SECONDS = 1.0
 """While a call waits for its answer, the processes are checked this often, and the run reports
@@ -186,11 +186,6 @@ def read_fact(getter: Callable[[], Any]) -> Any:
         return getter()
     except Exception:
         return None
-
-
-def quote(message: object) -> str:
-    """The beginning of another program's message, on one line."""
-    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
 
 
 def make_stop_error(program: str, error: BaseException) -> EngineError:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.completions import Completion
-from harness.engines.engine_processes import CONTINUE, make_stop_error, quote
+from harness.engines.engine_processes import CONTINUE, make_stop_error
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import EngineError, HarnessError
+from harness.errors import EngineError, HarnessError, quote
 from harness.experiment.plan import Request
 from harness.resources import count_cores
 
@@ -78,7 +78,7 @@ class EngineActor:
 
     def exchange(
         self, requests: Sequence[tuple[int, Request]]
-    ) -> tuple[list[Completion], dict[int, int]]:
+    ) -> tuple[list[Completion], list[int]]:
         """Take requests and work for a moment.
 
         Returns:

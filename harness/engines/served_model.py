@@ -17,8 +17,8 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
 from harness.engines.completions import FINISH_REASONS, Completion, FinishedRequests
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, quote
-from harness.errors import ConfigError, EngineError, ModelError, list_first
+from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
+from harness.errors import ConfigError, EngineError, ModelError, list_first, quote
 from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout

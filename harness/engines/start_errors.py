@@ -22,8 +22,14 @@ from typing import Any
 
 import yaml
 
-from harness.engines.engine_processes import CONTINUE, quote
-from harness.errors import QUOTED_CHARACTERS, ModelError, StartEndedError, explain_hub_error
+from harness.engines.engine_processes import CONTINUE
+from harness.errors import (
+    QUOTED_CHARACTERS,
+    ModelError,
+    StartEndedError,
+    explain_hub_error,
+    quote,
+)
 
 STORED_ERROR_BYTES = 2**18
 """Number of bytes at the end of an engine's log that are searched for the cause of its death."""

@@ -173,13 +173,11 @@ class VLLMEngine:
         self._errors.forget()  # messages of the start explain no later death
 
     @property
-    def token_counts(self) -> dict[int, int]:
-        """The number of tokens of each unfinished request, by its number."""
+    def token_counts(self) -> list[int]:
+        """The number of tokens of each unfinished request."""
         # a copy, as another thread adds to it
         states = list(self._engine.output_processor.request_states.values())
-        return {
-            int(state.external_req_id): state.detokenizer.num_output_tokens() for state in states
-        }
+        return [state.detokenizer.num_output_tokens() for state in states]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield a list, often an empty one, for each `step`.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.vllm_engine import device_type
-from harness.errors import ModelError, RunError, RunInterrupted
+from harness.errors import ModelError, RunError, RunInterrupted, print_message
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
@@ -91,7 +90,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str
             if was_incomplete or not _is_finished(output):
                 finish(output)
             else:
-                print(f"mless: {output} is finished, nothing was left to do", file=sys.stderr)
+                print_message(f"{output} is finished, nothing was left to do")
         except KeyboardInterrupt:
             raise RunInterrupted(
                 f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in "

@@ -17,7 +17,7 @@ from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.interventions.check_arms import REFERENCE, ask_reference, describe_agreement
 from harness.engines.interventions.open_layers import opened_layers
-from harness.errors import JournalError
+from harness.errors import JournalError, print_message
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
@@ -132,22 +132,15 @@ class _Session:
                 stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):
-                _print_message(describe_agreement(agreement))
+                print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
-            self._progress.running = lambda: self._unfinished_samples(backend)
+            # only vLLM counts the tokens of unfinished samples
+            self._progress.running = lambda: getattr(backend, "token_counts", ())
             with self._progress:
                 self._take_completions(backend.stream(requests), recorder, scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
-            _print_message(NO_MARKERS)
-
-    def _unfinished_samples(self, backend: Any) -> list[tuple[str, int]]:
-        """The display's line and the tokens so far of each sample; only vLLM counts them."""
-        tokens_so_far = list(getattr(backend, "token_counts", {}).items())
-        return [
-            (self._task_lines[self.missing[number].task], tokens)
-            for number, tokens in tokens_so_far
-        ]
+            print_message(NO_MARKERS)
 
     def show(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
@@ -164,7 +157,7 @@ class _Session:
         if recorded := total - len(self.missing):
             path = self._folder.path
             message += f": {recorded:,} of {total:,} samples are in {path} already"
-        _print_message(message)
+        print_message(message)
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference.
@@ -179,7 +172,7 @@ class _Session:
         if any((layers := opened_layers(config)).values()):
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
-            _print_message("Hugging Face answers the first prompts of every arm")
+            print_message("Hugging Face answers the first prompts of every arm")
             started = time.monotonic()
             with progress_bar("arms") as advance, clear_messages(folder / REFERENCE):
                 reference = ask_reference(self._plan, self._requests.values(), folder, advance)
@@ -228,10 +221,6 @@ class _Session:
         self._progress.sample(self._line(key), tokens)
         self.timing["samples"] += 1
         self.timing["tokens"] += tokens or 0
-
-
-def _print_message(message: str) -> None:
-    print(f"mless: {message}", file=sys.stderr, flush=True)
 
 
 def _open_recorder(plan: Plan, folder: Path, facts: JsonObject) -> Any:

@@ -9,7 +9,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError, ModelError, PromptMismatchError
+from harness.errors import ConfigError, ModelError, PromptMismatchError, quote
 from harness.experiment.prompt import Prompt, Role, join_texts
 
 if TYPE_CHECKING:
@@ -85,10 +85,8 @@ def apply_chat_template(
             **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
         )
     except Exception as error:  # a template can also make Python raise any error
-        message = " ".join(str(error).split())[:400]
-        raise ModelError(
-            f"The chat template of {name} failed: {type(error).__name__}: {message}"
-        ) from error
+        message = quote(f"{type(error).__name__}: {error}")
+        raise ModelError(f"The chat template of {name} failed: {message}") from error
     assert isinstance(text, str)
     return text
 

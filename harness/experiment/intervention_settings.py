@@ -171,7 +171,13 @@ def _hide_examples(
     return {"start": start, "size": size}
 
 
-class SinkIntervention(_Layered):
+class _SameOnAllPrompts(_Layered):
+    def resolve(self, location: str, *_: object) -> Resolved:
+        """The intervention on any prompt; `location` is for error messages."""
+        return self.model_dump() | {"layers": self.layer_indices}
+
+
+class SinkIntervention(_SameOnAllPrompts):
     """Counts the first token several times, as if its copies stood there: adds log(count)."""
 
     kind: Literal["sink"]
@@ -179,12 +185,8 @@ class SinkIntervention(_Layered):
     count: float = Field(gt=0, allow_inf_nan=False)
     """How many times the first token counts; below 1 it counts less."""
 
-    def resolve(self, *_: object) -> Resolved:
-        """The intervention, which is the same on all prompts."""
-        return {"kind": self.kind, "layers": self.layer_indices, "count": self.count}
 
-
-class RedistributeIntervention(_Layered):
+class RedistributeIntervention(_SameOnAllPrompts):
     """Moves the activations nearest to zero outward."""
 
     kind: Literal["redistribute"]
@@ -197,18 +199,8 @@ class RedistributeIntervention(_Layered):
     seed: int = DEFAULT_SEED
     """The seed of distances and random activations."""
 
-    def resolve(self, *_: object) -> Resolved:
-        """The intervention, which is the same on all prompts."""
-        return {
-            "kind": self.kind,
-            "layers": self.layer_indices,
-            "share": self.share,
-            "sham": self.sham,
-            "seed": self.seed,
-        }
 
-
-class FunctionIntervention(_Layered):
+class FunctionIntervention(_SameOnAllPrompts):
     """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
@@ -231,13 +223,7 @@ class FunctionIntervention(_Layered):
             raise ConfigError(
                 f"{location}: the function's file {self.file}: {error.strerror}."
             ) from None
-        return {
-            "kind": self.kind,
-            "layers": self.layer_indices,
-            "file": str(self.file.resolve()),
-            "sha256": sha256,
-            "arguments": self.arguments,
-        }
+        return {**super().resolve(location), "file": str(self.file.resolve()), "sha256": sha256}
 
 
 CHANGES_ATTENTION = ("filler", "sink")

@@ -22,7 +22,6 @@ from lm_eval.api.model import LM
 from harness import resources
 from harness.constants import JsonObject
 from harness.errors import JournalError
-from harness.experiment.prompt import hash_text
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Prompt, Sample, Score
 
@@ -230,11 +229,8 @@ def _save_logs(
         entry = {
             "task": task,
             "condition": prompts[0].condition,
-            "layout": prompts[0].layout,
             "samples": log.name,
             "results": f"results_{tracker.date_id}.json",
-            "prompts_sha256": _hash_lines([prompt.prompt_sha256 for prompt in prompts]),
-            "prompt_tokens_sha256": _hash_lines([prompt.prompt_token_sha256 for prompt in prompts]),
         }
         entries.append(entry)
     return entries
@@ -258,10 +254,3 @@ def _make_task(name: str, prompts: Sequence[Prompt], arm: Arm) -> Any:
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")
     settings = {"repeats": arm.samples, "generation_kwargs": arm.sampling.lm_eval()}
     return Recorded(config={**template, "task": name, **settings})
-
-
-def _hash_lines(lines: Sequence[str | None]) -> str | None:
-    """Hash of lines; None if one of them is unknown."""
-    if None in lines:
-        return None
-    return hash_text("\n".join(map(str, lines)))

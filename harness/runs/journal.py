@@ -8,7 +8,6 @@ the line being written.
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from harness.constants import JsonObject
-from harness.errors import JournalError
+from harness.errors import JournalError, print_message
 from harness.runs.records import NOTES, Keyed
 from harness.runs.stored_files import clear_messages, open_atomic, open_stored
 
@@ -106,10 +105,8 @@ class Journal:
         if torn_bytes > 0:
             # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
-            print(
-                f"mless: {self.path.name}: an incomplete last line of {torn_bytes} bytes was "
-                "removed",
-                file=sys.stderr,
+            print_message(
+                f"{self.path.name}: an incomplete last line of {torn_bytes} bytes was removed"
             )
         if size == 0:
             self._write_line(header)

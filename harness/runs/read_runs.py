@@ -58,7 +58,7 @@ class Run:
     Attributes:
         name: The path that it was read from.
         about: Its facts in a table's receipt: model, dataset, task_version, grader_version,
-            sampling and so on. None: unknown, which agrees with any value.
+            sampling and so on. None or missing: unknown, which agrees with any value.
         problems: The hash of each problem and its answer (`prompt.hash_problem`), by id.
         model: The name or folder that the model was loaded from; None where it is not known.
         receipt: The full receipt of a run folder.

@@ -64,7 +64,6 @@ Two keys of a million have the same hash in one of 40 million runs; as text they
 _FACTS: Columns = {
     **_fields(np.int32, "sample_index", "replicate"),
     **_fields(np.float64, "completion_tokens"),
-    "characters": (np.int32, lambda sample: len(sample.completion or "")),
     "completion_checksum": (np.int64, _checksum),
     "spent_budget": (np.bool_, attrgetter("spent_budget")),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
@@ -139,9 +138,9 @@ def read_frame(
         prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
-            correct, answer, target, completion_tokens, characters, looping, spent_budget,
-            other_form, completion_checksum, the graders' of `harness.grading`, boxes_after_first.
-            Words are then categorical, and a completion is measured and not stored.
+            correct, answer, target, completion_tokens, looping, spent_budget, other_form,
+            completion_checksum, the graders' of `harness.grading`, boxes_after_first. Words are
+            then categorical, and a completion is measured and not stored.
         records: The folder's samples and scores, if they have been read.
 
     Raises:
@@ -196,7 +195,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         words = [name for name in words if name in frame]
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
-        names += ["characters", "looping", "spent_budget", "other_form", "completion_checksum"]
+        names += ["looping", "spent_budget", "other_form", "completion_checksum"]
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():

@@ -91,16 +91,14 @@ def model_fingerprint(
 
 def _hub_commit(name: str, revision: str | None) -> str | None:
     """The current commit of a hub name, or that of its last download; None for any other name."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
 
     try:
+        # a file of the cache, if the hub does not answer
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
-    except HFValidationError:
+    except (OSError, HFValidationError):
         return None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
-        cached = try_to_load_from_cache(name, "config.json", revision=revision)
-        return Path(cached).parent.name if isinstance(cached, str) else None
 
 
 def receipt_line(receipt: Mapping[str, Any]) -> str:

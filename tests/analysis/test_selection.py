@@ -229,14 +229,14 @@ def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, condition):
     selected, outcomes = select(demo, criterion), count_outcomes(demo, criterion)
     assert {problem.id for problem in selected} == expected
     assert {problem.outcome for problem in selected} == {flip}
-    assert criterion.on_outcome and outcomes[flip] == len(expected)
+    assert outcomes[flip] == len(expected)
     assert sum(outcomes.values()) == 500
 
 
 def test_problems_are_selected_by_subject_level_and_id(demo):
     selected = select(demo, Criterion(subject="Algebra", level=5))
     assert {(p.subject, p.level) for p in selected} == {("Algebra", 5)} and len(selected) == 25
-    assert not Criterion().on_outcome and {p.outcome for p in selected} <= set(FLIPS)
+    assert {p.outcome for p in selected} <= set(FLIPS)
     ids = [problem.id for problem in demo.problems[4:8]]
     assert [p.id for p in select(demo, Criterion(ids=tuple(reversed(ids))))] == ids
 

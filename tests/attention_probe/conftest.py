@@ -46,7 +46,7 @@ def tiny_model(tmp_path_factory):
 
 def store(path, traces, **header):
     """The traces, written to a folder and opened."""
-    return AttentionTraces.open(write_traces(path, traces, **header))
+    return AttentionTraces(write_traces(path, traces, **header))
 
 
 def traces_under(traces, condition):

@@ -32,7 +32,7 @@ def traces(tmp_path_factory):
     path = tmp_path_factory.mktemp("activations") / "a.traces"
     settings = ProbeSettings(record=Record(activations=True))
     run_probe(source, Criterion(n=8, seed=3), settings, path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         yield traces
 
 

@@ -41,7 +41,7 @@ def source():
 def traces(source, tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
     run_probe(source, CRITERION, SETTINGS, path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         yield traces
 
 
@@ -107,7 +107,7 @@ def assert_close(actual, expected):
 
 def assert_same_traces(path, expected_path, problems):
     """The folders differ by rounding alone."""
-    with AttentionTraces.open(path) as traces, AttentionTraces.open(expected_path) as expected:
+    with AttentionTraces(path) as traces, AttentionTraces(expected_path) as expected:
         assert traces.header == expected.header
         assert len(traces) == len(expected) == problems * len(traces.header.conditions)
         for theirs in expected:
@@ -162,12 +162,12 @@ def test_an_interrupted_probe_continues_and_gives_the_same_traces(
 
     with pytest.raises(KeyboardInterrupt):
         run_probe(source, CRITERION, SETTINGS, path, advance=interrupt)
-    with AttentionTraces.open(path) as interrupted:
+    with AttentionTraces(path) as interrupted:
         assert len(interrupted.problem_ids) == 2
     progress = []
     run_probe(source, CRITERION, SETTINGS, path, advance=lambda *counts: progress.append(counts))
     assert (progress[0], progress[-1]) == ((2, 5), (5, 5))
-    with AttentionTraces.open(path) as continued:
+    with AttentionTraces(path) as continued:
         for trace in traces:
             again = continued.get(trace.problem_id, trace.condition)
             np.testing.assert_allclose(again.mean_common, trace.mean_common, atol=1e-6)
@@ -177,7 +177,7 @@ def test_an_interrupted_probe_continues_and_gives_the_same_traces(
 
 def test_completion_queries_are_those_of_the_recorded_completion(source, full_model, path):
     run_probe(source, CRITERION, COMPLETION, path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert traces.header.queries == "completion"
         for trace in traces_under(traces, "mless"):
             queries = positions_of(trace, "completion")
@@ -201,7 +201,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
     capsys.readouterr()
     receipt = run_probe(source, Criterion(n=2, seed=3), settings, path)
     stored_bytes = 0
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert traces.header.options["rows"] == receipt["settings"]["record"]["rows"] == rows
         for trace in traces:
             weights = eager(model, trace.token_ids, positions_under(traces, trace))[list(LAYERS)]
@@ -254,11 +254,11 @@ def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, mo
     receipt = run_probe(source, criterion, replace(settings, engine={}), tmp_path / "engine")
     assert describe_checks(receipt["self_check"]).endswith("none in an engine")
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=2)
-    with AttentionTraces.open(tmp_path / "engine") as traces:
+    with AttentionTraces(tmp_path / "engine") as traces:
         longest = max(len(trace.tokens) for trace in traces)
         most_rows = max(trace.rows.shape[2] for trace in traces)
     ((arguments, layers, set_count),) = opened
-    assert arguments == source.engine_arguments | {"dtype": "float32", "max_model_len": longest + 1}
+    assert arguments == source.model_arguments | {"dtype": "float32", "max_model_len": longest + 1}
     assert (layers, set_count) == ([1, 3], 3 + most_rows)
 
 
@@ -269,7 +269,7 @@ def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, m
     settings = ProbeSettings(layers=LAYERS, conditions=("mless",))
     run_probe(source, Criterion(ids=select_ids(source, 1)), settings, path)
     run_probe(source, Criterion(ids=select_ids(source, 2)), replace(settings, engine={}), path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert len(traces) == 4 and traces.receipt["settings"]["engine"] is None
 
 
@@ -333,7 +333,7 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, 
     for prompts, criterion in ((changed, Criterion(n=4)), (source, Criterion(ids=selected))):
         with pytest.raises(PromptMismatchError, match=message):
             run_probe(prompts, criterion, settings, path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert len(traces) == 4
 
 
@@ -346,7 +346,7 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
     flags = ("--n", 1, "--conditions", "mless", *options, "-o", path)
     text = run_command(*PROBE_DATASET, "--model", model, *flags)
     assert re.search(EAGER + printed, text, re.DOTALL), text
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         for trace, region in itertools.product(traces, TOKEN_REGIONS):
             assert region == "completion" or np.isfinite(trace.measures[f"mass_{region}"]).all()
 
@@ -367,7 +367,7 @@ def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
         run_probe(with_completion(source, "one two " * 3000), Criterion(n=1), COMPLETION, path)
     assert not path.exists(), "nothing is measured"
     run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         (trace, *_) = traces_under(traces, "mless")
         assert np.isnan(trace.measures["mass_filler"]).all()
 
@@ -384,7 +384,7 @@ def test_probe_and_heads_from_the_command_line(path):
 def test_controls_are_not_averaged_with_selected_problems(path):
     flags = ("--flip", "wrong_to_right", "--controls")
     assert "2 problems under" in run_command("probe", GREEDY_RUN, *flags, "-o", path)
-    with pytest.raises(ConfigError, match="1 problem cannot rank heads"):
+    with pytest.raises(ConfigError, match="1 problem cannot rank heads: the problem is the unit"):
         run_command("heads", path)
 
 

@@ -73,7 +73,7 @@ def start(path, body):
 
 
 def test_traces_are_read_as_written_and_in_this_order(folder):
-    with AttentionTraces.open(folder) as traces:
+    with AttentionTraces(folder) as traces:
         stored = list(traces)
         assert len(traces) == len(stored) == 8
         assert all(map(same, stored, pairs(4)))
@@ -106,7 +106,7 @@ def test_a_continued_folder_has_the_stored_traces_and_the_first_receipt(path):
         assert traces.has("p1", "mless")
         assert not traces.has("p2", "wo")
         traces.append(make_trace("p2", "wo", seed=2))
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert len(traces) == 5
         assert traces.header.conditions == ("wo", "mless", "random", "mful")
         assert traces.receipt == {"seed": 1}
@@ -139,7 +139,7 @@ with create(path) as traces:
             process.send_signal(signal.SIGKILL)
             reported += map(int, process.stdout.read().split("\n")[:-1])
     assert reported == sorted(set(reported)), "none is written twice"
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         stored = list(traces)
     # each kill may have come between a trace and its report
     assert set(reported) <= set(range(len(stored)))
@@ -173,7 +173,7 @@ except JournalError as error:
         *reported, message = process.communicate()[0].strip().split("\n")
     assert process.returncode == 2
     assert "cannot grow: File too large" in message
-    with AttentionTraces.open(path) as traces:
+    with AttentionTraces(path) as traces:
         assert len(list(traces)) == len(reported) > 0
     assert len(contents(path)) == 1 + len(reported)
 
@@ -183,7 +183,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_in_one_line(copy):
         for end in (0, 1, 7, 8, 9, 20, 100, 1000, len(content) // 2, -100, -1):
             (copy / name).write_bytes(content[:end])
             with pytest.raises(JournalError, match="is torn or damaged") as error:
-                with AttentionTraces.open(copy) as traces:
+                with AttentionTraces(copy) as traces:
                     list(traces)
             assert "\n" not in str(error.value)
             assert str(copy) in str(error.value)
@@ -197,7 +197,7 @@ def test_a_removed_trace_is_measured_again_and_comes_last(copy):
         assert not traces.has("p1", "wo")
         assert len(traces) == 7
         traces.append(make_trace("p1", "wo", seed=1))
-    with AttentionTraces.open(copy) as traces:
+    with AttentionTraces(copy) as traces:
         assert traces.entries()[-1].problem_id == "p1"
         assert same(traces.get("p1", "wo"), pairs(4)[2])
 
@@ -214,14 +214,14 @@ def test_a_path_that_holds_no_traces_is_refused(
             content = json.loads((folder / "header.json").read_text()) | content
         (path / name).write_text(json.dumps(content))
     with pytest.raises(RunError, match=open_error):
-        AttentionTraces.open(path)
+        AttentionTraces(path)
     with pytest.raises(RunError, match=create_error) if create_error else nullcontext():
         create(path)
 
 
 def test_measures_are_read_by_problem_and_absent_layers_and_heads_are_refused(folder):
-    with AttentionTraces.open(folder) as traces:
-        (masses,) = traces.measures(["mass_filler"], "mless", ["p3", "p0"])
+    with AttentionTraces(folder) as traces:
+        masses = traces.measure("mass_filler", "mless", ["p3", "p0"])
         expected = make_trace("p0", "mless").measures["mass_filler"]
         np.testing.assert_array_equal(masses[1], expected)
         for axis, number, recorded in (("layer", 2, "1, 3"), ("head", 0, "1, 2, 3")):
@@ -252,7 +252,7 @@ with create(path) as traces:
         traces.append(make_trace(f"p{number}", size=20_000))
         if number == 10:
             before = peak()
-with AttentionTraces.open(path) as traces:
+with AttentionTraces(path) as traces:
     assert sum(1 for _ in traces) == 100
 print(peak() - before, sum(file.stat().st_size for file in path.iterdir()) >> 20)
 """

@@ -9,9 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_probe.figures.trace_views import NO_ROWS, read_attention, read_view
+from attention_probe.figures.trace_views import NO_ROWS, read_view
 from harness.display.figures.figure_style import LOOKS
-from harness.display.report.attention_view import LEVELS, MISSING, describe_prompt, make_page
+from harness.display.report.attention_view import (
+    LEVELS,
+    MISSING,
+    PAGE_BYTES,
+    describe_prompt,
+    make_page,
+)
 from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.tokenizer import load_tokenizer
@@ -173,13 +179,7 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     expected = make_traced("p1", "mless").measures
     for index, region in enumerate(TOKEN_REGIONS):
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
-
-
-def test_the_size_of_a_page_is_reported_and_no_other_file_is_replaced(tmp_path, command):
-    path, page = write_pairs(tmp_path / "some.traces"), tmp_path / "page.html"
-    result = command("attention", path, "-o", page)
-    assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
-    result = command("attention", path, "-o", path / "header.json")
+    result = command("attention", first, "-o", first / "header.json")
     refused(result, "header.json is no report: expected an .html file")
 
 
@@ -188,7 +188,7 @@ def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):
     view = read_view(path, most_bytes=10)
     note = "The first 1 of 3 problems: `mless attention` shows all."
     assert len(view.prompts) == 1 and note in view.facts["notes"]
-    assert len(read_attention(path).view.prompts) == 3
+    assert len(read_view(path, PAGE_BYTES).prompts) == 3
 
 
 def test_an_empty_completion_has_no_numbers(tmp_path):

@@ -15,7 +15,7 @@ from harness.analysis import compare
 from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.figure_rows import name_families
-from harness.display.figures.figure_style import LOOKS, looks, save_figure
+from harness.display.figures.figure_style import LOOKS, looks, write_figure
 from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.format_values import MINUS
 from harness.experiment.conditions import Condition
@@ -176,7 +176,7 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, tmp_path):
         character if character.isprintable() else f"<U+{ord(character):04X}>" for character in label
     )
     for kind, figure in draw_all(rename(table)).items():
-        save_figure(figure, tmp_path / kind, {"seed": 1})
+        write_figure(figure, table, tmp_path, kind, {"seed": 1})
         ElementTree.parse(tmp_path / f"{kind}.svg")
         texts = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
         assert any(spelt in text for text in texts), kind

@@ -71,22 +71,22 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
     progress = Progress({"wo": 902, "mless": 3}, most=100)
     for _ in range(900):
         progress.count_recorded("wo")
-    progress.running = lambda: [("wo", 30), ("wo", 60), ("mless", 0)]
+    progress.running = lambda: [30, 60, 0]
     with progress:
         time.sleep(0.5)
         progress.print_line()
         pattern = r" 900/905 samples, (\d+) tokens/s, 0:00:(\d+) left"
         speed, seconds_left = map(int, match_line(pattern, capsys))
         assert 0 < speed <= 180, "90 tokens in at least half a second"
-        # 30 of 50 tokens, 60 of 80 (halfway to 100), and three samples of 50
-        assert abs(seconds_left - (20 + 20 + 150) / speed) <= 1
-        progress.running = lambda: [("wo", 10), ("mless", 20)]
+        # five samples of half of the limit, less the tokens that are there
+        assert abs(seconds_left - (5 * 50 - 90) / speed) <= 1
+        progress.running = lambda: [10, 20]
         progress.sample("wo", 90)
         progress.sample("mless", 20)
         progress.print_line()
         speed, seconds_left = map(int, match_line(r"(\d+) tokens/s, 0:00:(\d+) left", capsys))
-        # each sample is expected to be as long as the finished samples of its task
-        assert abs(seconds_left - (80 + 40 + 20) / speed) <= 1
+        # three samples as long as the mean of the finished ones, 55
+        assert abs(seconds_left - (3 * 55 - 30) / speed) <= 1
 
 
 def test_while_a_model_loads_the_seconds_and_the_step_are_printed(capsys, tmp_path):

@@ -11,7 +11,7 @@ from harness.display.published_numbers import (
     reference_table,
 )
 from harness.errors import ConfigError
-from tests.make import GREEDY_RUN, evaluation, table_page, verdicts_by_count
+from tests.make import GREEDY_RUN, evaluation, table_page, verdicts_by_count, with_cases
 
 FOLDER = resources.folder("results") / "reference"
 
@@ -66,14 +66,9 @@ def test_the_command_shows_published_numbers_in_text_and_json():
     assert list(reference["rows"][0]) == list(REFERENCE_COLUMNS)
 
 
-def test_a_reference_that_cannot_be_read_is_refused(tmp_path):
-    table = (FOLDER / "study-table-1.yaml").read_text()
+@with_cases
+def test_a_reference_that_cannot_be_read_is_refused(tmp_path, original, damaged, message):
     path = tmp_path / "reference.yaml"
-    for original, damaged, message in (
-        ("setup", "sigma", "unknown key 'sigma'"),
-        ("{wo: 63.9,", "{wo: many,", "accuracies.0.conditions.wo: "),
-        ("source:", "source: ]", "is not valid YAML"),
-    ):
-        path.write_text(table.replace(original, damaged))
-        with pytest.raises(ConfigError, match=message):
-            read_reference(str(path))
+    path.write_text((FOLDER / "study-table-1.yaml").read_text().replace(original, damaged))
+    with pytest.raises(ConfigError, match=message):
+        read_reference(str(path))

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import unicodedata
-import zlib
 from html import unescape
 from html.parser import HTMLParser
 from itertools import product
@@ -12,7 +11,7 @@ from itertools import product
 import pytest
 from pandas import isna
 
-from attention_probe.figures.trace_views import read_attention
+from attention_probe.figures.trace_views import read_view
 from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
@@ -20,6 +19,7 @@ from harness.display.report.report_page import write_report
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser
 from tests.conftest import run_program
+from tests.display.test_attention_page import unpack
 from tests.make import (
     CONFIG,
     EXAMPLE,
@@ -76,10 +76,6 @@ class Reader(HTMLParser):
 def read_images(page):
     sources = re.findall(f'src="{re.escape(SVG)}([^"]+)"', page)
     return [base64.b64decode(source).decode() for source in sources]
-
-
-def unpack(text):
-    return json.loads(zlib.decompress(base64.b64decode(text), -zlib.MAX_WBITS))
 
 
 def read_details(page):
@@ -140,7 +136,7 @@ def write_page(folder, *runs, **options):
 def demo_page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     traces = write_prompt_traces(folder / "some.traces")
-    return write_page(folder, GREEDY_RUN, attention=[read_attention(traces)])
+    return write_page(folder, GREEDY_RUN, attention=[read_view(traces)])
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +208,7 @@ def test_the_card_answers_the_question(demo_text, effect):
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
-    assert "Dataset demo (500 problems, 1 sample each) Date 2026-11-27" in card
+    assert "Noise and control No repeat run and no positive control were made" in card
     assert "<strong" not in demo_text
     page = effect[1]
     assert '<span class="chip better">better</span> w/ Mless: +' in page
@@ -307,7 +303,6 @@ def test_hostile_text_stays_text(hostile):
     text = "".join(reader.texts)
     for payload in HOSTILE[:12]:
         assert any(payload in problem["id"] for problem in index["problems"])
-        assert payload in text  # as a subject
     assert "<U+202E>" in text
     completions = []
     for problem in details.values():
@@ -362,29 +357,21 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path):
     assert "There is only one condition, so nothing is compared." in page
 
 
-def test_a_page_has_the_curves_of_all_heads(tmp_path):
-    path = write_prompt_traces(tmp_path / "some.traces")
-    file = read_attention(path)
-    titles = [axes.get_title() for axes in file.figure.axes]
-    assert titles == [f"Layer 1 Head {head}" for head in (1, 2, 3)]
-    assert len(file.prompts) == 6
-    _, page = write_page(tmp_path, GREEDY_RUN, attention=[file])
-    assert "Selected on outcome" not in page and page.count("<img") == 3
-    assert 'alt="Mean attention weight by token position' in page
-
-
-def test_the_command_shows_all_heads_of_the_first_layer(tmp_path, succeed):
+def test_the_command_shows_the_traces_and_their_receipt(tmp_path, succeed):
     path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
+    assert len(read_view(path).hashes) == 6
     succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
-    image = read_images(page.read_text())[-1]
-    assert "Layer 1 Head 1" in image and "Layer 1 Head 3" in image and "Layer 2" not in image
+    text = page.read_text()
+    (view,) = unpack(Reader(text).scripts["attention-facts"])["views"]
+    assert view["name"] == "some.traces" and view["layers"] == [1, 3]
+    assert "traces some.traces" in text and "selected on outcome" not in view["notes"]
 
 
-def test_curves_of_other_prompts_are_refused(tmp_path):
+def test_traces_of_other_prompts_are_refused(tmp_path):
     path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
     message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
     with pytest.raises(errors.RunError, match=message):
-        write_page(tmp_path, GREEDY_RUN, attention=[read_attention(path)])
+        write_page(tmp_path, GREEDY_RUN, attention=[read_view(path)])
 
 
 # ---- in a browser --------------------------------------------------------------------------------
@@ -428,9 +415,8 @@ def test_hostile_text_does_nothing_in_a_browser(hostile):
 
 
 @in_a_browser
-def test_many_problems_and_long_repetitions_of_marks_are_shown(tmp_path):
-    path, _ = write_page(tmp_path, GREEDY_RUN)
-    assert len(read_list(render(path, "#?outcome=all"))[0]) == 200
+def test_many_problems_and_long_repetitions_of_marks_are_shown(demo_page, tmp_path):
+    assert len(read_list(render(demo_page[0], "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
     numbers = {}  # each problem has a mark of its own
 

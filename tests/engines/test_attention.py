@@ -247,7 +247,7 @@ def test_the_first_sample_of_each_prompt_of_the_first_layout_is_recorded_once(tm
         sums = np.ones((2, 3, 4, len(recorded[0].prompt_token_ids)), np.float32)
         recorder.store_sums(recorded[0], sums)
         assert select_recorded() == recorded[1:], "a stored prompt is not recorded again"
-    with AttentionTraces.open(tmp_path / "attention") as traces:
+    with AttentionTraces(tmp_path / "attention") as traces:
         assert len(traces) == 1 and traces.header.conditions == ("wo", "mless")
 
 

@@ -22,7 +22,7 @@ from tests.attention_probe.test_probe import assert_same_traces
 from tests.conftest import gpu_share, gpu_share_options
 from tests.engines.test_interventions import slow_engine
 from tests.engines.test_smollm2 import succeed
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, read_source
+from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, read_source, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -45,10 +45,7 @@ def save_causal_model(folder, model_type, **shape):
 
 
 @slow_engine
-@pytest.mark.parametrize(
-    ("model_type", "rows"),
-    [("qwen2", "all"), ("qwen3", "answer"), ("gemma3_text", "last:16")],
-)
+@with_cases
 def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path):
     model = TOY_MODEL
     if model_type != "qwen2":

@@ -122,7 +122,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     process.communicate(timeout=PATIENCE)
     assert 0 < count_samples(folder) < 108
     assert mless(*command).returncode == 0
-    with AttentionTraces.open(folder / RECORDED) as recorded:
+    with AttentionTraces(folder / RECORDED) as recorded:
         files = [*(folder / RECORDED).glob("*.safetensors")]
         assert len(recorded) == len(files) == 108, "each once"
     finished = load_completions(folder)
@@ -151,7 +151,7 @@ def test_the_probe_refuses_its_arms(run, command, tmp_path):
 def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm_says(
     run, whole_model
 ):
-    with AttentionTraces.open(run / RECORDED) as traces:
+    with AttentionTraces(run / RECORDED) as traces:
         assert traces.header.layers == (0, 1) and len(traces) == 33
         assert traces.header.conditions[:2] == ("wo", "mless")
         for trace in traces:

@@ -24,19 +24,15 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     assert dict(os.environ) == before
 
 
-def state(request_id, token_count):
-    """Like vLLM's state of an unfinished request."""
-    detokenizer = SimpleNamespace(num_output_tokens=lambda: token_count)
-    return SimpleNamespace(external_req_id=request_id, detokenizer=detokenizer)
-
-
 def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatch):
     engine = VLLMEngine.__new__(VLLMEngine)
     steps = iter([[], [], ["finished"], ["finished later"]])
-    processor = SimpleNamespace(request_states={"0-a8f3": state("0", 3)})
+    # like vLLM's state of an unfinished request
+    state = SimpleNamespace(detokenizer=SimpleNamespace(num_output_tokens=lambda: 3))
+    processor = SimpleNamespace(request_states={"0-a8f3": state})
     engine._engine = SimpleNamespace(step=steps.__next__, output_processor=processor)
     assert engine._take_steps() == ["finished"]
-    assert engine.token_counts == {0: 3}, "progress is known between two completions"
+    assert engine.token_counts == [3], "progress is known between two completions"
     assert engine._take_steps() == ["finished later"]
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])

@@ -125,6 +125,3 @@ def test_a_kill_leaves_no_partial_folder_and_two_processes_create_one(cache):
     assert stderr.count("mless: waiting for another process") == 1
     assert "reading" not in stderr
     assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name}
-    assert smollm2_model._is_complete(folder)
-    (folder / "tokenizer.json").write_text("{}")  # it has another size now
-    assert not smollm2_model._is_complete(folder)

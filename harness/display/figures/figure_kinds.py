@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas
 from matplotlib.figure import Figure
 
-from harness.analysis.result_tables import Leaderboard, join_conditions
+from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
 from harness.display.figures.figure_rows import name_families
@@ -51,9 +51,8 @@ def draw_figures(
 
 
 def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    datasets = dict.fromkeys(str(run.about.get("dataset_name") or "the problems") for run in runs)
     table = without_reference_conditions(board.comparison)
-    title = f"Results on {', '.join(datasets)}"
+    title = f"Results on {name_datasets(board.receipt)}"
     return draw_accuracies(table, title=title, families=_name_families(runs)), table
 
 

@@ -106,13 +106,11 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows of reference conditions."""
-    return table[table["role"] != "reference"] if "role" in table else table
+    return table[table["role"] != "reference"]
 
 
 def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
     """A table without the rows that compare two conditions of which neither is the baseline."""
-    if "baseline" not in table:
-        return table
     baselines = table.loc[table["role"] == "baseline", "condition"]
     return table[table["baseline"].isin(baselines)]
 
@@ -177,7 +175,7 @@ def wrap(note: str, width: float = INCHES) -> str:
 def write_figure(
     figure: Figure, numbers: pandas.DataFrame, folder: Path, name: str, receipt: Mapping[str, Any]
 ) -> list[Path]:
-    """Write a figure as PNG, SVG and PDF and its numbers as CSV, and return the files.
+    """Write a figure as PNG, SVG and PDF with the receipt inside, and its numbers as CSV.
 
     Args:
         figure: The figure.
@@ -186,36 +184,25 @@ def write_figure(
         name: The name of the files, without a suffix.
         receipt: The facts about the runs and the figure.
 
+    Returns:
+        The files.
+
     Raises:
         JournalError: the files cannot be written.
     """
-    table = folder / f"{name}.csv"
-    with clear_messages(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        files = save_figure(figure, folder / name, receipt, formats=("png", "svg", "pdf"), dpi=300)
-        numbers.to_csv(table, index=False)
-    return [*files, table]
-
-
-def save_figure(
-    figure: Figure,
-    path: Path,
-    receipt: Mapping[str, Any],
-    *,
-    formats: Sequence[str] = ("png", "svg"),
-    dpi: float = 160,
-) -> list[Path]:
-    """Write the figure in formats of png, svg and pdf with the receipt inside; return the files."""
     note = json.dumps(dict(receipt), sort_keys=True, default=str)
     # A date and random names would make two drawings of the same numbers differ. PDF has a fixed
     # set of fields.
-    metadata: Any = {
+    metadata: dict[str, Any] = {
         "png": {"Description": note},
         "svg": {"Description": note, "Date": None},
         "pdf": {"Subject": note, "CreationDate": None},
     }
-    files = {kind: path.with_name(f"{path.name}.{kind}") for kind in formats}
-    with matplotlib.rc_context({"svg.hashsalt": "mless"}):
-        for kind, file in files.items():
-            figure.savefig(file, dpi=dpi, metadata=metadata[kind])
-    return list(files.values())
+    table = folder / f"{name}.csv"
+    files = {folder / f"{name}.{kind}": facts for kind, facts in metadata.items()}
+    with clear_messages(folder), matplotlib.rc_context({"svg.hashsalt": "mless"}):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, facts in files.items():
+            figure.savefig(file, dpi=300, metadata=facts)
+        numbers.to_csv(table, index=False)
+    return [*files, table]

@@ -37,8 +37,8 @@ def draw_accuracies(
     The axis contains the intervals, not zero.
 
     Args:
-        table: From `harness.analysis.compare` or `count_correct.accuracy_table`. Rows of reference
-            conditions and contrasts are left out.
+        table: From `harness.analysis.compare`. Rows of reference conditions and contrasts are left
+            out.
         title: The text above the figure.
         families: The families of conditions, from `figure_rows.name_families`.
     """

@@ -1,30 +1,28 @@
-"""Write the report: fill the template with the card, the forest plot, tables, curves and samples.
+"""Write the report: fill the template with the card, the forest plot, tables and samples.
 
-The card is at the top: the question, the verdicts that answer it, and facts about the runs.
+The card is at the top: the question, the verdicts that answer it, and what makes them doubtful.
 """
 
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, task_name
+from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
 from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.format_table import Row, Table
+from harness.display.format_table import Row
 from harness.display.format_values import (
     define_flips,
     difference,
     label,
     p_value,
-    plural,
     points,
     verdict,
 )
@@ -33,7 +31,7 @@ from harness.display.report.page_template import fill_template, refuse_other_fil
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.errors import RunError, list_first
-from harness.runs.attention_file import AttentionFile
+from harness.runs.attention_file import AttentionView
 from harness.runs.read_runs import Run
 from harness.runs.stored_files import clear_messages, write_whole
 from harness.runs.versions_and_hashes import receipt_line
@@ -42,16 +40,13 @@ CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
 FIGURE = "Figure: {kind}. The tables have its numbers."
-CURVES = (
-    "Mean attention weight by token position: a panel for each head, a line for each condition."
-)
 
 
 def write_report(
     runs: Sequence[Path | Mapping[str, Path]],
     output: Path,
     *,
-    attention: Sequence[AttentionFile] = (),
+    attention: Sequence[AttentionView] = (),
     baseline: str | None = None,
     margin: float | None = None,
     metric: str | None = None,
@@ -62,7 +57,7 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample
             log.
         output: The HTML file. Its folder is made if it is missing.
-        attention: Attention curves of prompts of these runs.
+        attention: The attention of prompts of these runs.
         baseline: The condition that all others are compared with; None for the runs' own.
         margin: Equivalence margin, points; None is the default.
         metric: The metric that separates right from wrong in logs of other tasks.
@@ -71,15 +66,15 @@ def write_report(
         Its size in bytes.
 
     Raises:
-        RunError: a run is missing or unfinished, or curves are of prompts that no run has.
+        RunError: a run is missing or unfinished, or attention is of prompts that no run has.
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
     refuse_other_file(output)  # Before the work, which takes a while.
     loaded_runs = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(loaded_runs)
-    for curves in attention:
-        _check_attention(curves, loaded_runs, samples)
+    for view in attention:
+        _check_attention(view, loaded_runs, samples)
     board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin)
     facts = _collect_facts(loaded_runs, samples, attention, board)
     page = fill_template("page.html.jinja", facts)
@@ -91,7 +86,7 @@ def write_report(
 def _collect_facts(
     runs: Sequence[Run],
     samples: Sequence[Row],
-    attention: Sequence[AttentionFile],
+    attention: Sequence[AttentionView],
     board: Leaderboard,
 ) -> dict[str, Any]:
     """The values of the template's variables."""
@@ -104,7 +99,6 @@ def _collect_facts(
         for kind, (figure, _) in draw_figures(board, runs, []):
             figures[kind] = _embed(figure, FIGURE.format(kind=kind.replace("-", " ")))
     forest = figures.pop(Kind.FOREST, None)
-    curves = [{"name": file.name, "figure": _embed(file.figure, CURVES)} for file in attention]
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
@@ -112,9 +106,9 @@ def _collect_facts(
         "figures": [*figures.values(), *_read_figures(runs)],
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
-        "further_tables": _make_further_tables(board, runs),
-        "attention": curves,
-        **pack_views([file.view for file in attention]),
+        "further_tables": show_side_tables(board).values(),
+        "attention": attention,
+        **pack_views(attention),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": _list_receipts(runs, attention, board),
@@ -126,27 +120,16 @@ def _collect_facts(
 
 
 def _list_receipts(
-    runs: Sequence[Run], attention: Sequence[AttentionFile], board: Leaderboard
+    runs: Sequence[Run], attention: Sequence[AttentionView], board: Leaderboard
 ) -> Iterator[tuple[str, str]]:
     """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
     receipts = []
     for facts, run in zip(board.receipt, runs, strict=True):
         receipts.append((receipt_line(facts).removeprefix("receipt: "), run.receipt))
-    for file in attention:
-        receipts.append((f"traces {file.name}", file.receipt))
+    for view in attention:
+        receipts.append((f"traces {view.facts['name']}", view.receipt))
     for line, receipt in receipts:
         yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
-
-
-def _make_further_tables(board: Leaderboard, runs: Sequence[Run]) -> list[Table]:
-    """All side tables, and the comparison by level and by subject."""
-    tables = [*show_side_tables(board).values()]
-    margin = float(board.comparison["margin"].iloc[0])
-    for column in ("level", "subject"):
-        split = make_leaderboard(runs, baseline=board.baseline, margin=margin, by=[column])
-        if split.comparison[column].nunique() > 1:
-            tables.append(replace(show_comparison(split), title=f"By {column}"))
-    return tables
 
 
 def _embed(figure: Figure, alternative: str) -> dict[str, str]:
@@ -173,39 +156,39 @@ def _as_image(content: bytes, alternative: str, caption: str) -> dict[str, str]:
     return {"source": source, "alternative": alternative, "caption": caption}
 
 
-def _check_attention(attention: AttentionFile, runs: Sequence[Run], samples: Sequence[Row]) -> None:
-    """Raise RunError if curves are of a model or of prompts that no run has."""
-    models = []
+def _check_attention(attention: AttentionView, runs: Sequence[Run], samples: Sequence[Row]) -> None:
+    """Raise RunError if attention is of a model or of prompts that no run has."""
+    name, models = attention.facts["name"], []
     for run in runs:
         model = run.about["model"] if run.is_logs else run.receipt["model"]["name"]
         models.append(str(model))
     if attention.model not in models:
         raise RunError(
-            f"{attention.name}: traces of the model {attention.model}: "
+            f"{name}: traces of the model {attention.model}: "
             f"expected that of a run, {' or '.join(models)}."
         )
     hashes = {row["prompt"].prompt_sha256 for row in samples}
     missing = [
         f"{problem}, {condition}"
-        for problem, condition, sha256 in attention.prompts
+        for problem, condition, sha256 in attention.hashes
         if sha256 not in hashes
     ]
     if missing:
         raise RunError(
-            f"{attention.name}: {len(missing)} of {len(attention.prompts)} traced prompts "
+            f"{name}: {len(missing)} of {len(attention.hashes)} traced prompts "
             f"(first: problem {missing[0]}) are in no run of this report."
         )
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
-    """The question, the verdicts that answer it, and facts about the runs."""
+    """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     primary_rows = [row for row in compared_rows if row["primary"]]
     answer_rows = primary_rows if primary_rows else compared_rows
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    model = models[0] if len(models) == 1 else f"{len(models)} models"
-    subject = f"{model} on {task_name(board.receipt)}"
+    models = {str(row["model"]) for row in rows}
+    model = models.pop() if len(models) == 1 else f"{len(models)} models"
+    subject = f"{model} on {name_datasets(board.receipt)}"
     question = f"How accurate is {subject}?"
     if answer_rows:
         conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
@@ -219,7 +202,13 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
-    return {"question": question, "answers": answers, "facts": _list_facts(board, rows, models)}
+    noise = " ".join(remark for remark, _ in remark_noise(board))
+    if not noise:
+        noise = (
+            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
+        )
+    facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise}
+    return {"question": question, "answers": answers, "facts": facts}
 
 
 def _describe_verdict(row: Row) -> str:
@@ -236,27 +225,3 @@ def _describe_difference(row: Row) -> str:
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text
-
-
-def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) -> dict[str, str]:
-    """Facts about the runs by title; those without a text are left out."""
-    sizes = []
-    for row in rows:
-        if row["role"] == "baseline":
-            problems = f"{row['problems']} {plural('problem', row['problems'])}"
-            sizes.append(f"{problems}, {row['repeats']} {plural('sample', row['repeats'])} each")
-    sizes_text = "; ".join(dict.fromkeys(sizes))
-    dates = sorted(str(run["created"])[:10] for run in board.receipt if run.get("created"))
-    noise = " ".join(remark for remark, _ in remark_noise(board))
-    if not noise:
-        noise = (
-            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
-        )
-    facts = {
-        "Model": ", ".join(models),
-        "Dataset": f"{task_name(board.receipt)} ({sizes_text})",
-        "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
-        "Ungraded": " ".join(warn_of_ungraded(board)),
-        "Noise and control": noise,
-    }
-    return {title: text for title, text in facts.items() if text}

@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import (
-    PLUGIN,
-    die_with_parent,
-    end_processes_with_run,
-    quote,
-)
+from harness.engines.engine_processes import PLUGIN, die_with_parent, end_processes_with_run
 from harness.engines.interventions.open_layers import opened_layers
-from harness.errors import EngineError, ModelError
+from harness.errors import EngineError, ModelError, quote
 from harness.experiment.plan import Plan, Request, hash_json
 
 ARM_PROMPTS, ARM_TOKENS = 8, 8
