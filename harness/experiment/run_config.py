@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from harness import resources, smollm2_model
-from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
+from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     Condition,
@@ -96,6 +96,9 @@ class RunConfig(Strict):
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
+    endpoint: Literal["accuracy", "answer_logprob"] = "accuracy"
+    """What is measured: `accuracy`, or the log-probability of the gold answer. Then nothing is
+    generated."""
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
@@ -133,6 +136,8 @@ class RunConfig(Strict):
         values = dict(values)
         if values.get("answer") == "line" and values.get("instruction") is None:
             values["instruction"] = PLAIN_INSTRUCTION
+        if values.get("endpoint") == ANSWER_LOGPROB:
+            values["max_gen_toks"] = 1  # vLLM's least; the token is not used
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict) and "draws" in fewshot:
             # so that by default each problem is asked once with every draw
@@ -156,6 +161,7 @@ class RunConfig(Strict):
             self._find_example_faults(),
             self._find_contrast_faults(),
             self._find_model_faults(),
+            self._find_endpoint_faults(),
         ):
             raise ValueError(fault)
         # other settings do not need the model's generation_config to be resolved
@@ -237,6 +243,27 @@ class RunConfig(Strict):
             yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
+
+    def _find_endpoint_faults(self) -> Iterator[str]:
+        if self.endpoint != ANSWER_LOGPROB:
+            return
+        if self.model.backend != "vllm":
+            yield (
+                f"endpoint: {ANSWER_LOGPROB} needs `model.backend: vllm`, got "
+                f"{self.model.backend!r}, which returns no log-probabilities of a prompt"
+            )
+        has_intervention = any(condition.intervention for condition in self.conditions)
+        settings = {
+            "conditions with an intervention": has_intervention,
+            "record_attention": self.record_attention,
+            "thinking_budget": self.thinking_budget,
+            "gen_kwargs": self.gen_kwargs != "greedy",
+            # every condition answers at once
+            "positive_control": self.positive_control and self.answer == "box",
+            "model.model_args.logprobs_mode": "logprobs_mode" in self.model.model_args,
+        }
+        if refused := [name for name, is_set in settings.items() if is_set]:
+            yield f"endpoint: {ANSWER_LOGPROB} allows no {', '.join(refused)}"
 
     @property
     def folder(self) -> Path:
@@ -345,8 +372,9 @@ class RunConfig(Strict):
             # left out, so that None, False and an empty list are no difference between runs
             if not values[key]:
                 del values[key]
-        if self.answer == "box":
-            del values["answer"]
+        for key, default in {"answer": "box", "endpoint": "accuracy"}.items():
+            if values[key] == default:
+                del values[key]
         if self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)
