@@ -5,11 +5,13 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from harness.reasoning_markers import (
     spends_budget,
 )
 from harness.runs import versions_and_hashes
-from harness.runs.records import SESSION, TIMING, Sample, Score
+from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
@@ -85,6 +87,9 @@ class _Session:
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
+        self._sent: list[Request] = []
+        self._answer_scores: defaultdict[str, list[AnswerScore]] = defaultdict(list)
+        """By key, of samples of which not all accepted answers have their score."""
         self._has_reasoning = False
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -131,13 +136,14 @@ class _Session:
                 recorder = _open_recorder(self._plan, self._folder.path, facts)
                 stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
+            self._sent = [*chain.from_iterable(map(Request.with_answers, requests))]
             if agreement := facts.get("interventions"):
                 _print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
             self._progress.running = lambda: self._unfinished_samples(backend)
             with self._progress:
-                self._take_completions(backend.stream(requests), recorder, scorer)
+                self._take_completions(backend.stream(self._sent), recorder, scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
             _print_message(NO_MARKERS)
 
@@ -145,8 +151,7 @@ class _Session:
         """The display's line and the tokens so far of each sample; only vLLM counts them."""
         tokens_so_far = list(getattr(backend, "token_counts", {}).items())
         return [
-            (self._task_lines[self.missing[number].task], tokens)
-            for number, tokens in tokens_so_far
+            (self._task_lines[self._sent[number].task], tokens) for number, tokens in tokens_so_far
         ]
 
     def show(self, scores: Iterable[Score]) -> None:
@@ -207,13 +212,29 @@ class _Session:
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
+        if request.scored:
+            scores = self._answer_scores[key]
+            scores.append(AnswerScore(completion.prompt_logprobs[-request.scored :]))
+            if len(scores) < len(request.answers):
+                return
+            sample, tokens = self._make_scored_sample(key), self._requests[key].computed_tokens
+        else:
+            sample = self._make_sample(request, key, completion)
+        # before it is graded: a crash of a grader must not cost a completion
+        self._folder.journal.append(sample)
+        scorer.submit(sample)
+        self._progress.sample(self._line(key), tokens)
+        self.timing["samples"] += 1
+        self.timing["tokens"] += tokens or 0
+
+    def _make_sample(self, request: Request, key: str, completion: Any) -> Sample:
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
-        sample = Sample.of(
+        return Sample.of(
             request,
             key,
             text,
-            tokens=tokens,
+            tokens=completion.completion_tokens,
             reason=completion.finish_reason,
             spent_budget=spends_budget(
                 request.prompt_token_ids,
@@ -222,12 +243,11 @@ class _Session:
                 request.sampling.thinking_budget,
             ),
         )
-        # before it is graded: a crash of a grader must not cost a completion
-        self._folder.journal.append(sample)
-        scorer.submit(sample)
-        self._progress.sample(self._line(key), tokens)
-        self.timing["samples"] += 1
-        self.timing["tokens"] += tokens or 0
+
+    def _make_scored_sample(self, key: str) -> Sample:
+        """The sample of a prompt with the score of its likeliest accepted answer."""
+        score = max(self._answer_scores.pop(key), key=attrgetter("total"))
+        return Sample.of(self._requests[key], key, "", tokens=0, answer_score=score)
 
 
 def _print_message(message: str) -> None:

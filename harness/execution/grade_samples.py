@@ -9,6 +9,8 @@ from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_files import PromptIndex
 
+_NO_AUDIT = Audit(reason="not asked for")
+
 
 def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     """The grader's job for a sample: its completion after the answer prefix of the prompt.
@@ -39,6 +41,9 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
 class Scorer:
     """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
+    Log-probabilities need no worker: the verdict says whether greedy decoding would write the gold
+    answer.
+
     Args:
         scores: The journal of finished scores.
         prompts: The run's prompts, with the gold answers; the authors' rule reads their texts too.
@@ -53,11 +58,19 @@ class Scorer:
         self._results: dict[str, dict[str, Any]] = {}
         """Results of samples that have a grade or an audit but not both, by key and kind."""
         self._pool = GraderPool(audits=audit)
+        self._finished: list[Score] = []
+        """Scores without a grader that `poll` has not returned."""
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key
         if key in self._scores.keys or key in self._results:
+            return
+        if sample.answer_score is not None:
+            self._results[key] = {"audit": _NO_AUDIT}
+            is_greedy = sample.answer_score.is_greedy
+            grade = Grade(verdict="correct" if is_greedy else "incorrect", answer=None)
+            self._finished += self._collect([((key, "grade"), grade)])
             return
         prompt = self._prompts[self._index.find(sample)]
         job = grade_job(prompt, sample)
@@ -75,14 +88,16 @@ class Scorer:
             )
             self._pool.submit((key, "audit"), audit_job)
         else:
-            self._results[key]["audit"] = Audit(reason="not asked for")
+            self._results[key]["audit"] = _NO_AUDIT
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
-        return self._collect(self._pool.poll())
+        finished, self._finished = self._finished, []
+        return finished + self._collect(self._pool.poll())
 
     def finish(self) -> Iterator[Score]:
         """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
+        yield from self.poll()
         for result in self._pool.drain():
             yield from self._collect([result])
 
