@@ -19,6 +19,7 @@ from harness.analysis.count_correct import (
 )
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import estimate_over_draws, to_points
+from harness.analysis.sample_scores import default_margin
 from harness.analysis.verdicts import explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, MARGIN
 from harness.errors import ComparisonError, list_near
@@ -79,7 +80,7 @@ class Design:
 
     Attributes:
         baseline: The condition that the others are compared with.
-        margin: Equivalence margin in points.
+        margin: Equivalence margin in points, or in nats. `compare` has a default for either.
         by: Further columns to split by, such as subject or level.
         contrasts: Differences to test, registered before the run, such as `mless - wo`; all others
             are exploratory. A contrast with another baseline, such as `mless - random`, has a row
@@ -175,7 +176,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             or see `Design`.
         ConfigError: a contrast is not written as one.
     """
-    settings = Design(**design)
+    settings = Design(**{"margin": default_margin(frame), **design})
     return compare_outcomes(count_outcomes(frame, settings.by, settings.score), settings)
 
 
@@ -255,6 +256,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     # with several looks each has an equal share of alpha, as each can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
+    fewest = 0 if new.in_nats else fewest_problems(share)
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
@@ -269,7 +271,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "solved_only_without": int((old.is_solved & ~new.is_solved).sum()),
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
-        "within_margin": is_within and difference.clusters >= fewest_problems(share),
+        "within_margin": is_within and difference.clusters >= fewest,
     }
 
 
@@ -278,12 +280,16 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
 
     With several samples per problem, both are means over the pairs of a sample before and a sample
     after that have the same prompt. The first less the second is always the number of problems
-    times the difference in accuracy.
+    times the difference in accuracy. Log-probabilities count the problems that greedy decoding
+    solves.
 
     Source:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
         of samples.
     """
+    if new.in_nats:
+        gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
+        return float(gained.sum()), float(lost.sum())
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
     pairs = old.k * int(samples.max())

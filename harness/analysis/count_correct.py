@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas
+from scipy.special import stdtrit
 
 from harness.analysis.paired_tests import Integers, average_clusters, linearise_clusters
-from harness.analysis.sample_scores import sum_samples
+from harness.analysis.sample_scores import choose_score, sum_samples
 from harness.analysis.score_interval import score_interval
+from harness.constants import ALPHA, ANSWER_LOGPROB
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
@@ -39,6 +41,8 @@ class Outcomes:
         samples_by_prompt: [prompt, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
+        in_nats: Whether the score is a log-probability. Then only `is_solved` is of verdicts, which
+            say whether greedy decoding would write the gold answer.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
@@ -57,6 +61,7 @@ class Outcomes:
     samples_by_prompt: Integers
     repeats: int
     is_solved: npt.NDArray[np.bool_]
+    in_nats: bool = False
     changed_completions: tuple[int, int] | None = None
 
     @property
@@ -102,7 +107,8 @@ def count_outcomes(
             are of replicate 0; without a column cluster each problem is a cluster. The column
             completion, or completion_checksum, shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
-        score: As of `sample_scores.read_score`; maj@k needs the column answer.
+        score: As of `sample_scores.read_score`; maj@k needs the column answer. The score of a frame
+            with the column answer_logprob is this column.
 
     Raises:
         ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than
@@ -111,6 +117,7 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
+    score = choose_score(frame, score)
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
@@ -136,6 +143,7 @@ def count_outcomes(
                 samples_by_prompt=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
+                in_nats=score == ANSWER_LOGPROB,
                 changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )
@@ -152,6 +160,7 @@ def _sum_by_arm(
         **{name: frame.get(name, 0) for name in prompt},
         sample_index=frame["sample_index"],
         answer=frame.get("answer"),
+        answer_logprob=frame.get(ANSWER_LOGPROB),
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
@@ -173,7 +182,8 @@ def _count_changed_completions(
     Empty if the frame has neither completions nor their checksums.
     """
     text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text_column not in frame:
+    # of log-probabilities all completions are empty
+    if text_column not in frame or ANSWER_LOGPROB in frame:
         return {}
     keys = [*arm, "problem_id", "sample_index"]
     first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
@@ -262,15 +272,20 @@ def clustered_error(scores: npt.ArrayLike) -> float:
 def measure_accuracy(arm: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
     scores = arm.right / arm.samples
-    means, weights = average_clusters(scores, arm.clusters)
-    low, high = score_interval(means, weights=weights)
+    terms = linearise_clusters(scores, arm.clusters)
+    if arm.in_nats:  # no number from 0 to 1, as the score interval needs
+        reach = float(stdtrit(len(terms) - 1, 1 - ALPHA / 2)) * clustered_error(terms)
+        low, high = scores.mean() - reach, scores.mean() + reach
+    else:
+        means, weights = average_clusters(scores, arm.clusters)
+        low, high = score_interval(means, weights=weights)
     return {
         "problems": len(scores),
         "repeats": arm.repeats,
         "accuracy": 100 * float(scores.mean()),
-        "standard_error": 100 * clustered_error(linearise_clusters(scores, arm.clusters)),
-        "accuracy_low": 100 * low,
-        "accuracy_high": 100 * high,
+        "standard_error": 100 * clustered_error(terms),
+        "accuracy_low": 100 * float(low),
+        "accuracy_high": 100 * float(high),
         "graded": 100 * float(arm.graded_by_prompt.sum() / arm.samples_by_prompt.sum()),
     }
 

@@ -82,6 +82,7 @@ def _comparable_facts(run: Run, is_same_model: bool) -> dict[str, Any]:
     """The versions of a run and, for a comparison within one model, its settings."""
     names = VERSIONS + _MODEL_FACTS if is_same_model else VERSIONS
     facts = {name: run.about[name] for name in names if run.about.get(name) is not None}
+    facts["endpoint"] = run.endpoint
     if is_same_model:
         facts |= run.about.get("settings") or {}
     return facts
