@@ -6,8 +6,8 @@ from typing import Any
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, find_interim, records
-from harness.analysis.sample_scores import SCORE_MEANINGS, read_score
-from harness.constants import ALPHA
+from harness.analysis.sample_scores import SCORE_MEANINGS
+from harness.constants import ALPHA, ANSWER_LOGPROB
 from harness.display import comparison_columns
 from harness.display.format_table import Row
 from harness.display.format_values import (
@@ -43,8 +43,9 @@ def explain_comparison(
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
     warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
     if board.score:
-        kind, _ = read_score(board.score)
-        warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
+        kind, _, _ = board.score.partition("@")
+        replaced = "" if board.score == ANSWER_LOGPROB else " instead of accuracy"
+        warnings.insert(0, f"{board.score}{replaced}: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
         warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
     compared_rows = [row for row in rows if row["role"] != "baseline"]
@@ -99,11 +100,13 @@ def _describe_tests(
         prompts = f"{len(instructions)} instructions together"
     margin = judged_rows[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
+    # no score is so rare that no sampled problem shows it
+    fewest = f", on at least {fewest_problems(margin / 100)} {unit}"
     return {
         "adjustment": _describe_adjustment(board, judged_rows),
         "prompts": prompts + examples,
         "margin": margin,
-        "fewest": f"{fewest_problems(margin / 100)} {unit}",
+        "fewest": "" if board.score == ANSWER_LOGPROB else fewest,
     }
 
 

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from scipy.special import ndtri
+
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import visible
@@ -19,7 +21,7 @@ from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
-from harness.experiment.plan import Plan, group_name
+from harness.experiment.plan import Plan, group_name, make_requests
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold
@@ -28,6 +30,9 @@ from harness.reasoning_markers import NO_MARKERS
 PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
 order of the study's numbers."""
+PLANNED_NATS = 1.0
+"""The assumed standard deviation of a problem's difference, in nats. With it 785 problems detect
+the default margin."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
@@ -36,6 +41,11 @@ ANSWER_FORMS = {
     "line": "line: the first line of a completion",
 }
 """Where the answer is read, by the key `answer`."""
+LABELS = {
+    "box": "after \\boxed{",
+    "line": "at the prompt's end",
+}
+"""Where the gold answer is scored."""
 
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
@@ -55,7 +65,8 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    lines.append(f"time      {describe_time(config, plan.size)}")
+    prompt_tokens = prompt_tokens if config.endpoint == ANSWER_LOGPROB else 0
+    lines.append(f"time      {describe_time(config, plan.size, prompt_tokens)}")
     text = fold([*lines, *further], hyphens=False, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 
@@ -109,7 +120,13 @@ def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
 
 
 def _count_prompt_tokens(plan: Plan) -> int:
-    """The tokens of the prompts of all requests; 0 if the tokenizer is not known."""
+    """The tokens of the prompts of all requests; 0 if the tokenizer is not known.
+
+    A prompt counts once for each accepted answer whose log-probability is measured.
+    """
+    if plan.config.endpoint == ANSWER_LOGPROB:
+        requests = make_requests(plan, plan.config.resolve_sampling(None))
+        return sum(request.computed_tokens for request in requests)
     count = 0
     for arm in plan.arms.values():
         count += sum(arm.lengths) * plan.config.repeats_per_draw * plan.replicates(arm)
@@ -134,7 +151,10 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    yield f"answer    {ANSWER_FORMS[config.answer]}"
+    if config.endpoint == ANSWER_LOGPROB:
+        yield f"answer    the log-probability of the gold answer {LABELS[config.answer]}"
+    else:
+        yield f"answer    {ANSWER_FORMS[config.answer]}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
@@ -222,15 +242,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         alpha = f"alpha {ALPHA:g}"
         if tests > 1:
             alpha += f" / {tests}"
-        draws = 1
-        assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
-        # From this number of draws on the test is for new draws too.
-        if config.draws >= FEWEST_DRAWS:
-            draws = config.draws
-            assumption += (
-                f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-            )
-        effect = _find_smallest_effect(config, problems, draws, ALPHA / tests)
+        effect, assumption = _find_smallest_effect(config, problems, ALPHA / tests)
         tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
             f"detects   smallest difference: {effect} ({tested_contrasts}; "
@@ -238,8 +250,18 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         )
 
 
-def _find_smallest_effect(config: RunConfig, problems: int, draws: int, alpha: float) -> str:
-    """The smallest effect that a test detects over a number of draws of examples."""
+def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tuple[str, str]:
+    """The smallest effect that a test detects, and what this assumes."""
+    if config.endpoint == ANSWER_LOGPROB:
+        quantiles = ndtri(1 - alpha / 2) + ndtri(POWER)
+        effect = quantiles * PLANNED_NATS / math.sqrt(problems)
+        return f"{effect:.2g} nats", f"at a standard deviation of {PLANNED_NATS:g} nat"
+    draws = 1
+    assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
+    # From this number of draws on the test is for new draws too.
+    if config.draws >= FEWEST_DRAWS:
+        draws = config.draws
+        assumption += f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
     effect = minimal_detectable_effect(
         n=problems,
         k=config.repeats,
@@ -249,5 +271,5 @@ def _find_smallest_effect(config: RunConfig, problems: int, draws: int, alpha: f
         spread=PLANNED_SPREAD,
     )
     if math.isnan(effect):
-        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
-    return f"{100 * effect:.1f} points"
+        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points", assumption
+    return f"{100 * effect:.1f} points", assumption

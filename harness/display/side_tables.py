@@ -17,7 +17,7 @@ from harness.analysis import (
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.display.comparison_columns import UNGRADED_ENDINGS
-from harness.display.comparison_tables import describe_words, rows_of_conditions
+from harness.display.comparison_tables import describe_words, name_units, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
@@ -179,7 +179,8 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
             title_end = "".join(f", {value}" for value in shared_values)
             title = side.heading.replace("{shared}", title_end)
             columns = [*word_columns, *_filled_columns(side, rows)]
-            tables[side.key] = Table(title, rows, columns, side.remarks)
+            table = Table(title, rows, columns, side.remarks)
+            tables[side.key] = name_units(table, board.score)
     return tables
 
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pandas
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from harness.analysis.result_tables import Leaderboard, join_conditions
 from harness.analysis.sweeps import find_sweeps
-from harness.constants import Kind
+from harness.constants import ANSWER_LOGPROB, Kind
 from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.interval_rows import (
@@ -17,6 +18,7 @@ from harness.display.figures.interval_rows import (
     draw_instructions,
 )
 from harness.display.figures.lines import draw_dose
+from harness.display.format_values import name_unit
 from harness.errors import ComparisonError
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.runs.read_runs import Run
@@ -40,7 +42,10 @@ def draw_figures(
     for kind in dict.fromkeys(kinds or Kind):
         drawing = FIGURES[kind](board, runs)
         if drawing is not None:
-            if board.score:
+            if board.score == ANSWER_LOGPROB:
+                for text in drawing[0].findobj(Text):
+                    text.set_text(name_unit(text.get_text(), board.score))
+            elif board.score:
                 for axes in drawing[0].axes:
                     label = re.sub("accuracy", board.score, axes.get_xlabel(), flags=re.IGNORECASE)
                     axes.set_xlabel(label)
