@@ -54,10 +54,10 @@ def interval(low: Any, high: Any, *, sign: bool = False) -> str:
 
 
 def count_digits(low: Any, high: Any) -> int:
-    """The digits after the point of an interval: none from 10 points on, two below 1 point."""
+    """The digits after the point of an interval: none from 10 points on, two below half a point."""
     if _is_missing(low) or _is_missing(high):
         return 1
-    return 1 + int(high - low < 1) - int(high - low >= 10)
+    return 1 + int(high - low < 0.5) - int(high - low >= 10)
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
