@@ -160,10 +160,11 @@ def _sum_by_arm(
         **{name: frame.get(name, 0) for name in prompt},
         sample_index=frame["sample_index"],
         answer=frame.get("answer"),
-        answer_logprob=frame.get(ANSWER_LOGPROB),
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
+    if ANSWER_LOGPROB in frame:
+        samples[ANSWER_LOGPROB] = frame[ANSWER_LOGPROB]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", *prompt], score)

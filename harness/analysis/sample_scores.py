@@ -51,14 +51,12 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
     """The score of a frame of samples: the requested one, or its column of log-probabilities.
 
     Raises:
-        ConfigError: see `read_score`, or the samples are log-probabilities, which have no other.
+        ConfigError: a score was requested, and the samples are log-probabilities.
     """
     if ANSWER_LOGPROB in frame:
         if score not in (None, ANSWER_LOGPROB):
             raise ConfigError(f"score: the endpoint {ANSWER_LOGPROB} has no other, got {score!r}.")
         return ANSWER_LOGPROB
-    if score:
-        read_score(score)
     return score
 
 
@@ -94,7 +92,8 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    kind, k = ("", 0) if score in (None, ANSWER_LOGPROB) else read_score(score)
+    in_nats = ANSWER_LOGPROB in samples
+    kind, k = read_score(score) if score and not in_nats else ("", 0)
     options: Any = {"observed": True, "sort": False, "dropna": False}
     counts = samples[[*prompts, "right", "graded"]].assign(
         samples=1, repeats=1, right_repeats=samples["right"]
@@ -103,7 +102,7 @@ def sum_samples(
         is_majority = _mark_majority(samples, prompts, k)
         for column in ("right", "graded", "samples"):
             counts[column] *= is_majority
-    if score == ANSWER_LOGPROB:
+    if in_nats:
         counts["right"] = (samples[ANSWER_LOGPROB] / 100 * MOST_SETS).round()
         counts["graded"] = counts["samples"] = MOST_SETS
     sums = counts.groupby(list(prompts), **options).sum()

@@ -4,7 +4,6 @@ Braces in a legend name facts that `comparison_tables` fills in. `side_tables` h
 the other tables.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from harness.constants import ALPHA
@@ -56,12 +55,10 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
+    "compared with {baseline}, in {unit}, paired by problem; the interval is not adjusted for "
     "several tests",
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
-NATS = replace(ACCURACY, heading="nats", format=difference)
-"""The log-probability of the gold answer, instead of the accuracy."""
 ANSWERS = Column(
     "answered_difference answered_low answered_high",
     f"answered [{LEVEL}]",
@@ -75,7 +72,7 @@ VERDICT = Column(
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; "
     f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
-    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points{{fewest}}; "
+    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} {{unit}}{{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
     "(format): the difference may be due to format or unfinished reasoning alone. "
     "Verdicts are for {prompts}",

@@ -16,6 +16,7 @@ from harness.display.format_values import (
     describe_repeat,
     difference,
     label,
+    name_score,
     p_value,
     plural,
     signed,
@@ -44,8 +45,7 @@ def explain_comparison(
     warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
     if board.score:
         kind, _, _ = board.score.partition("@")
-        replaced = "" if board.score == ANSWER_LOGPROB else " instead of accuracy"
-        warnings.insert(0, f"{board.score}{replaced}: {SCORE_MEANINGS[kind]}.")
+        warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
         warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
     compared_rows = [row for row in rows if row["role"] != "baseline"]
@@ -64,6 +64,7 @@ def explain_comparison(
         examples = " with these examples"
     facts = {
         "baseline": label(board.baseline),
+        "unit": name_score("points", board.score),
         "flips": define_flips(max(row["repeats"] for row in compared_rows)),
     }
     judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
@@ -245,7 +246,8 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
             name = label(row["condition"])
             flips = row["wrong_to_right"] + row["right_to_wrong"]
             is_noisy = row["aa_flips"] > 0 and row["aa_flips"] >= flips
-            text = f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
+            changes = name_score(describe_repeat(row), board.score)
+            text = f"A/A, {setting}, {name} and its baseline: {changes}."
             if is_noisy:
                 text += (
                     f" {count(row['aa_flips'])} problems change between two runs of a condition, "

@@ -7,12 +7,11 @@ from typing import Any
 import pandas
 
 from harness.analysis.result_tables import Leaderboard, records
-from harness.constants import ANSWER_LOGPROB
 from harness.display import comparison_columns
 from harness.display.comparison_columns import word
 from harness.display.comparison_remarks import ROUNDS_TO_ZERO, explain_comparison
 from harness.display.format_table import Column, Row, Table
-from harness.display.format_values import LEVEL, label, name_unit, plural
+from harness.display.format_values import LEVEL, label, name_score, plural
 
 _TITLE_NOUNS = {
     "model": "",
@@ -30,7 +29,7 @@ def show_comparison(board: Leaderboard) -> Table:
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
     columns = [
-        _score_column(board, f"{board.score or 'acc.'} %"),
+        _score_column(f"{board.score or 'acc.'} %", board.score),
         comparison_columns.DIFFERENCE,
         comparison_columns.P,
         comparison_columns.VERDICT,
@@ -42,33 +41,11 @@ def show_comparison(board: Leaderboard) -> Table:
         columns.append(comparison_columns.FLIPS)
     facts, warnings, remarks = explain_comparison(board, rows)
     columns = [*word_columns, *_fill_legends(columns, facts)]
-    return name_units(Table(title, rows, columns, remarks, warnings), board.score)
+    return Table(title, rows, columns, remarks, warnings)
 
 
-def _score_column(board: Leaderboard, heading: str) -> Column:
-    """The accuracy of a condition under a heading, or its log-probability."""
-    if board.score == ANSWER_LOGPROB:
-        return replace(comparison_columns.NATS, heading=heading.replace(" %", " nats"))
-    return replace(comparison_columns.ACCURACY, heading=heading)
-
-
-def name_units(table: Table, score: str | None) -> Table:
-    """The table with the unit of a score in its texts: see `name_unit`."""
-    columns = [
-        replace(
-            column,
-            heading=name_unit(column.heading, score),
-            legend=name_unit(column.legend, score),
-        )
-        for column in table.columns
-    ]
-    return replace(
-        table,
-        title=name_unit(table.title, score),
-        columns=columns,
-        remarks=[name_unit(remark, score) for remark in table.remarks],
-        warnings=[name_unit(warning, score) for warning in table.warnings],
-    )
+def _score_column(heading: str, score: str | None) -> Column:
+    return replace(comparison_columns.ACCURACY, heading=name_score(heading, score))
 
 
 def _depends_on_format(row: Row) -> bool:
@@ -99,7 +76,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
         conditions[row["condition"]] = row
     title, word_columns = describe_table(board)
     columns = [column for column in word_columns if column.heading != "condition"]
-    columns.append(_score_column(board, f"{label(board.baseline)} %"))
+    columns.append(_score_column(f"{label(board.baseline)} %", board.score))
     columns = [replace(column, of=board.baseline) for column in columns]
     facts, warnings, remarks = explain_comparison(board, rows)
     if first_name:
@@ -120,8 +97,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
         "significant, in brackets if exploratory."
     )
     sorted_rows = sorted(settings.values(), key=lambda row: -row[board.baseline]["accuracy"])
-    table = Table(title, sorted_rows, columns, [order, *remarks], warnings)
-    return name_units(table, board.score)
+    return Table(title, sorted_rows, columns, [order, *remarks], warnings)
 
 
 def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:

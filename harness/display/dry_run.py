@@ -21,7 +21,7 @@ from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
-from harness.experiment.plan import Plan, group_name, make_requests
+from harness.experiment.plan import Plan, Request, group_name, make_requests
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold
@@ -39,13 +39,9 @@ PLANNED_SPREAD = 0.02
 ANSWER_FORMS = {
     "box": "box: the last \\boxed{} of a completion, as the instruction demands",
     "line": "line: the first line of a completion",
+    ANSWER_LOGPROB: "the log-probability of the gold answer is measured",
 }
 """Where the answer is read, by the key `answer`."""
-LABELS = {
-    "box": "after \\boxed{",
-    "line": "at the prompt's end",
-}
-"""Where the gold answer is scored."""
 
 PROMPT_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
@@ -126,7 +122,8 @@ def _count_prompt_tokens(plan: Plan) -> int:
     """
     if plan.config.endpoint == ANSWER_LOGPROB:
         requests = make_requests(plan, plan.config.resolve_sampling(None))
-        return sum(request.computed_tokens for request in requests)
+        sent = chain.from_iterable(map(Request.with_answers, requests))
+        return sum(len(request.prompt_token_ids or ()) for request in sent)
     count = 0
     for arm in plan.arms.values():
         count += sum(arm.lengths) * plan.config.repeats_per_draw * plan.replicates(arm)
@@ -151,10 +148,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    if config.endpoint == ANSWER_LOGPROB:
-        yield f"answer    the log-probability of the gold answer {LABELS[config.answer]}"
-    else:
-        yield f"answer    {ANSWER_FORMS[config.answer]}"
+    form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
+    yield f"answer    {ANSWER_FORMS[form]}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:

@@ -61,9 +61,14 @@ def count_digits(low: Any, high: Any) -> int:
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval, as `44.6 [34-53]`."""
+    """An accuracy in percent with its interval, as `44.6 [34-53]`.
+
+    A log-probability, which is below 0, is written as a difference is.
+    """
     if _is_missing(value) or _is_missing(low):
         return number(value)
+    if value < 0:
+        return difference(value, low, high)
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
@@ -136,17 +141,12 @@ def points(margin: float) -> str:
     return f"{margin:g} {plural('point', margin)}"
 
 
-def name_unit(text: str, score: str | None) -> str:
-    """A text about accuracies in points, for a score that may be a log-probability in nats."""
-    if score != ANSWER_LOGPROB:
-        return text
-    for pattern, words in (
-        ("accuracies", "log-probabilities"),
-        ("[aA]ccuracy", "log-probability"),
-        (r"\bpoints?\b", "nats"),
-        (r"^%$|(?<=\()%(?=\))|(?<=, )percent$", "nats"),
-    ):
-        text = re.sub(pattern, words, text)
+def name_score(text: str, score: str | None) -> str:
+    """A text about accuracy in points, or in percent at its end, for another score."""
+    if score:
+        text = re.sub("accuracy", score, text, flags=re.IGNORECASE)
+    if score == ANSWER_LOGPROB:
+        text = re.sub(r"\bpoints?\b|%(?=\)?$)", "nats", text)
     return text
 
 

@@ -17,13 +17,14 @@ from harness.analysis import (
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.display.comparison_columns import UNGRADED_ENDINGS
-from harness.display.comparison_tables import describe_words, name_units, rows_of_conditions
+from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
     LEVEL,
     count,
     difference,
     interval,
+    name_score,
     number,
     p_value,
     signed,
@@ -103,9 +104,9 @@ SIDE_TABLES = (
             Column("texts kind", "other texts", "{} {}".format),
             Column(
                 "least most",
-                "their accuracies",
+                "from, to",
                 interval,
-                "lowest and highest accuracy with one of them, percent",
+                "lowest and highest accuracy or other score with one of them",
             ),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
@@ -179,8 +180,7 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
             title_end = "".join(f", {value}" for value in shared_values)
             title = side.heading.replace("{shared}", title_end)
             columns = [*word_columns, *_filled_columns(side, rows)]
-            table = Table(title, rows, columns, side.remarks)
-            tables[side.key] = name_units(table, board.score)
+            tables[side.key] = Table(name_score(title, board.score), rows, columns, side.remarks)
     return tables
 
 

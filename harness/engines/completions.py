@@ -4,7 +4,7 @@ A backend that is not vLLM's leaves out what it does not report.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class Completion:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     attention: NDArray[np.float32] | None = None
-    prompt_logprobs: list[tuple[float, int]] = field(default_factory=list)
+    prompt_logprobs: Sequence[tuple[float, int]] = ()
 
 
 FinishedRequests = list[tuple[Request, Completion]]
@@ -73,7 +73,8 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
             completions.append(
                 Completion(
                     request_id=output.request_id,
-                    text=completion.text,
+                    # the token behind a gold answer is of no use
+                    text="" if output.prompt_logprobs else completion.text,
                     token_ids=tuple(completion.token_ids),
                     completion_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,

@@ -64,7 +64,8 @@ class _Session:
     """The work of a process on a run.
 
     Attributes:
-        missing: The requests that have no sample yet.
+        missing: The requests to send, as they have no sample yet: one for each accepted answer if
+            its log-probability is measured.
         timing: The content of the journal's note on the session's duration.
 
     Raises:
@@ -83,13 +84,13 @@ class _Session:
                 f"{folder.path} holds {len(unknown_keys)} samples that are none of this run's, "
                 f"such as {unknown_keys[0]}."
             )
-        self.missing = [
+        missing = [
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
+        self.missing = [*chain.from_iterable(map(Request.with_answers, missing))]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
-        self._sent: list[Request] = []
         self._answer_scores: defaultdict[str, list[AnswerScore]] = defaultdict(list)
-        """By key, of samples of which not all accepted answers have their score."""
+        """Of the accepted answers, by the sample's key."""
         self._has_reasoning = False
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -136,14 +137,13 @@ class _Session:
                 recorder = _open_recorder(self._plan, self._folder.path, facts)
                 stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
-            self._sent = [*chain.from_iterable(map(Request.with_answers, requests))]
             if agreement := facts.get("interventions"):
                 _print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
             self._progress.running = lambda: self._unfinished_samples(backend)
             with self._progress:
-                self._take_completions(backend.stream(self._sent), recorder, scorer)
+                self._take_completions(backend.stream(requests), recorder, scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
             _print_message(NO_MARKERS)
 
@@ -151,7 +151,8 @@ class _Session:
         """The display's line and the tokens so far of each sample; only vLLM counts them."""
         tokens_so_far = list(getattr(backend, "token_counts", {}).items())
         return [
-            (self._task_lines[self._sent[number].task], tokens) for number, tokens in tokens_so_far
+            (self._task_lines[self.missing[number].task], tokens)
+            for number, tokens in tokens_so_far
         ]
 
     def show(self, scores: Iterable[Score]) -> None:
@@ -166,7 +167,7 @@ class _Session:
     def _announce_loading(self) -> None:
         message = f"loading {self._plan.config.model.display_name}"
         total = len(self._requests)
-        if recorded := total - len(self.missing):
+        if recorded := len(self._folder.sample_keys):
             path = self._folder.path
             message += f": {recorded:,} of {total:,} samples are in {path} already"
         _print_message(message)
@@ -212,29 +213,13 @@ class _Session:
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
-        if request.scored:
-            scores = self._answer_scores[key]
-            scores.append(AnswerScore(completion.prompt_logprobs[-request.scored :]))
-            if len(scores) < len(request.answers):
-                return
-            sample, tokens = self._make_scored_sample(key), self._requests[key].computed_tokens
-        else:
-            sample = self._make_sample(request, key, completion)
-        # before it is graded: a crash of a grader must not cost a completion
-        self._folder.journal.append(sample)
-        scorer.submit(sample)
-        self._progress.sample(self._line(key), tokens)
-        self.timing["samples"] += 1
-        self.timing["tokens"] += tokens or 0
-
-    def _make_sample(self, request: Request, key: str, completion: Any) -> Sample:
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
-        return Sample.of(
-            request,
+        sample = Sample.of(
+            self._requests[key],
             key,
             text,
-            tokens=completion.completion_tokens,
+            tokens=tokens,
             reason=completion.finish_reason,
             spent_budget=spends_budget(
                 request.prompt_token_ids,
@@ -243,11 +228,20 @@ class _Session:
                 request.sampling.thinking_budget,
             ),
         )
-
-    def _make_scored_sample(self, key: str) -> Sample:
-        """The sample of a prompt with the score of its likeliest accepted answer."""
-        score = max(self._answer_scores.pop(key), key=attrgetter("total"))
-        return Sample.of(self._requests[key], key, "", tokens=0, answer_score=score)
+        if request.scored:
+            tokens = len(request.prompt_token_ids or ())  # which take the time
+            scores = self._answer_scores[key]
+            scores.append(AnswerScore(list(completion.prompt_logprobs[-request.scored :])))
+            if len(scores) < len(request.answers):
+                self.timing["tokens"] += tokens
+                return
+            sample.answer_score = max(scores, key=attrgetter("total"))
+        # before it is graded: a crash of a grader must not cost a completion
+        self._folder.journal.append(sample)
+        scorer.submit(sample)
+        self._progress.sample(self._line(key), tokens)
+        self.timing["samples"] += 1
+        self.timing["tokens"] += tokens or 0
 
 
 def _print_message(message: str) -> None:

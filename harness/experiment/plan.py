@@ -302,11 +302,6 @@ class Request:
             for label, gold in self.answers
         ]
 
-    @property
-    def computed_tokens(self) -> int:
-        """The tokens of all requests that `with_answers` sends."""
-        return sum(len(request.prompt_token_ids or ()) for request in self.with_answers())
-
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     """Yield all requests in the order of their scheduling.

@@ -247,23 +247,22 @@ class RunConfig(Strict):
     def _find_endpoint_faults(self) -> Iterator[str]:
         if self.endpoint != ANSWER_LOGPROB:
             return
-        if self.model.backend != "vllm":
-            yield (
-                f"endpoint: {ANSWER_LOGPROB} needs `model.backend: vllm`, got "
-                f"{self.model.backend!r}, which returns no log-probabilities of a prompt"
-            )
         has_intervention = any(condition.intervention for condition in self.conditions)
-        settings = {
-            "conditions with an intervention": has_intervention,
-            "record_attention": self.record_attention,
-            "thinking_budget": self.thinking_budget,
-            "gen_kwargs": self.gen_kwargs != "greedy",
+        needs = {
+            # other backends return no log-probabilities of a prompt
+            f"`model.backend: vllm`, not {self.model.backend}": self.model.backend == "vllm",
+            "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
+            "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
+            "conditions without an intervention": not has_intervention,
+            "no record_attention": not self.record_attention,
+            "no thinking_budget": not self.thinking_budget,
             # every condition answers at once
-            "positive_control": self.positive_control and self.answer == "box",
-            "model.model_args.logprobs_mode": "logprobs_mode" in self.model.model_args,
+            "no positive_control, or `answer: line`": (
+                self.answer == "line" or not self.positive_control
+            ),
         }
-        if refused := [name for name, is_set in settings.items() if is_set]:
-            yield f"endpoint: {ANSWER_LOGPROB} allows no {', '.join(refused)}"
+        if missing := [need for need, is_met in needs.items() if not is_met]:
+            yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
 
     @property
     def folder(self) -> Path:
@@ -372,9 +371,10 @@ class RunConfig(Strict):
             # left out, so that None, False and an empty list are no difference between runs
             if not values[key]:
                 del values[key]
-        for key, default in {"answer": "box", "endpoint": "accuracy"}.items():
-            if values[key] == default:
-                del values[key]
+        if self.answer == "box":
+            del values["answer"]
+        if self.endpoint == "accuracy":
+            del values["endpoint"]
         if self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)

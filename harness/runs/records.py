@@ -205,7 +205,6 @@ class Sample(Keyed, kw_only=True, gc=False):
         tokens: int | None = None,
         reason: str | None = None,
         spent_budget: bool = False,
-        answer_score: AnswerScore | None = None,
     ) -> Sample:
         """The sample that a completion makes of a request."""
         ids = request.prompt_token_ids
@@ -223,7 +222,6 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion_tokens=tokens,
             finish_reason=reason,
             spent_budget=spent_budget,
-            answer_score=answer_score,
         )
 
 

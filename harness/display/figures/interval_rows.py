@@ -59,7 +59,7 @@ def draw_accuracies(
                 FigureRow(wrapped_label(name), cells, looks[name], value, low, high, family=family)
             )
     note = (
-        f"Lines: {LEVEL} intervals of single accuracies. Their overlap does not show whether "
+        f"Lines: {LEVEL} intervals of single conditions. Their overlap does not show whether "
         "two conditions differ, because samples are paired by problem: see the forest plot."
     )
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))

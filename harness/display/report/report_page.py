@@ -23,7 +23,7 @@ from harness.display.format_values import (
     define_flips,
     difference,
     label,
-    name_unit,
+    name_score,
     p_value,
     plural,
     points,
@@ -116,7 +116,7 @@ def _collect_facts(
         "further_tables": _make_further_tables(board, runs),
         "attention": curves,
         **pack_views([file.view for file in attention]),
-        "margin": name_unit(points(float(rows[0]["margin"])), board.score),
+        "margin": name_score(points(float(rows[0]["margin"])), board.score),
         "baseline": board.baseline,
         "receipts": _list_receipts(runs, attention, board),
         "samples": len(samples),
@@ -212,7 +212,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
-    question = name_unit(question, board.score)
+    question = name_score(question, board.score)
     has_settings = has_several_settings(answer_rows)
     answers = []
     for row in answer_rows[:CARD_ROWS]:
@@ -221,7 +221,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         answer = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
-        answers.append({key: name_unit(words, board.score) for key, words in answer.items()})
+        answers.append({key: name_score(words, board.score) for key, words in answer.items()})
     return {"question": question, "answers": answers, "facts": _list_facts(board, rows, models)}
 
 
@@ -260,6 +260,6 @@ def _list_facts(board: Leaderboard, rows: Sequence[Row], models: Sequence[str]) 
         "Dataset": f"{task_name(board.receipt)} ({sizes_text})",
         "Date": " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])),
         "Ungraded": " ".join(warn_of_ungraded(board)),
-        "Noise and control": name_unit(noise, board.score),
+        "Noise and control": noise,
     }
     return {title: text for title, text in facts.items() if text}
