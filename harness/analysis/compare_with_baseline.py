@@ -33,7 +33,7 @@ COMPARISON_COLUMNS = {
     "problems": "number of problems",
     "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws",
-    "accuracy": "percent of correct samples (avg@k), or the requested score; nats for answer_logprob",
+    "accuracy": "percent of correct samples (avg@k), or the requested score; or nats",
     "standard_error": "standard error of the accuracy over clusters, points",
     "accuracy_low": "lower end of the accuracy's score interval, percent; of nats a t interval",
     "accuracy_high": "upper end",
@@ -240,6 +240,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
     gains, losses = _count_flips(old, new)
+    solved_only_with, solved_only_without = _count_solved(old, new)
     difference = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
@@ -267,8 +268,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         **to_points(answered_difference, answered_columns),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "solved_only_with": int((new.is_solved & ~old.is_solved).sum()),
-        "solved_only_without": int((old.is_solved & ~new.is_solved).sum()),
+        "solved_only_with": solved_only_with,
+        "solved_only_without": solved_only_without,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         "within_margin": is_within and difference.clusters >= fewest,
@@ -288,14 +289,19 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
         of samples.
     """
     if new.in_nats:
-        gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
-        return float(gained.sum()), float(lost.sum())
+        return _count_solved(old, new)
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
     pairs = old.k * int(samples.max())
     gains = ((samples - right_before) * right).sum() / pairs
     losses = (right_before * (samples - right)).sum() / pairs
     return float(gains), float(losses)
+
+
+def _count_solved(old: Outcomes, new: Outcomes) -> tuple[int, int]:
+    """Numbers of problems that only the new, and only the old outcomes solve at least once."""
+    gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
+    return int(gained.sum()), int(lost.sum())
 
 
 def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:

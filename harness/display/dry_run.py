@@ -21,7 +21,7 @@ from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
-from harness.experiment.plan import Plan, Request, group_name, make_requests
+from harness.experiment.plan import Plan, group_name
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold
@@ -61,7 +61,6 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    prompt_tokens = prompt_tokens if config.endpoint == ANSWER_LOGPROB else 0
     lines.append(f"time      {describe_time(config, plan.size, prompt_tokens)}")
     text = fold([*lines, *further], hyphens=False, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
@@ -120,14 +119,12 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
     A prompt counts once for each accepted answer whose log-probability is measured.
     """
-    if plan.config.endpoint == ANSWER_LOGPROB:
-        requests = make_requests(plan, plan.config.resolve_sampling(None))
-        sent = chain.from_iterable(map(Request.with_answers, requests))
-        return sum(len(request.prompt_token_ids or ()) for request in sent)
     count = 0
     for arm in plan.arms.values():
-        count += sum(arm.lengths) * plan.config.repeats_per_draw * plan.replicates(arm)
-    return count
+        for prompt in arm.prompts:
+            requests = plan.replicates(arm) * max(1, len(prompt.answers))
+            count += requests * len(prompt.token_ids or ())
+    return count * plan.config.repeats_per_draw
 
 
 def _describe_prompts(plan: Plan) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
+from harness.constants import ANSWER_LOGPROB
 from harness.display.format_values import plural
 from harness.experiment.run_config import RunConfig
 from harness.runs.run_files import RECEIPT
@@ -24,7 +25,7 @@ SPEED_ARGUMENTS = (
 def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
     """The time that a run takes, at the speed of the longest earlier run of the same model.
 
-    The time of log-probabilities is that of their `prompt_tokens`, all of which are computed.
+    For log-probabilities all prompt tokens are computed, and this is what takes the time.
 
     Short runs are slower, because starting up and waiting for the last samples count more. The runs
     are those in the config's output folder.
@@ -34,7 +35,7 @@ def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> s
         return f"unknown: no finished run of this model in {config.output}"
     speed, devices = timing["tokens_per_second"], timing["device_names"]
     seconds = timing["load_seconds"] + requests * timing["request_seconds"]
-    if prompt_tokens:
+    if config.endpoint == ANSWER_LOGPROB:
         seconds = timing["load_seconds"] + prompt_tokens / speed
     note = ""
     if any(condition.intervention for condition in config.conditions):

@@ -58,8 +58,6 @@ class Scorer:
         self._results: dict[str, dict[str, Any]] = {}
         """Results of samples that have a grade or an audit but not both, by key and kind."""
         self._pool = GraderPool(audits=audit)
-        self._finished: list[Score] = []
-        """Scores without a grader that `poll` has not returned."""
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
@@ -70,7 +68,7 @@ class Scorer:
             self._results[key] = {"audit": _NO_AUDIT}
             is_greedy = sample.answer_score.is_greedy
             grade = Grade(verdict="correct" if is_greedy else "incorrect", answer=None)
-            self._finished += self._collect([((key, "grade"), grade)])
+            self._pool.submit((key, "grade"), grade)
             return
         prompt = self._prompts[self._index.find(sample)]
         job = grade_job(prompt, sample)
@@ -92,12 +90,10 @@ class Scorer:
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
-        finished, self._finished = self._finished, []
-        return finished + self._collect(self._pool.poll())
+        return self._collect(self._pool.poll())
 
     def finish(self) -> Iterator[Score]:
         """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
-        yield from self.poll()
         for result in self._pool.drain():
             yield from self._collect([result])
 

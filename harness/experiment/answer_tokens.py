@@ -7,6 +7,7 @@ answer are scored under every condition.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
@@ -36,10 +37,7 @@ def add_answers(
         read: Where the answer is read: `box` or `line`.
         tokenizer: The model's tokenizer.
     """
-
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False))
-
+    encode = partial(tokenizer.encode, add_special_tokens=False)
     prompts, merging_ids = [], set()
     for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
         label = _make_label(prompt, settings, read)

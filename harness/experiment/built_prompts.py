@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class AnswerTokens(NamedTuple):
     """The token ids of an accepted answer, and of the label between prompt and answer."""
 
-    label: tuple[int, ...]
-    gold: tuple[int, ...]
+    label: list[int]
+    gold: list[int]
 
 
 Spans = Sequence[tuple[Role, tuple[int, int]]]

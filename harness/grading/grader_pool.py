@@ -93,12 +93,15 @@ class GraderPool:
             self._selector.register(worker.replies, selectors.EVENT_READ, worker)
             self._workers.append(worker)
 
-    def submit(self, tag: Hashable, job: GradeJob | AuditJob) -> None:
-        """Take a job without waiting for a worker. `poll` and `drain` return its result by tag."""
+    def submit(self, tag: Hashable, job: GradeJob | AuditJob | Grade) -> None:
+        """Take a job without waiting for a worker. `poll` and `drain` return its result by tag.
+
+        A grade is its own result.
+        """
         if isinstance(job, AuditJob):
             self._enqueue(tag, Job(asdict(job.essential()), job.steps))
             return
-        answer = read_answer(job)
+        answer = job if isinstance(job, Grade) else read_answer(job)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
         elif answer in job.targets:
