@@ -101,7 +101,10 @@ class GraderPool:
         if isinstance(job, AuditJob):
             self._enqueue(tag, Job(asdict(job.essential()), job.steps))
             return
-        answer = job if isinstance(job, Grade) else read_answer(job)
+        if isinstance(job, Grade):
+            self._finished.append((tag, job))
+            return
+        answer = read_answer(job)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
         elif answer in job.targets:
