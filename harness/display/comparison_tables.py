@@ -28,8 +28,9 @@ def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
+    heading = name_score(f"{board.score or 'acc.'} %", board.score)
     columns = [
-        _score_column(f"{board.score or 'acc.'} %", board.score),
+        replace(comparison_columns.ACCURACY, heading=heading),
         comparison_columns.DIFFERENCE,
         comparison_columns.P,
         comparison_columns.VERDICT,
@@ -42,10 +43,6 @@ def show_comparison(board: Leaderboard) -> Table:
     facts, warnings, remarks = explain_comparison(board, rows)
     columns = [*word_columns, *_fill_legends(columns, facts)]
     return Table(title, rows, columns, remarks, warnings)
-
-
-def _score_column(heading: str, score: str | None) -> Column:
-    return replace(comparison_columns.ACCURACY, heading=name_score(heading, score))
 
 
 def _depends_on_format(row: Row) -> bool:
@@ -76,7 +73,8 @@ def show_leaderboard(board: Leaderboard) -> Table:
         conditions[row["condition"]] = row
     title, word_columns = describe_table(board)
     columns = [column for column in word_columns if column.heading != "condition"]
-    columns.append(_score_column(f"{label(board.baseline)} %", board.score))
+    heading = name_score(f"{label(board.baseline)} %", board.score)
+    columns.append(replace(comparison_columns.ACCURACY, heading=heading))
     columns = [replace(column, of=board.baseline) for column in columns]
     facts, warnings, remarks = explain_comparison(board, rows)
     if first_name:
