@@ -20,7 +20,7 @@ SCORE_MEANINGS = {
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
     ANSWER_LOGPROB: "log-probability of the gold answer, in nats. A problem is right if greedy "
-    "decoding would write this answer",
+    "decoding would write this answer after any of its prompts",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
 MOST_SETS = 1_000_000

@@ -62,10 +62,11 @@ def explain_comparison(
             examples += " and their instructions"
     elif any(fewshots) or draws > 1:
         examples = " with these examples"
+    repeats = max(row["repeats"] for row in compared_rows)
     facts = {
         "baseline": label(board.baseline),
         "unit": name_score("points", board.score),
-        "flips": define_flips(max(row["repeats"] for row in compared_rows)),
+        "flips": define_flips(1 if board.score == ANSWER_LOGPROB else repeats),
     }
     judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
     if judged_rows:
