@@ -448,7 +448,10 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
         "float64",
         "log-probability of the gold answer, in nats; only for this endpoint, as the next two",
     ),
-    "answer_tokens": ("int32", "tokens of the gold answer"),
+    "answer_tokens": (
+        "int32",
+        "tokens of the gold answer; the mean of a token is answer_logprob / answer_tokens",
+    ),
     "answer_rank": ("int32", "rank of its first token; 1 is the likeliest"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(Prompt, "prompt_sha256", "prompt_token_sha256"),
