@@ -40,6 +40,11 @@ POWER = 0.8
 MARGIN = 1.0
 """The default equivalence margin in points: a gain below it would change no decision on a
 prompt."""
+ANSWER_LOGPROB = "answer_logprob"
+"""The endpoint that is a log-probability, and the column and the score of its samples."""
+NATS_MARGIN = 0.1
+"""The default equivalence margin of log-probabilities: the gold answer becomes a tenth more likely
+or less likely."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""
 FEWEST_MODELS = 4

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
-from harness.constants import ALPHA, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
@@ -132,12 +132,13 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = board.comparison[board.comparison["role"] != "baseline"].to_dict("records")
-    name, low = row["condition"], f"{row['low']:+.1f}"
-    margin = f"{points:g} {'point' if points == 1 else 'points'}"
+    unit, digits = ("nat", 2) if board.score == ANSWER_LOGPROB else ("point", 1)
+    name, low = row["condition"], f"{row['low']:+.{digits}f}"
+    margin = f"{points:g} {unit if points == 1 else f'{unit}s'}"
     if row["low"] > -points and not row["unmeasured"]:
         return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
-        return 1, f"{name} is worse: {row['difference']:+.1f} points, p {row['p']:.3g}."
+        return 1, f"{name} is worse: {row['difference']:+.{digits}f} {unit}s, p {row['p']:.3g}."
     if row["unmeasured"]:
         return 3, f"Not shown: {row['unmeasured']}."
     # the length of an interval falls with the root of the number of problems

@@ -19,6 +19,7 @@ from harness.analysis.count_correct import (
 )
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import estimate_over_draws, to_points
+from harness.analysis.sample_scores import default_margin
 from harness.analysis.verdicts import explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, MARGIN
 from harness.errors import ComparisonError, list_near
@@ -32,8 +33,8 @@ COMPARISON_COLUMNS = {
     "problems": "number of problems",
     "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws",
-    "accuracy": "percent of correct samples (avg@k), or the requested score",
-    "accuracy_low": "lower end of the accuracy's score interval, percent",
+    "accuracy": "percent of correct samples (avg@k), or the requested score; or nats",
+    "accuracy_low": "lower end of the accuracy's score interval, percent; of nats a t interval",
     "accuracy_high": "upper end",
     "difference": "accuracy minus the baseline's, paired by problem",
     "low": "lower end of its 95 % interval, not adjusted for several tests",
@@ -56,7 +57,7 @@ COMPARISON_COLUMNS = {
     "equivalence_low": "lower end of the difference's 90 % interval (95 % at the second look)",
     "equivalence_high": "upper end",
     "within_margin": "whether the 90 % interval is within the margin, on enough clusters",
-    "margin": "equivalence margin, points",
+    "margin": "equivalence margin, points or nats",
     "aa_difference": "difference of the repeat runs minus that of the first runs",
     "aa_flips": "problems that change between the runs of a condition, mean of both conditions",
     "aa_samples": "completions in the repeat runs of both conditions",
@@ -78,7 +79,7 @@ class Design:
 
     Attributes:
         baseline: The condition that the others are compared with.
-        margin: Equivalence margin in points.
+        margin: Equivalence margin in points, or in nats. `compare` has a default for either.
         by: Further columns to split by, such as subject or level.
         contrasts: Differences to test, registered before the run, such as `mless - wo`; all others
             are exploratory. A contrast with another baseline, such as `mless - random`, has a row
@@ -174,7 +175,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             or see `Design`.
         ConfigError: a contrast is not written as one.
     """
-    settings = Design(**design)
+    settings = Design(**{"margin": default_margin(frame), **design})
     return compare_outcomes(count_outcomes(frame, settings.by, settings.score), settings)
 
 
@@ -238,6 +239,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
     gains, losses = _count_flips(old, new)
+    solved_only_with, solved_only_without = _count_solved(old, new)
     difference = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
@@ -254,6 +256,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     # with several looks each has an equal share of alpha, as each can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
+    fewest = 0 if new.in_nats else fewest_problems(share)
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
@@ -264,11 +267,11 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         **to_points(answered_difference, answered_columns),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "solved_only_with": int((new.is_solved & ~old.is_solved).sum()),
-        "solved_only_without": int((old.is_solved & ~new.is_solved).sum()),
+        "solved_only_with": solved_only_with,
+        "solved_only_without": solved_only_without,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
-        "within_margin": is_within and difference.clusters >= fewest_problems(share),
+        "within_margin": is_within and difference.clusters >= fewest,
     }
 
 
@@ -277,18 +280,27 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
 
     With several samples per problem, both are means over the pairs of a sample before and a sample
     after that have the same prompt. The first less the second is always the number of problems
-    times the difference in accuracy.
+    times the difference in accuracy. Log-probabilities count the problems that greedy decoding
+    solves.
 
     Source:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
         of samples.
     """
+    if new.in_nats:
+        return _count_solved(old, new)
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
     pairs = old.k * int(samples.max())
     gains = ((samples - right_before) * right).sum() / pairs
     losses = (right_before * (samples - right)).sum() / pairs
     return float(gains), float(losses)
+
+
+def _count_solved(old: Outcomes, new: Outcomes) -> tuple[int, int]:
+    """Numbers of problems that only the new, and only the old outcomes solve at least once."""
+    gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
+    return int(gained.sum()), int(lost.sum())
 
 
 def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.paired_tests import Integers, average_clusters
-from harness.analysis.sample_scores import sum_samples
-from harness.analysis.score_interval import score_interval
+from harness.analysis.sample_scores import choose_score, sum_samples
+from harness.analysis.score_interval import score_interval, t_interval
+from harness.constants import ANSWER_LOGPROB
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
@@ -38,6 +39,8 @@ class Outcomes:
         samples_by_prompt: [prompt, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
+        in_nats: Whether the score is a log-probability. Then only `is_solved` is of verdicts, which
+            say whether greedy decoding would write the gold answer.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
@@ -56,6 +59,7 @@ class Outcomes:
     samples_by_prompt: Integers
     repeats: int
     is_solved: npt.NDArray[np.bool_]
+    in_nats: bool = False
     changed_completions: tuple[int, int] | None = None
 
     @property
@@ -101,7 +105,8 @@ def count_outcomes(
             are of replicate 0; without a column cluster each problem is a cluster. The column
             completion, or completion_checksum, shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
-        score: As of `sample_scores.read_score`; maj@k needs the column answer.
+        score: As of `sample_scores.read_score`; maj@k needs the column answer. The score of a frame
+            with the column answer_logprob is this column.
 
     Raises:
         ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than
@@ -110,6 +115,7 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
+    score = choose_score(frame, score)
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
@@ -135,6 +141,7 @@ def count_outcomes(
                 samples_by_prompt=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
+                in_nats=score == ANSWER_LOGPROB,
                 changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )
@@ -154,6 +161,8 @@ def _sum_by_arm(
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
+    if ANSWER_LOGPROB in frame:
+        samples[ANSWER_LOGPROB] = frame[ANSWER_LOGPROB]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", *prompt], score)
@@ -172,7 +181,8 @@ def _count_changed_completions(
     Empty if the frame has neither completions nor their checksums.
     """
     text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
-    if text_column not in frame:
+    # of log-probabilities all completions are empty
+    if text_column not in frame or ANSWER_LOGPROB in frame:
         return {}
     keys = [*arm, "problem_id", "sample_index"]
     first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
@@ -245,7 +255,10 @@ def measure_accuracy(arm: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
     scores = arm.right / arm.samples
     means, weights = average_clusters(scores, arm.clusters)
-    low, high = score_interval(means, weights=weights)
+    if arm.in_nats:
+        low, high = t_interval(means, weights)
+    else:
+        low, high = score_interval(means, weights=weights)
     return {
         "problems": len(scores),
         "repeats": arm.repeats,

@@ -21,8 +21,9 @@ from harness.analysis.other_texts_and_instructions import (
     text_table,
 )
 from harness.analysis.pool_models import pool
+from harness.analysis.sample_scores import choose_score, default_margin
 from harness.analysis.sweeps import sweep_table
-from harness.constants import BASELINE, DEFAULT_SEED, MARGIN
+from harness.constants import BASELINE, DEFAULT_SEED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
@@ -49,7 +50,7 @@ class Leaderboard:
         omitted: The number of problems that are left out, because not all models have them.
         draws: The difference of the primary contrast, else of the first, with each draw of
             examples. Empty if there is a single draw.
-        score: As of `Design`.
+        score: As of `Design`; `answer_logprob` if that is the runs' endpoint.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
 
@@ -94,6 +95,8 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
     """
     frame, omitted_problems = _keep_shared_problems(join(runs))
+    score = choose_score(frame, score)
+    margin = default_margin(frame) if margin is None else margin
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     design = replace(design, score=score)
@@ -145,15 +148,13 @@ def _make_design(
     references: ReferenceConditions,
     *,
     baseline: str | None,
-    margin: float | None,
+    margin: float,
     by: Sequence[str],
 ) -> Design:
     """What `make_leaderboard` compares, from its arguments and from what the runs registered."""
     baselines = {run.baseline for run in runs}
     runs_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
-    design = Design(
-        baseline=baseline or runs_baseline, margin=MARGIN if margin is None else margin, by=by
-    )
+    design = Design(baseline=baseline or runs_baseline, margin=margin, by=by)
     if design.baseline != runs_baseline:
         # a reference condition of another baseline says nothing about this baseline
         return design

@@ -1,7 +1,8 @@
-"""Scores of a problem that has several samples: avg@k, pass@k and maj@k.
+"""Scores of a problem: avg@k, pass@k and maj@k of several samples, or a log-probability.
 
 A score replaces the numbers of right samples and of samples, so that their ratio is the score.
-Nothing else in `analysis` depends on which score is compared.
+Little else in `analysis` depends on which score is compared. A log-probability of -2.5 nats is a
+ratio of -0.025, so that tables, which have percentages and points, have nats.
 """
 
 import math
@@ -11,18 +12,22 @@ from typing import Any
 import numpy as np
 import pandas
 
+from harness.constants import ANSWER_LOGPROB, MARGIN, NATS_MARGIN
 from harness.errors import ComparisonError, ConfigError
 
 SCORE_MEANINGS = {
     "avg": "percentage of right samples",
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
+    ANSWER_LOGPROB: "log-probability of the gold answer, in nats. A problem is right if greedy "
+    "decoding would write this answer after any of its prompts",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
 MOST_SETS = 1_000_000
 """The largest denominator of a problem's pass@k. If there are more sets of k samples, their share
 is rounded down to it (by at most 0.0001 points), because products of two conditions' numbers of
-sets would exceed 64 bits."""
+sets would exceed 64 bits. It is also the denominator of log-probabilities, which are then rounded
+to 0.0001 nats."""
 
 _choose = np.frompyfunc(math.comb, 2, 1)
 """Binomial coefficients of arrays, as integers of any length."""
@@ -42,6 +47,24 @@ def read_score(score: str) -> tuple[str, int]:
     return kind, int(k)
 
 
+def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
+    """The score of a frame of samples: the requested one, or its column of log-probabilities.
+
+    Raises:
+        ConfigError: a score was requested, and the samples are log-probabilities.
+    """
+    if ANSWER_LOGPROB in frame:
+        if score not in (None, ANSWER_LOGPROB):
+            raise ConfigError(f"score: the endpoint {ANSWER_LOGPROB} has no other, got {score!r}.")
+        return ANSWER_LOGPROB
+    return score
+
+
+def default_margin(frame: pandas.DataFrame) -> float:
+    """The equivalence margin of a frame of samples, in nats or points."""
+    return NATS_MARGIN if ANSWER_LOGPROB in frame else MARGIN
+
+
 def sum_samples(
     samples: pandas.DataFrame, prompts: Sequence[str], score: str | None
 ) -> pandas.DataFrame:
@@ -52,7 +75,8 @@ def sum_samples(
     samples are right. maj@k counts only the first sample with the most frequent answer.
 
     Args:
-        samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded.
+        samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded;
+            for log-probabilities also answer_logprob.
         prompts: The columns that name a run, a condition, a prompt and a problem.
         score: As of `read_score`. None counts the samples, of which there may be one.
 
@@ -68,7 +92,8 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    kind, k = read_score(score) if score else ("", 0)
+    in_nats = ANSWER_LOGPROB in samples
+    kind, k = read_score(score) if score and not in_nats else ("", 0)
     options: Any = {"observed": True, "sort": False, "dropna": False}
     counts = samples[[*prompts, "right", "graded"]].assign(
         samples=1, repeats=1, right_repeats=samples["right"]
@@ -77,9 +102,12 @@ def sum_samples(
         is_majority = _mark_majority(samples, prompts, k)
         for column in ("right", "graded", "samples"):
             counts[column] *= is_majority
+    if in_nats:
+        counts["right"] = (samples[ANSWER_LOGPROB] / 100 * MOST_SETS).round()
+        counts["graded"] = counts["samples"] = MOST_SETS
     sums = counts.groupby(list(prompts), **options).sum()
     repeats = sums["repeats"]
-    if score and repeats.min() < max(k, 2):
+    if kind and repeats.min() < max(k, 2):
         expected = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
         raise ComparisonError(
             f"score {score}: expected {expected}, as a problem has {repeats.min()} with one prompt "

@@ -1,11 +1,14 @@
-"""Score intervals of accuracies: Wilson's interval, also for averages over several samples."""
+"""Intervals of one condition: score intervals of accuracies, t intervals of log-probabilities.
+
+A score interval is Wilson's interval, also for averages over several samples.
+"""
 
 import math
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 from harness.analysis.paired_tests import Floats, Integers
 from harness.constants import ALPHA
@@ -49,6 +52,26 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     if high - mean >= ROOT_GAP:
         high = float(brentq(excess, mean, _towards(high, mean)))
     return low, high
+
+
+def t_interval(values: Floats, weights: Floats) -> tuple[float, float]:
+    """Student's interval of a mean of any numbers; NaN for a single cluster.
+
+    Args:
+        values: [cluster] Any numbers.
+        weights: [cluster] As of `average_clusters`.
+
+    Source:
+        The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling
+        Techniques, section 6.
+    """
+    count = len(values)
+    if count < 2:
+        return math.nan, math.nan
+    mean = float((weights * values).mean())
+    error = float((weights * (values - mean)).std(ddof=1)) / math.sqrt(count)
+    reach = float(stdtrit(count - 1, 1 - ALPHA / 2)) * error
+    return mean - reach, mean + reach
 
 
 def _score_statistic(distinct: Floats, weights: Floats, counts: Integers, mean: float) -> float:

@@ -83,7 +83,7 @@ def explain_unmeasured(
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
-    if all(side["accuracy_low"] <= 0 or side["accuracy_high"] >= 100 for side in sides):
+    if all(side["accuracy_low"] == 0 or side["accuracy_high"] == 100 for side in sides):
         return "both accuracies are 0 or 100 %"
     for name, fields in reference_conditions.items():
         control = row_by_name.get(name)

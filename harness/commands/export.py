@@ -20,5 +20,9 @@ def export(
     loaded_run = Run.load(run)
     if loaded_run.is_logs:
         raise ConfigError(f"{run} has logs of lm-eval. Expected a run folder of mless.")
+    if loaded_run.endpoint != "accuracy":
+        raise ConfigError(
+            f"{run} has no completions: its endpoint is {loaded_run.endpoint}, expected accuracy."
+        )
     for path in write_inspect_logs(loaded_run, output):
         typer.echo(f"log   {path}")

@@ -13,6 +13,7 @@ from harness.display.format_values import (
     MINUS,
     NONE,
     accuracy,
+    count_digits,
     difference,
     flips,
     label,
@@ -42,8 +43,9 @@ def _mark_primary(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
 
 
-def _mark_exploratory(value: Any, role: Any) -> str:
-    return f"({signed(value)})" if role == "exploratory" else signed(value)
+def _mark_exploratory(value: Any, role: Any, low: Any, high: Any) -> str:
+    text = signed(value, max(1, count_digits(low, high)))
+    return f"({text})" if role == "exploratory" else text
 
 
 ACCURACY = Column(
@@ -53,7 +55,7 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
+    "compared with {baseline}, in {unit}, paired by problem; the interval is not adjusted for "
     "several tests",
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
@@ -70,7 +72,7 @@ VERDICT = Column(
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; "
     f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
-    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points, on at least {{fewest}}; "
+    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} {{unit}}{{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
     "(format): the difference may be due to format or unfinished reasoning alone. "
     "Verdicts are for {prompts}",
@@ -78,7 +80,7 @@ VERDICT = Column(
     strong=True,
 )
 FLIPS = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
-BARE = Column("difference role", "", _mark_exploratory, strong=True)
+BARE = Column("difference role low high", "", _mark_exploratory, strong=True)
 """A difference in the leaderboard, under the label of its condition.
 
 It is bold if its test was passed, and in brackets if it is exploratory.

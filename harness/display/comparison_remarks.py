@@ -6,8 +6,8 @@ from typing import Any
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, find_interim, records
-from harness.analysis.sample_scores import SCORE_MEANINGS, read_score
-from harness.constants import ALPHA
+from harness.analysis.sample_scores import SCORE_MEANINGS
+from harness.constants import ALPHA, ANSWER_LOGPROB
 from harness.display import comparison_columns
 from harness.display.format_table import Row
 from harness.display.format_values import (
@@ -16,6 +16,7 @@ from harness.display.format_values import (
     describe_repeat,
     difference,
     label,
+    name_score,
     p_value,
     plural,
     signed,
@@ -43,7 +44,7 @@ def explain_comparison(
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
     warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
     if board.score:
-        kind, _ = read_score(board.score)
+        kind, _, _ = board.score.partition("@")
         warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
         warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
@@ -61,9 +62,11 @@ def explain_comparison(
             examples += " and their instructions"
     elif any(fewshots) or draws > 1:
         examples = " with these examples"
+    repeats = max(row["repeats"] for row in compared_rows)
     facts = {
         "baseline": label(board.baseline),
-        "flips": define_flips(max(row["repeats"] for row in compared_rows)),
+        "unit": name_score("points", board.score),
+        "flips": define_flips(1 if board.score == ANSWER_LOGPROB else repeats),
     }
     judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
     if judged_rows:
@@ -99,11 +102,13 @@ def _describe_tests(
         prompts = f"{len(instructions)} instructions together"
     margin = judged_rows[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
+    # no score is so rare that no sampled problem shows it
+    fewest = f", on at least {fewest_problems(margin / 100)} {unit}"
     return {
         "adjustment": _describe_adjustment(board, judged_rows),
         "prompts": prompts + examples,
         "margin": margin,
-        "fewest": f"{fewest_problems(margin / 100)} {unit}",
+        "fewest": "" if board.score == ANSWER_LOGPROB else fewest,
     }
 
 
@@ -242,7 +247,8 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
             name = label(row["condition"])
             flips = row["wrong_to_right"] + row["right_to_wrong"]
             is_noisy = row["aa_flips"] > 0 and row["aa_flips"] >= flips
-            text = f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
+            changes = name_score(describe_repeat(row), board.score)
+            text = f"A/A, {setting}, {name} and its baseline: {changes}."
             if is_noisy:
                 text += (
                     f" {count(row['aa_flips'])} problems change between two runs of a condition, "

@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from scipy.special import ndtri
+
 from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import visible
@@ -28,12 +30,16 @@ from harness.reasoning_markers import NO_MARKERS
 PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
 order of the study's numbers."""
+PLANNED_NATS = 1.0
+"""The assumed standard deviation of a problem's difference, in nats. With it 785 problems detect
+the default margin."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
 ANSWER_FORMS = {
     "box": "box: the last \\boxed{} of a completion, as the instruction demands",
     "line": "line: the first line of a completion",
+    ANSWER_LOGPROB: "the log-probability of the gold answer is measured",
 }
 """Where the answer is read, by the key `answer`."""
 
@@ -55,7 +61,7 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    lines.append(f"time      {describe_time(config, plan.size)}")
+    lines.append(f"time      {describe_time(config, plan.size, prompt_tokens)}")
     text = fold([*lines, *further], hyphens=False, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 
@@ -109,11 +115,16 @@ def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
 
 
 def _count_prompt_tokens(plan: Plan) -> int:
-    """The tokens of the prompts of all requests; 0 if the tokenizer is not known."""
+    """The tokens of the prompts of all requests; 0 if the tokenizer is not known.
+
+    A prompt counts once for each accepted answer whose log-probability is measured.
+    """
     count = 0
     for arm in plan.arms.values():
-        count += sum(arm.lengths) * plan.config.repeats_per_draw * plan.replicates(arm)
-    return count
+        for prompt in arm.prompts:
+            requests = plan.replicates(arm) * max(1, len(prompt.answers))
+            count += requests * len(prompt.token_ids or ())
+    return count * plan.config.repeats_per_draw
 
 
 def _describe_prompts(plan: Plan) -> Iterator[str]:
@@ -134,7 +145,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    yield f"answer    {ANSWER_FORMS[config.answer]}"
+    form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
+    yield f"answer    {ANSWER_FORMS[form]}"
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
@@ -222,15 +234,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         alpha = f"alpha {ALPHA:g}"
         if tests > 1:
             alpha += f" / {tests}"
-        draws = 1
-        assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
-        # From this number of draws on the test is for new draws too.
-        if config.draws >= FEWEST_DRAWS:
-            draws = config.draws
-            assumption += (
-                f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-            )
-        effect = _find_smallest_effect(config, problems, draws, ALPHA / tests)
+        effect, assumption = _find_smallest_effect(config, problems, ALPHA / tests)
         tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
             f"detects   smallest difference: {effect} ({tested_contrasts}; "
@@ -238,8 +242,18 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         )
 
 
-def _find_smallest_effect(config: RunConfig, problems: int, draws: int, alpha: float) -> str:
-    """The smallest effect that a test detects over a number of draws of examples."""
+def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tuple[str, str]:
+    """The smallest effect that a test detects, and what this assumes."""
+    if config.endpoint == ANSWER_LOGPROB:
+        quantiles = ndtri(1 - alpha / 2) + ndtri(POWER)
+        effect = quantiles * PLANNED_NATS / math.sqrt(problems)
+        return f"{effect:.2g} nats", f"at a standard deviation of {PLANNED_NATS:g} nat"
+    draws = 1
+    assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
+    # From this number of draws on the test is for new draws too.
+    if config.draws >= FEWEST_DRAWS:
+        draws = config.draws
+        assumption += f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
     effect = minimal_detectable_effect(
         n=problems,
         k=config.repeats,
@@ -249,5 +263,5 @@ def _find_smallest_effect(config: RunConfig, problems: int, draws: int, alpha: f
         spread=PLANNED_SPREAD,
     )
     if math.isnan(effect):
-        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points"
-    return f"{100 * effect:.1f} points"
+        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points", assumption
+    return f"{100 * effect:.1f} points", assumption

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
+from harness.constants import ANSWER_LOGPROB
 from harness.display.format_values import plural
 from harness.experiment.run_config import RunConfig
 from harness.runs.run_files import RECEIPT
@@ -21,8 +22,10 @@ SPEED_ARGUMENTS = (
 """The model arguments that decide the speed of a model."""
 
 
-def describe_time(config: RunConfig, requests: int) -> str:
+def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> str:
     """The time that a run takes, at the speed of the longest earlier run of the same model.
+
+    For log-probabilities all prompt tokens are computed, and this is what takes the time.
 
     Short runs are slower, because starting up and waiting for the last samples count more. The runs
     are those in the config's output folder.
@@ -32,6 +35,8 @@ def describe_time(config: RunConfig, requests: int) -> str:
         return f"unknown: no finished run of this model in {config.output}"
     speed, devices = timing["tokens_per_second"], timing["device_names"]
     seconds = timing["load_seconds"] + requests * timing["request_seconds"]
+    if config.endpoint == ANSWER_LOGPROB:
+        seconds = timing["load_seconds"] + prompt_tokens / speed
     note = ""
     if any(condition.intervention for condition in config.conditions):
         # Hugging Face answers under interventions before the engine starts
@@ -59,6 +64,7 @@ def _read_timings(config: RunConfig) -> Iterator[dict[str, Any]]:
                 engine = session.get("engine") or engine
             model = receipt["config"]["model"]
             is_same = _read_speed_settings(**model) == _read_speed_settings(**dict(config.model))
+            is_same &= receipt["config"].get("endpoint", "accuracy") == config.endpoint
             # The number of engines of the next run is not known here.
             if is_same and engine.get("engines", 1) == 1:
                 timing = receipt["timing"]

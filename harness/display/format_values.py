@@ -4,11 +4,12 @@ Minus signs and dashes are typographic; `format_table.render` replaces them in p
 """
 
 import math
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from harness.constants import ALPHA, PASSED
+from harness.constants import ALPHA, ANSWER_LOGPROB, PASSED
 
 NONE = "\N{EN DASH}"
 """Text of a missing value."""
@@ -44,27 +45,37 @@ def signed(value: Any, digits: int = 1) -> str:
 
 
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
-    """An interval in brackets; empty if an end is missing.
-
-    An interval of 10 points or more has no digits after the point.
-    """
+    """An interval in brackets; empty if an end is missing."""
     if _is_missing(low) or _is_missing(high):
         return ""
     write_end = signed if sign else number
-    digits = 1 if high - low < 10 else 0
+    digits = count_digits(low, high)
     return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
 
 
+def count_digits(low: Any, high: Any) -> int:
+    """The digits after the point of an interval: none from 10 points on, two below half a point."""
+    if _is_missing(low) or _is_missing(high):
+        return 1
+    return 1 + int(high - low < 0.5) - int(high - low >= 10)
+
+
 def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval, as `44.6 [34-53]`."""
+    """An accuracy in percent with its interval, as `44.6 [34-53]`.
+
+    A log-probability, which is below 0, is written as a difference is.
+    """
     if _is_missing(value) or _is_missing(low):
         return number(value)
+    if value < 0:
+        return difference(value, low, high)
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
 def difference(value: Any, low: Any, high: Any) -> str:
-    """A difference in points with its interval."""
-    return f"{signed(value)} {interval(low, high, sign=True)}".rstrip()
+    """A difference, or a log-probability, with its interval."""
+    digits = max(1, count_digits(low, high))
+    return f"{signed(value, digits)} {interval(low, high, sign=True)}".rstrip()
 
 
 def count(value: Any) -> str:
@@ -128,6 +139,15 @@ def verdict(word: Any, role: Any, within_margin: Any, margin: Any, by_format: An
 def points(margin: float) -> str:
     """A margin with its unit."""
     return f"{margin:g} {plural('point', margin)}"
+
+
+def name_score(text: str, score: str | None) -> str:
+    """A text about accuracy in points, or in percent at its end, for another score."""
+    if score:
+        text = re.sub("accuracy", score, text, flags=re.IGNORECASE)
+    if score == ANSWER_LOGPROB:
+        text = re.sub(r"\bpoints?\b|%(?=\)?$)", "nats", text)
+    return text
 
 
 def plural(noun: str, amount: float) -> str:

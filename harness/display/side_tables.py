@@ -24,6 +24,7 @@ from harness.display.format_values import (
     count,
     difference,
     interval,
+    name_score,
     number,
     p_value,
     signed,
@@ -103,9 +104,9 @@ SIDE_TABLES = (
             Column("texts kind", "other texts", "{} {}".format),
             Column(
                 "least most",
-                "their accuracies",
+                "from, to",
                 interval,
-                "lowest and highest accuracy with one of them, percent",
+                "lowest and highest accuracy with one of them",
             ),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value),
@@ -177,12 +178,12 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
             shared_values, word_columns = describe_words(rows, words)
             title_end = "".join(f", {value}" for value in shared_values)
             title = side.heading.replace("{shared}", title_end)
-            columns = [*word_columns, *_filled_columns(side, rows)]
-            tables[side.key] = Table(title, rows, columns, side.remarks)
+            columns = [*word_columns, *_filled_columns(side, rows, board.score)]
+            tables[side.key] = Table(name_score(title, board.score), rows, columns, side.remarks)
     return tables
 
 
-def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
+def _filled_columns(side: SideTable, rows: Sequence[Row], score: str | None) -> Iterator[Column]:
     """The columns with a value in any row.
 
     A column without a legend has the meaning of its first field.
@@ -190,4 +191,5 @@ def _filled_columns(side: SideTable, rows: Sequence[Row]) -> Iterator[Column]:
     for column in side.columns:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
-            yield replace(column, legend=column.legend or side.meanings.get(field, ""))
+            legend = column.legend or side.meanings.get(field, "")
+            yield replace(column, legend=name_score(legend, score))

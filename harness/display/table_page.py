@@ -71,8 +71,6 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         )
     if options.reference and options.by:
         raise ConfigError("--reference has numbers for all problems together: use it without --by.")
-    if options.score and (options.reference or "audit" in options.side_tables):
-        raise ConfigError("--audit and --reference count single samples: use them without --score.")
     loaded_runs = [Run.load(run, metric=options.metric) for run in locate(runs)]
     board = make_leaderboard(
         loaded_runs,
@@ -81,6 +79,10 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         by=list(dict.fromkeys(Split(name).value for name in options.by)),
         score=options.score,
     )
+    if board.score and (options.reference or "audit" in options.side_tables):
+        raise ConfigError(
+            f"--audit and --reference count single right samples, which {board.score} does not."
+        )
     tables = [*_show_tables(board, options)]
     reference = None
     if options.reference:

@@ -32,6 +32,8 @@ class Completion:
             arguments have vLLM look for it; None where the backend does not report it.
         attention: The sums of attention [layer, set, head, key] if the prompt is recorded: see
             `Request.record`.
+        prompt_logprobs: The log-probability and the rank of each token of the prompt after the
+            first, if the request has tokens to score.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Completion:
     completion_tokens: int | None = None
     finish_reason: str | None = None
     attention: NDArray[np.float32] | None = None
+    prompt_logprobs: Sequence[tuple[float, int]] = ()
 
 
 FinishedRequests = list[tuple[Request, Completion]]
@@ -70,13 +73,22 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
             completions.append(
                 Completion(
                     request_id=output.request_id,
-                    text=completion.text,
+                    # the token behind a gold answer is of no use
+                    text="" if output.prompt_logprobs else completion.text,
                     token_ids=tuple(completion.token_ids),
                     completion_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
+                    prompt_logprobs=_read_prompt_logprobs(output.prompt_logprobs or ()),
                 )
             )
     return completions, len(completions) < len(outputs)
+
+
+def _read_prompt_logprobs(positions: Sequence[Any]) -> list[tuple[float, int]]:
+    """The log-probability and the rank of each token; vLLM has nothing for the first."""
+    # without further likely tokens a position has the prompt's own token alone
+    tokens = [next(iter(position.values())) for position in positions[1:]]
+    return [(token.logprob, token.rank) for token in tokens]
 
 
 def sampling_parameters(request: Request, recording: str = "") -> Any:
@@ -100,6 +112,9 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
         skip_special_tokens=False,
         spaces_between_special_tokens=False,
         extra_args=extra or None,
+        # vLLM then computes the whole prompt: it reads no cached prefix, whose log-probabilities
+        # it would not have
+        prompt_logprobs=0 if request.scored else None,
         # otherwise vLLM makes an output after every token
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.constants import JsonObject
+from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.vllm_engine import device_type
@@ -280,7 +280,9 @@ def finish(path: Path) -> None:
         }
         # refuses missing samples, so it must come before `export`
         read_frame(path, receipt, prompts, records=(samples, scores.values()))
-        receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
+        # lm-eval would generate, and here nothing was
+        if config.get("endpoint") != ANSWER_LOGPROB:
+            receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -5,11 +5,13 @@ import os
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from harness.reasoning_markers import (
     spends_budget,
 )
 from harness.runs import versions_and_hashes
-from harness.runs.records import SESSION, TIMING, Sample, Score
+from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score
 from harness.runs.run_files import RECORDED, read_samples
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
@@ -62,7 +64,8 @@ class _Session:
     """The work of a process on a run.
 
     Attributes:
-        missing: The requests that have no sample yet.
+        missing: The requests to send, as they have no sample yet: one for each accepted answer if
+            its log-probability is measured.
         timing: The content of the journal's note on the session's duration.
 
     Raises:
@@ -81,10 +84,13 @@ class _Session:
                 f"{folder.path} holds {len(unknown_keys)} samples that are none of this run's, "
                 f"such as {unknown_keys[0]}."
             )
-        self.missing = [
+        missing = [
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
+        self.missing = [*chain.from_iterable(map(Request.with_answers, missing))]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
+        self._answer_scores: defaultdict[str, list[AnswerScore]] = defaultdict(list)
+        """Of the accepted answers, by the sample's key."""
         self._has_reasoning = False
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -154,7 +160,7 @@ class _Session:
     def _announce_loading(self) -> None:
         message = f"loading {self._plan.config.model.display_name}"
         total = len(self._requests)
-        if recorded := total - len(self.missing):
+        if recorded := len(self._folder.sample_keys):
             path = self._folder.path
             message += f": {recorded:,} of {total:,} samples are in {path} already"
         print_message(message)
@@ -203,7 +209,7 @@ class _Session:
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         self._has_reasoning |= skip_reasoning(completion.text) != completion.text
         sample = Sample.of(
-            request,
+            self._requests[key],
             key,
             text,
             tokens=tokens,
@@ -215,6 +221,14 @@ class _Session:
                 request.sampling.thinking_budget,
             ),
         )
+        if request.scored:
+            tokens = len(request.prompt_token_ids or ())  # which take the time
+            scores = self._answer_scores[key]
+            scores.append(AnswerScore(list(completion.prompt_logprobs[-request.scored :])))
+            if len(scores) < len(request.answers):
+                self.timing["tokens"] += tokens
+                return
+            sample.answer_score = max(scores, key=attrgetter("total"))
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

@@ -9,6 +9,8 @@ from harness.runs.journal import Journal
 from harness.runs.records import Prompt, Sample, Score
 from harness.runs.run_files import PromptIndex
 
+_NO_AUDIT = Audit(reason="not asked for")
+
 
 def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
     """The grader's job for a sample: its completion after the answer prefix of the prompt.
@@ -39,6 +41,9 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
 class Scorer:
     """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
+    Log-probabilities need no worker: the verdict says whether greedy decoding would write the gold
+    answer.
+
     Args:
         scores: The journal of finished scores.
         prompts: The run's prompts, with the gold answers; the authors' rule reads their texts too.
@@ -59,6 +64,12 @@ class Scorer:
         key = sample.key
         if key in self._scores.keys or key in self._results:
             return
+        if sample.answer_score is not None:
+            self._results[key] = {"audit": _NO_AUDIT}
+            is_greedy = sample.answer_score.is_greedy
+            grade = Grade(verdict="correct" if is_greedy else "incorrect", answer=None)
+            self._pool.submit((key, "grade"), grade)
+            return
         prompt = self._prompts[self._index.find(sample)]
         job = grade_job(prompt, sample)
         self._results[key] = {}
@@ -75,7 +86,7 @@ class Scorer:
             )
             self._pool.submit((key, "audit"), audit_job)
         else:
-            self._results[key]["audit"] = Audit(reason="not asked for")
+            self._results[key]["audit"] = _NO_AUDIT
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""

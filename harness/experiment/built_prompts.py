@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,14 @@ from harness.reasoning_markers import find_opened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class AnswerTokens(NamedTuple):
+    """The token ids of an accepted answer, and of the label between prompt and answer."""
+
+    label: list[int]
+    gold: list[int]
+
 
 Spans = Sequence[tuple[Role, tuple[int, int]]]
 """The role of each segment, and its half-open range of characters in the text."""
@@ -58,6 +66,8 @@ class BuiltPrompt:
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The intervention while the model answers.
+        answers: The accepted answers whose log-probability is measured; empty for the endpoint
+            accuracy.
     """
 
     prompt: Prompt
@@ -71,6 +81,7 @@ class BuiltPrompt:
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
     intervention: Resolved | None = None
+    answers: tuple[AnswerTokens, ...] = ()
 
     @cached_property
     def prompt_sha256(self) -> str:

@@ -4,6 +4,8 @@ The key of a sample depends on everything that can change the sample. So a store
 every request with the same key.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import re
@@ -14,8 +16,10 @@ from functools import cached_property
 from itertools import chain, product
 from typing import Any
 
+from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
-from harness.experiment.built_prompts import BuiltPrompt
+from harness.experiment.answer_tokens import add_answers
+from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, ExampleIds, FewshotConfig
@@ -238,6 +242,8 @@ def _build_arms(
         for arm in build_checked_prompts(
             problems, conditions, settings, model, max_gen_toks=config.max_gen_toks
         ):
+            if config.endpoint == ANSWER_LOGPROB and model is not None:
+                arm = add_answers(arm, settings, config.answer, model.tokenizer)
             task = config.task_name(dataset.name, arm.condition.name, layout, arm.draw)
             arms[task] = arm
     return arms
@@ -265,6 +271,8 @@ class Request:
             set, 0 for other tokens. In the last set a query's attention to its own token counts
             too. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
+        answers: The accepted answers whose log-probability is measured, as of `BuiltPrompt`.
+        scored: The number of tokens at the prompt's end whose log-probability is requested.
     """
 
     task: str
@@ -281,6 +289,18 @@ class Request:
     intervention: Mapping[str, Any] | None = None
     record: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
+    answers: tuple[AnswerTokens, ...] = ()
+    scored: int = 0
+
+    def with_answers(self) -> list[Request]:
+        """The requests to send: one for each accepted answer, which then ends the prompt."""
+        if not self.answers:
+            return [self]
+        prompt = self.prompt_token_ids or ()
+        return [
+            replace(self, prompt_token_ids=(*prompt, *label, *gold), scored=len(gold))
+            for label, gold in self.answers
+        ]
 
 
 def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
@@ -328,6 +348,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 sampling=sampling,
                 intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if is_chat_api else None,
+                answers=prompt.answers,
             )
             counts[key] += 1
 
@@ -353,6 +374,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.sample_index,
         request.replicate,
         request.again,
+        *request.answers,
     )
     return hash_json(values)
 

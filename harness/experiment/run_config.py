@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from harness import resources, smollm2_model
-from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
+from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     Condition,
@@ -96,6 +96,9 @@ class RunConfig(Strict):
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
+    endpoint: Literal["accuracy", "answer_logprob"] = "accuracy"
+    """What is measured: `accuracy`, or the log-probability of the gold answer. Then nothing is
+    generated."""
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
@@ -133,6 +136,8 @@ class RunConfig(Strict):
         values = dict(values)
         if values.get("answer") == "line" and values.get("instruction") is None:
             values["instruction"] = PLAIN_INSTRUCTION
+        if values.get("endpoint") == ANSWER_LOGPROB:
+            values["max_gen_toks"] = 1  # vLLM's least; the token is not used
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict) and "draws" in fewshot:
             # so that by default each problem is asked once with every draw
@@ -156,6 +161,7 @@ class RunConfig(Strict):
             self._find_example_faults(),
             self._find_contrast_faults(),
             self._find_model_faults(),
+            self._find_endpoint_faults(),
         ):
             raise ValueError(fault)
         # other settings do not need the model's generation_config to be resolved
@@ -237,6 +243,26 @@ class RunConfig(Strict):
             yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
+
+    def _find_endpoint_faults(self) -> Iterator[str]:
+        if self.endpoint != ANSWER_LOGPROB:
+            return
+        has_intervention = any(condition.intervention for condition in self.conditions)
+        needs = {
+            # other backends return no log-probabilities of a prompt
+            f"`model.backend: vllm`, not {self.model.backend}": self.model.backend == "vllm",
+            "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
+            "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
+            "conditions without an intervention": not has_intervention,
+            "no record_attention": not self.record_attention,
+            "no thinking_budget": not self.thinking_budget,
+            # every condition answers at once
+            "no positive_control, or `answer: line`": (
+                self.answer == "line" or not self.positive_control
+            ),
+        }
+        if missing := [need for need, is_met in needs.items() if not is_met]:
+            yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
 
     @property
     def folder(self) -> Path:
@@ -347,6 +373,8 @@ class RunConfig(Strict):
                 del values[key]
         if self.answer == "box":
             del values["answer"]
+        if self.endpoint == "accuracy":
+            del values["endpoint"]
         if self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)

@@ -53,7 +53,12 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
 
 
 def describe_problem_differences(old: Run, new: Run) -> str:
-    """In what the problems of two runs differ; empty if they are the same, as far as is known."""
+    """In what the problems or endpoints of two runs differ.
+
+    Empty if they are the same, as far as is known.
+    """
+    if old.endpoint != new.endpoint:
+        return f"another endpoint: {old.endpoint} -> {new.endpoint}"
     old_dataset, new_dataset = old.about.get("dataset"), new.about.get("dataset")
     if old_dataset is not None and new_dataset is not None:
         if old_dataset == new_dataset:

@@ -146,6 +146,11 @@ class Run:
         return self.about.get("reference_conditions") or {}
 
     @property
+    def endpoint(self) -> str:
+        """What it measures, as of `RunConfig`."""
+        return str(self.about.get("endpoint", "accuracy"))
+
+    @property
     def is_logs(self) -> bool:
         """Whether the run is read from lm-eval's logs."""
         return bool(self.about["source"] == "lm-eval")
@@ -251,6 +256,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         **{name: receipt[name] for name in ("problems", *VERSIONS, "prompts_sha256")},
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
+        "endpoint": config.get("endpoint", "accuracy"),
         "sampling": sampling,
         "settings": settings,
         "greedy": arm.sampling.greedy,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
-from harness.constants import JsonObject
+from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.errors import RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
@@ -141,6 +141,26 @@ def stored_prompts(plan: Plan) -> list[Prompt]:
     return [Prompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows]
 
 
+class AnswerScore(Struct, gc=False):
+    """The score of a gold answer after a prompt.
+
+    Attributes:
+        tokens: The log-probability of each of its tokens, in nats, and its rank.
+    """
+
+    tokens: list[tuple[float, int]]
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the answer."""
+        return sum(logprob for logprob, _ in self.tokens)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether greedy decoding would write the answer."""
+        return all(rank == 1 for _, rank in self.tokens)
+
+
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
 class Sample(Keyed, kw_only=True, gc=False):
     """A finished completion: a line of `journal.jsonl`.
@@ -153,6 +173,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
         spent_budget: Whether its reasoning has all tokens of `thinking_budget`.
+        answer_score: That of the likeliest accepted answer, if the endpoint is `answer_logprob`.
     """
 
     task: str
@@ -173,6 +194,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         str | None, column("stop or length; missing if the backend does not report it")
     ] = None
     spent_budget: bool = False
+    answer_score: AnswerScore | None = None
 
     @staticmethod
     def of(
@@ -422,6 +444,15 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "correct": ("bool", "whether the verdict is correct"),
     **_columns(Graded, "answer"),
     **_columns(Document, target="answer"),
+    ANSWER_LOGPROB: (
+        "float64",
+        "log-probability of the gold answer, in nats; only for this endpoint, as the next two",
+    ),
+    "answer_tokens": (
+        "int32",
+        "tokens of the gold answer; the mean of a token is answer_logprob / answer_tokens",
+    ),
+    "answer_rank": ("int32", "rank of its first token; 1 is the likeliest"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(Prompt, "prompt_sha256", "prompt_token_sha256"),
     **_columns(Sample, "prompt_tokens", "completion_tokens"),

@@ -15,6 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
+from harness.constants import ANSWER_LOGPROB
 from harness.errors import RunError
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
@@ -78,6 +79,12 @@ _TEXTS: Columns = {
     **_fields(object, "finish_reason", "seed", "prompt_token_sha256", "prompt_tokens"),
 }
 """Further columns of a sample in a frame with texts."""
+_ANSWER_SCORES: Columns = {
+    ANSWER_LOGPROB: (np.float64, attrgetter("answer_score.total")),
+    "answer_tokens": (np.int32, lambda sample: len(sample.answer_score.tokens)),
+    "answer_rank": (np.int32, lambda sample: sample.answer_score.tokens[0][1]),
+}
+"""Further columns of a sample with the endpoint `answer_logprob`."""
 _REASONS = _fields(object, "reason", "audit_reason")
 """Further columns of a score in a frame with texts."""
 
@@ -92,7 +99,8 @@ def load_run(
     `analysis.compare` makes the A/A columns of a frame with both replicates.
 
     Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several
-    draws of examples, and `cluster` if problems have clusters. A value that a backend or grader
+    draws of examples, `cluster` if problems have clusters, and `answer_logprob`, `answer_tokens`
+    and `answer_rank` if that is the endpoint. A value that a backend or grader
     does not report is missing.
 
     Args:
@@ -154,6 +162,8 @@ def read_frame(
         records = read_samples(folder), read_records(folder / SCORES, Score)
     sample_records, score_records = records
     facts = _FACTS | _prompt_columns(prompts)
+    if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
+        facts |= _ANSWER_SCORES
     samples = _gather(sample_records, _KEY | facts | (_TEXTS if texts else {}))
     scores = _gather(score_records, _KEY | _GRADES | (_REASONS if texts else {}))
     if samples.empty:

@@ -57,6 +57,20 @@ def test_a_run_without_tests_has_no_smallest_difference_and_a_small_run_a_large_
     assert "smallest difference: more than 10 points (" in line
 
 
+def test_the_time_of_log_probabilities_is_that_of_all_prompt_tokens(tmp_path):
+    planned = config(tmp_path, model=toy_model(), endpoint="answer_logprob")
+    shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
+    path = tmp_path / "earlier" / "run.json"
+    receipt = json.loads(path.read_text())
+    receipt["timing"] |= {"tokens_per_second": 1000.0, "load_seconds": 60.0}
+    receipt["engine"]["device"] = "cpu"
+    path.write_text(json.dumps(receipt))
+    assert describe_time(planned, 500, 1_024_000).startswith("unknown"), "it generated"
+    receipt["config"]["endpoint"] = "answer_logprob"
+    path.write_text(json.dumps(receipt))
+    assert describe_time(planned, 500, 1_024_000).startswith("about 19 minutes"), "60 s + 1024 s"
+
+
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     settings = {"conditions": ["wo", "mless", "mful"], **SAMPLED, "model": toy_model()}
     planned = config(tmp_path, **settings)

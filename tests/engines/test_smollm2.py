@@ -140,6 +140,59 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
+@pytest.mark.slow
+def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
+    mless, smollm2, whole_model, tmp_path
+):
+    """100 prompts, each sent twice; of accepted answers the likeliest counts.
+
+    The prefix cache is on. A block that holds a gold token would change the second number.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    path = tmp_path / "sums.jsonl"
+    golds = {f"What is {a} + {b}?": [str(a + b), f"{a}+{b}"] for a in range(10) for b in range(5)}
+    rows = [{"problem": problem, "answer": answers} for problem, answers in golds.items()]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    folder = tmp_path / "run"
+    values = [
+        "endpoint=answer_logprob",
+        "answer=box",
+        "replicates=2",
+        "conditions=[wo, mless]",
+        f"dataset={{path: {path}}}",
+        "fewshot=null",
+        "repeats=1",
+        "model.model_args.enable_prefix_caching=true",
+        "model.model_args.max_num_seqs=8",  # a busy machine ends such steps in time
+    ]
+    options = [f"--set={value}" for value in values]
+    succeed(mless, "run", CONFIG, *options, "--quiet", "-o", folder)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    frame = harness.load_run(folder, replicates=True).set_index(["condition", "problem_id"])
+    likeliest, differences = set(), []
+    for prompt in read_prompts(folder):
+        prefix = tokenizer(prompt.prompt)["input_ids"] + tokenizer.encode("\\boxed{")
+        scores = []
+        for answer in golds[prompt.doc["problem"]]:
+            gold = tokenizer.encode(answer)
+            with torch.inference_mode():
+                logits = whole_model(torch.tensor([prefix + gold])).logits[0, len(prefix) - 1 : -1]
+            logprobs = logits.double().log_softmax(-1)
+            ranks = (logits > logits[range(len(gold)), gold][:, None]).sum(-1) + 1
+            total = float(logprobs[range(len(gold)), gold].sum())
+            scores.append((total, len(gold), int(ranks[0]), bool((ranks == 1).all())))
+        expected, *facts = max(scores)
+        first, again = frame.loc[(prompt.condition, prompt.doc["id"])].to_dict("records")
+        assert first["answer_logprob"] == again["answer_logprob"] and first["completion"] == ""
+        assert [first[name] for name in ("answer_tokens", "answer_rank", "correct")] == facts
+        differences.append(abs(first["answer_logprob"] - expected))
+        likeliest.add(scores.index(max(scores)))
+    assert len(differences) == 100 and max(differences) < 1e-4
+    assert likeliest == {0, 1}, "either answer is the likeliest somewhere"
+
+
 def test_the_probe_refuses_its_arms(run, command, tmp_path):
     arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
     refused(

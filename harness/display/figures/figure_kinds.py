@@ -1,10 +1,10 @@
 """The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 import pandas
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets
 from harness.analysis.sweeps import find_sweeps
@@ -17,6 +17,7 @@ from harness.display.figures.interval_rows import (
     draw_instructions,
 )
 from harness.display.figures.lines import draw_dose
+from harness.display.format_values import name_score
 from harness.errors import ComparisonError
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.runs.read_runs import Run
@@ -40,10 +41,8 @@ def draw_figures(
     for kind in dict.fromkeys(kinds or Kind):
         drawing = FIGURES[kind](board, runs)
         if drawing is not None:
-            if board.score:
-                for axes in drawing[0].axes:
-                    label = re.sub("accuracy", board.score, axes.get_xlabel(), flags=re.IGNORECASE)
-                    axes.set_xlabel(label)
+            for text in drawing[0].findobj(Text):
+                text.set_text(name_score(text.get_text(), board.score))
             yield kind, drawing
         elif kinds:
             reason = _ABSENCE[kind]

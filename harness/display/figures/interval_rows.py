@@ -18,6 +18,8 @@ from harness.display.figures.figure_style import (
 )
 from harness.display.format_values import (
     LEVEL,
+    count_digits,
+    difference,
     interval,
     number,
     points,
@@ -50,13 +52,14 @@ def draw_accuracies(
         for row in accuracies.to_dict("records"):
             name = row["condition"]
             value, low, high = row["accuracy"], row["accuracy_low"], row["accuracy_high"]
-            cells = {"%": number(value), "interval": interval(low, high)}
+            digits = max(1, count_digits(low, high))
+            cells = {"%": number(value, digits), "interval": interval(low, high)}
             family = families.get(name, "")
             rows.append(
                 FigureRow(wrapped_label(name), cells, looks[name], value, low, high, family=family)
             )
     note = (
-        f"Lines: {LEVEL} score intervals of single accuracies. Their overlap does not show whether "
+        f"Lines: {LEVEL} intervals of single conditions. Their overlap does not show whether "
         "two conditions differ, because samples are paired by problem: see the forest plot."
     )
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
@@ -158,5 +161,6 @@ def _make_difference_row(
 ) -> FigureRow:
     """The row of a difference and the ends of its interval, in points."""
     value, low, high = effect
-    numbers = {"points": signed(value), "interval": interval(low, high, sign=True)}
+    change, _, ends = difference(value, low, high).partition(" ")
+    numbers = {"points": change, "interval": ends}
     return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)

@@ -22,6 +22,7 @@ from harness.display.format_values import (
     define_flips,
     difference,
     label,
+    name_score,
     p_value,
     points,
     verdict,
@@ -109,7 +110,7 @@ def _collect_facts(
         "further_tables": show_side_tables(board).values(),
         "attention": attention,
         **pack_views(attention),
-        "margin": points(float(rows[0]["margin"])),
+        "margin": name_score(points(float(rows[0]["margin"])), board.score),
         "baseline": board.baseline,
         "receipts": _list_receipts(runs, attention, board),
         "samples": len(samples),
@@ -194,6 +195,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
+    question = name_score(question, board.score)
     has_settings = has_several_settings(answer_rows)
     answers = []
     for row in answer_rows[:CARD_ROWS]:
@@ -201,7 +203,8 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         if has_settings:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
-        answers.append({"kind": kind, "verdict": _describe_verdict(row), "text": text})
+        answer = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
+        answers.append({key: name_score(words, board.score) for key, words in answer.items()})
     noise = " ".join(remark for remark, _ in remark_noise(board))
     if not noise:
         noise = (
