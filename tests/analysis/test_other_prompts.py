@@ -19,7 +19,6 @@ from harness.display.figures.interval_rows import draw_instructions
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
-from harness.experiment.run_config import RunConfig
 from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
@@ -30,8 +29,6 @@ from tests.make import (
     verdicts_by_count,
     write_run,
 )
-
-MODEL = {"model_args": {"pretrained": "x"}}
 
 
 def settings_of(accuracies, *, n=200):
@@ -147,19 +144,6 @@ def test_accuracies_and_verdicts_are_of_all_instructions_together():
     (cells,) = side_tables["instructions"].cells
     assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[\u221220, +30]"]
     assert '"instructions": [' in as_json(board) and "texts" not in side_tables
-
-
-def test_all_conditions_run_under_each_other_instruction():
-    across = {"instructions": ["One.", "Two."]}
-    config = RunConfig(name="x", model=MODEL, conditions=["wo", "mless"], across=across)
-    names = [condition.name for condition in config.all_conditions]
-    assert names == ["wo", "mless", "wo-w01", "mless-w01", "wo-w02", "mless-w02"]
-    instructions = [condition.instruction for condition in config.all_conditions[2:]]
-    assert instructions == ["One.", "One.", "Two.", "Two."]
-    assert config.tested == (("mless", "wo"),), "other instructions are no further tests"
-    again = RunConfig.model_validate(config.as_written())
-    assert again.all_conditions == config.all_conditions and again.identity() == config.identity()
-    assert "across" not in RunConfig(name="x", model=MODEL, conditions=["wo"]).identity()
 
 
 RIGHT_UNDER = {

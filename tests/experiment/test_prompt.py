@@ -113,6 +113,7 @@ def test_a_budget_of_reasoning_needs_markers_and_changes_the_keys_of_samples(toy
     assert [toy_tokenizer.decode(tokens) for tokens in (start, end)] == ["<think>", "</think>"]
     (without, *_) = plan_of("thinking={start: <think>, end: </think>}", limit=1)[1]
     assert without.prompt == requests[0].prompt
+    assert requests[0].sampling.lm_eval()["thinking_budget"] == 5
     assert sample_key(without, "setting") != sample_key(requests[0], "setting")
 
 

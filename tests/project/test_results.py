@@ -32,7 +32,6 @@ from tests.make import (
     TOY,
     TOY_CONFIG,
     TOY_MODEL,
-    TOY_PROBLEMS,
     table_data,
 )
 
@@ -147,10 +146,3 @@ def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_
         for text in (table, page_table)
     )
     assert rows == page_rows and len(rows) == 11
-
-
-def test_the_problems_of_the_toy_are_distinct_and_of_all_levels():
-    assert len(TOY_PROBLEMS) == len({problem.problem for problem in TOY_PROBLEMS}) == 500
-    assert {problem.level for problem in TOY_PROBLEMS} == {1, 2, 3, 4, 5}
-    for problem in TOY_PROBLEMS:
-        assert f"\\boxed{{{problem.answer}}}" in problem.solution
