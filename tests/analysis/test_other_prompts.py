@@ -24,7 +24,6 @@ from tests.make import (
     CONTROL,
     by_condition,
     evaluation,
-    make_board,
     right,
     verdicts_by_count,
     write_run,
@@ -123,29 +122,6 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have(
     assert instructions_table(few, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS).empty
 
 
-def test_accuracies_and_verdicts_are_of_all_instructions_together():
-    """Better under two instructions and worse under two: the mean is judged."""
-    counts = {
-        name: {"correct": round(300 * share), "incorrect": round(300 * (1 - share))}
-        for name, share in accuracies_under([0.3, 0.3, -0.2, -0.2]).items()
-    }
-    board = make_board(verdicts_by_count(counts), reference_conditions=OTHER_INSTRUCTIONS)
-    table = by_condition(board)
-    assert table["repeats"].to_dict() == {"wo": 4, "mless": 4}
-    assert table["accuracy"].tolist() == pytest.approx([50, 55])
-    row = table.loc["mless"]
-    assert row["difference"] == pytest.approx(5) and row["problems"] == 300
-    flips = row["wrong_to_right"], row["right_to_wrong"]
-    pairs = 2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4
-    assert flips == pytest.approx(pairs), "of pairs under one instruction"
-    grid, side_tables = show_comparison(board), show_side_tables(board)
-    assert [cells[0].text for cells in grid.cells] == ["w/o", "w/ Mless"]
-    assert "for 4 instructions together" in " ".join(grid.notes)
-    (cells,) = side_tables["instructions"].cells
-    assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[\u221220, +30]"]
-    assert '"instructions": [' in as_json(board) and "texts" not in side_tables
-
-
 RIGHT_UNDER = {
     "wo": (0, 1),
     "mless": (55, 3),
@@ -193,11 +169,18 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
     for board in boards:
         table = by_condition(board)
         assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
+        columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
+        assert table.loc["mless", columns].tolist() == [4, 2, 1, 0], "pairs of one instruction"
         assert table.loc["answer-at-once", "role"] != "reference"
         rows = board.side_tables["instructions"].set_index("condition")
         assert (rows["instructions"] == 4).all()
         assert rows["difference"].to_dict() == differences
-        notes = " ".join(show_comparison(board).notes)
+        grid, side_tables = show_comparison(board), show_side_tables(board)
+        assert len(grid.cells) == len(accuracies), "no row of a single instruction"
+        cells = side_tables["instructions"].cells[0]
+        assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
+        assert '"instructions": [' in as_json(board) and "texts" not in side_tables
+        notes = " ".join(grid.notes)
         assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
     assert boards[0].reference_conditions == boards[1].reference_conditions
     assert len(boards[0].reference_conditions) == 3 * 6 + 1
