@@ -253,7 +253,6 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
     server, tmp_path, run_served
 ):
     def answer(body):
-        assert body["prompt"][:3] and all(isinstance(token, int) for token in body["prompt"])
         if len(server.posts) > 12:
             return 400, {"message": "out of order"}
         return 200, completion(r"\boxed{1}")

@@ -206,12 +206,3 @@ def test_the_config_states_the_markers_of_reasoning_else_the_template(
     assert ("thinking" in plan.config.identity()) == bool(override)
     text = " ".join(describe_plan(plan).split())
     assert text.count("No chat template states the markers") == is_reported
-
-
-def test_without_layouts_a_chat_template_is_used_if_there_is_one(toy_tokenizer, tmp_path):
-    assert plan_of("layouts=[]", limit=1)[0].config.layouts == ("chat",)
-    tokenizer = save_tokenizer(toy_tokenizer, None, tmp_path)
-    plan, _ = plan_of("layouts=[]", tokenizer, limit=1)
-    assert plan.config.layouts == ("raw",)
-    assert plan.config.identity()["layouts"] == ["raw"]
-    assert "raw: no chat template is known; before text outside" in describe_plan(plan)
