@@ -119,10 +119,6 @@ REFUSES_SYSTEM_AND_ASKS_CLOCK = (
     "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-DROPS_SYSTEM = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}"
-    "[INST]\n{{ m['content'] }}[/INST]\n{% endif %}{% endfor %}"
-)
 SPECIAL_TOKENS = (
     "<s> </s> <unk> <|im_start|> <|im_end|> <|start|> <|end|> <|eot|> "
     "<start_of_turn> <end_of_turn> [INST] [/INST]"

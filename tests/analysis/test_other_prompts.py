@@ -19,19 +19,15 @@ from harness.display.figures.interval_rows import draw_instructions
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
-from harness.experiment.run_config import RunConfig
 from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
     by_condition,
     evaluation,
-    make_board,
     right,
     verdicts_by_count,
     write_run,
 )
-
-MODEL = {"model_args": {"pretrained": "x"}}
 
 
 def settings_of(accuracies, *, n=200):
@@ -126,42 +122,6 @@ def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have(
     assert instructions_table(few, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS).empty
 
 
-def test_accuracies_and_verdicts_are_of_all_instructions_together():
-    """Better under two instructions and worse under two: the mean is judged."""
-    counts = {
-        name: {"correct": round(300 * share), "incorrect": round(300 * (1 - share))}
-        for name, share in accuracies_under([0.3, 0.3, -0.2, -0.2]).items()
-    }
-    board = make_board(verdicts_by_count(counts), reference_conditions=OTHER_INSTRUCTIONS)
-    table = by_condition(board)
-    assert table["repeats"].to_dict() == {"wo": 4, "mless": 4}
-    assert table["accuracy"].tolist() == pytest.approx([50, 55])
-    row = table.loc["mless"]
-    assert row["difference"] == pytest.approx(5) and row["problems"] == 300
-    flips = row["wrong_to_right"], row["right_to_wrong"]
-    pairs = 2 * 0.3 * 300 / 4, 2 * 0.2 * 300 / 4
-    assert flips == pytest.approx(pairs), "of pairs under one instruction"
-    grid, side_tables = show_comparison(board), show_side_tables(board)
-    assert [cells[0].text for cells in grid.cells] == ["w/o", "w/ Mless"]
-    assert "for 4 instructions together" in " ".join(grid.notes)
-    (cells,) = side_tables["instructions"].cells
-    assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[\u221220, +30]"]
-    assert '"instructions": [' in as_json(board) and "texts" not in side_tables
-
-
-def test_all_conditions_run_under_each_other_instruction():
-    across = {"instructions": ["One.", "Two."]}
-    config = RunConfig(name="x", model=MODEL, conditions=["wo", "mless"], across=across)
-    names = [condition.name for condition in config.all_conditions]
-    assert names == ["wo", "mless", "wo-w01", "mless-w01", "wo-w02", "mless-w02"]
-    instructions = [condition.instruction for condition in config.all_conditions[2:]]
-    assert instructions == ["One.", "One.", "Two.", "Two."]
-    assert config.tested == (("mless", "wo"),), "other instructions are no further tests"
-    again = RunConfig.model_validate(config.as_written())
-    assert again.all_conditions == config.all_conditions and again.identity() == config.identity()
-    assert "across" not in RunConfig(name="x", model=MODEL, conditions=["wo"]).identity()
-
-
 RIGHT_UNDER = {
     "wo": (0, 1),
     "mless": (55, 3),
@@ -209,11 +169,18 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
     for board in boards:
         table = by_condition(board)
         assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
+        columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
+        assert table.loc["mless", columns].tolist() == [4, 2, 1, 0], "pairs of one instruction"
         assert table.loc["answer-at-once", "role"] != "reference"
         rows = board.side_tables["instructions"].set_index("condition")
         assert (rows["instructions"] == 4).all()
         assert rows["difference"].to_dict() == differences
-        notes = " ".join(show_comparison(board).notes)
+        grid, side_tables = show_comparison(board), show_side_tables(board)
+        assert len(grid.cells) == len(accuracies), "no row of a single instruction"
+        cells = side_tables["instructions"].cells[0]
+        assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
+        assert '"instructions": [' in as_json(board) and "texts" not in side_tables
+        notes = " ".join(grid.notes)
         assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
     assert boards[0].reference_conditions == boards[1].reference_conditions
     assert len(boards[0].reference_conditions) == 3 * 6 + 1

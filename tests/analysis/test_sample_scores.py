@@ -9,19 +9,14 @@ from harness.analysis import compare, estimate_difference
 from harness.analysis.result_tables import as_csv, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.errors import ComparisonError
-from tests.make import compare_rows, evaluation, with_cases
+from tests.make import compare_rows, drawn, evaluation, with_cases
 
 WRONG, RIGHT = "incorrect", "correct"
 
 
 def make_samples(problems=12, k=5, **chances):
     """Random verdicts of conditions."""
-    rng = np.random.default_rng(0)
-    verdicts = {
-        name: np.where(rng.random((problems, k)) < chance, RIGHT, WRONG).tolist()
-        for name, chance in chances.items()
-    }
-    return evaluation(verdicts).samples
+    return evaluation(drawn(0, problems, k, chances, (WRONG,))).samples
 
 
 def test_problems_that_only_one_of_two_conditions_solves_are_counted():

@@ -117,7 +117,6 @@ def test_with_few_changes_the_interval_holds_effects_that_so_many_problems_may_m
     steps = np.diff(intervals, axis=0)
     assert (-1e-9 < steps[:, 0]).all() and (steps[:, 0] < 0.02).all()
     assert (-0.007 < steps[:, 1]).all() and (steps[:, 1] < 0.02).all()
-    assert [low > 0 for low, _ in intervals] == [False] * 6 + [True] * 15
 
 
 @given(st.integers(0, 200), st.integers(0, 200))

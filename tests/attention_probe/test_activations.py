@@ -22,11 +22,6 @@ from tests.conftest import load_eager
 from tests.make import TOY_MODEL, TOY_PROBLEMS, with_cases
 
 
-def letters(text):
-    """The class of every character, as its initial; `.` for other."""
-    return "".join("doc."[index] for index in classify(list(text)))
-
-
 def measure(*arguments):
     return measure_activations(*arguments)[0]
 
@@ -116,7 +111,8 @@ def test_numbers_that_are_not_finite_are_refused():
 
 @with_cases
 def test_characters_are_classified_in_their_text(text, classes):
-    assert letters(text) == classes
+    """The class of a character is its initial; `.` for other."""
+    assert "".join("doc."[index] for index in classify(list(text))) == classes
 
 
 @given(st.text(max_size=60), st.lists(st.integers(0, 60), max_size=10))

@@ -1,4 +1,5 @@
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,18 +31,16 @@ def traces(tmp_path_factory):
         yield traces
 
 
-def average_by_loop(traces, condition, options):
-    """Positions, means and counts of a curve, computed point by point."""
+def average_by_position(traces, condition, options):
+    """Mean and count of a curve's values at each position."""
     layer = traces.header.layers.index(options["layer"] - 1)
-    values = {}
+    curves = []
     for trace in traces_under(traces, condition):
         means = trace.mean_common if options["definition"] == "common" else trace.mean_all
-        for index, value in enumerate(means[layer, options["head"] - 1]):
-            x = index if options["view"] == "full" else int(trace.original_pos[index])
-            if x >= options["exclude_first"] and not np.isnan(value):
-                values.setdefault(x, []).append(float(value))
-    xs = sorted(values)
-    return xs, [sum(values[x]) / len(values[x]) for x in xs], [len(values[x]) for x in xs]
+        curve = pandas.Series(means[layer, options["head"] - 1].astype(float))
+        curves.append(curve if options["view"] == "full" else curve.set_axis(trace.original_pos))
+    values = pandas.concat(curves).dropna()
+    return values[values.index >= options["exclude_first"]].groupby(level=0).agg(["mean", "count"])
 
 
 @given(
@@ -57,25 +56,21 @@ def average_by_loop(traces, condition, options):
     ),
 )
 @settings(max_examples=30)
-def test_the_mean_curve_equals_a_plain_loop(traces, condition, options):
+def test_a_curve_is_the_mean_at_each_position_with_a_band_of_several_values(
+    traces, condition, options
+):
     curve = aligned_curve(traces, condition=condition, **options)
-    xs, means, counts = average_by_loop(traces, condition, options)
-    assert (curve.x.tolist(), curve.count.tolist()) == (xs, counts)
-    np.testing.assert_allclose(curve.mean, means, rtol=1e-12)
+    expected = average_by_position(traces, condition, options)
+    assert curve.x.tolist() == expected.index.tolist()
+    assert curve.count.tolist() == expected["count"].tolist()
+    np.testing.assert_allclose(curve.mean, expected["mean"], rtol=1e-12)
+    for bound in (curve.low, curve.high):
+        assert np.isfinite(bound).tolist() == (curve.count > 1).tolist()
     for name in ("layer", "head", "definition", "view"):
         assert {*getattr(curve, name)} == {options[name]}
     assert {*curve.first_token_excluded} == {options["exclude_first"]}
     has_filler = (condition, options["view"]) == ("mless", "full")
     assert curve.x[curve.in_filler].tolist() == ([3, 4, 5, 6] if has_filler else [])
-
-
-def test_few_prompts_give_a_value_with_its_count_and_a_single_prompt_has_no_band(traces):
-    curve = aligned_curve(traces, condition="mless", **FIRST_HEAD)
-    assert curve.count.tolist() == [4] * 6 + [3, 3] + [1] * 3
-    assert {*curve.prompts} == {4}
-    for bound in (curve.low, curve.high):
-        assert np.isnan(bound).tolist() == [False] * 8 + [True] * 3
-    assert np.isfinite(curve.mean).all()
 
 
 def test_compared_conditions_have_the_same_problems(traces):

@@ -45,14 +45,10 @@ def dry_run(succeed):
 
 @pytest.fixture
 def config(tmp_path):
-    """Writes a small config with changes."""
-
-    def write(**changes):
-        values = {**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"], **changes}
-        (tmp_path / "t.yaml").write_text(yaml.safe_dump(values))
-        return tmp_path / "t.yaml"
-
-    return write
+    """The path of a small config."""
+    path = tmp_path / "t.yaml"
+    path.write_text(yaml.safe_dump({**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"]}))
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +101,9 @@ def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dr
     model = shutil.copytree(TOY_MODEL, tmp_path / "a model")
     (model / "chat_template.jinja").unlink()
     without_template = ("--model", str(model), *LIMITED)
-    assert "mless raw 55" in dry_run(*without_template)
+    output = dry_run(*without_template)
+    assert "mless raw 55" in output
+    assert "raw: no chat template is known; before text outside" in output
     options = ("--no-apply-chat-template", "--num-fewshot", "2")
     output = dry_run("--model", TOY_MODEL, *LIMITED, *options)
     assert "mless raw 55" in output and "Q: " in output
@@ -114,9 +112,8 @@ def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dr
 
 
 def test_a_problem_is_shown(command):
-    run = GREEDY_RUN
-    prompt = next(prompt for prompt in Run.load(run).prompts if prompt.condition == "mless")
-    process = command("show", run, prompt.problem_id, "--condition", "mless")
+    prompt = next(prompt for prompt in Run.load(GREEDY_RUN).prompts if prompt.condition == "mless")
+    process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "mless")
     words = " ".join(process.stdout.split())
     for text in (
         prompt.prompt,
@@ -125,9 +122,9 @@ def test_a_problem_is_shown(command):
         f"answer {prompt.doc['answer']}",
     ):
         assert " ".join(text.split()) in words
-    refused(command("show", run), "Expected the id of a problem, or --changed.")
-    refused(command("show", run, "nope"), "has no nope: expected one of ")
-    process = command("show", run, prompt.problem_id, "--condition", "x")
+    refused(command("show", GREEDY_RUN), "Expected the id of a problem, or --changed.")
+    refused(command("show", GREEDY_RUN, "nope"), "has no nope: expected one of ")
+    process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "x")
     refused(process, "expected one of wo (raw), mless (raw), mful (raw), random (raw)")
 
 
@@ -196,12 +193,8 @@ def test_the_choices_of_an_option_are_listed_and_another_value_is_refused(
     assert choices.replace(" ", "|") in capsys.readouterr().out
 
 
-def test_tasks_prints_the_include_path(command):
-    assert command("tasks").stdout.strip() == str(resources.folder("tasks"))
-
-
 def test_a_dry_run_prints_the_plan(succeed, config):
-    page = succeed("run", config(), "--dry-run", "--limit", "10")
+    page = succeed("run", config, "--dry-run", "--limit", "10")
     assert "requests  20" in page and "tokens    " in page
     assert "mless raw 55 23-78 91 " in " ".join(page.split())
     assert page.count("«/ / ... /»") == 1
@@ -222,7 +215,7 @@ def test_a_used_output_folder_is_refused_before_the_plan_is_made(
     command, monkeypatch, config, tmp_path
 ):
     monkeypatch.setattr("harness.experiment.plan.make_plan", None)
-    refused(command("run", config(), "--output", tmp_path), "already holds files")
+    refused(command("run", config, "--output", tmp_path), "already holds files")
 
 
 def test_an_error_that_quotes_control_characters_is_one_printable_line(command):
@@ -241,9 +234,9 @@ def test_every_shipped_config_is_accepted_by_dry_run(name, dry_run, tmp_path):
 
 
 def test_fetch_names_what_cannot_be_reached(command, succeed, config):
-    page = succeed("fetch", config())
+    page = succeed("fetch", config)
     assert "is a folder: nothing to fetch" in page and "500 problems" in page
-    process = command("fetch", config(), "--set", "model.model_args.pretrained=some/model")
+    process = command("fetch", config, "--set", "model.model_args.pretrained=some/model")
     assert process.returncode == 2
     assert "The hub could not be reached for some/model" in process.stderr
 

@@ -8,10 +8,8 @@ from harness import Run, load_run
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
-from tests.make import EXAMPLE, answered_prompt, passing_folder, small_run, source_of
+from tests.make import EXAMPLE, answered_prompt, small_run, source_of
 
-RUN = small_run(passing_folder() / "run", 125)
-"""It is small, because almost every test here reads it."""
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
     "[bold red]markup[/] [/] :smile: \rover \x08\x7f\x9b2J "
@@ -19,76 +17,32 @@ HOSTILE = (
 )
 
 
-@pytest.fixture(scope="module")
-def frame():
-    return load_run(RUN)
-
-
-@pytest.fixture
-def show(command, monkeypatch):
-    def run(*arguments, path=RUN):
-        monkeypatch.setenv("COLUMNS", "80")
-        return command("show", path, "--changed", *arguments)
-
-    return run
-
-
-def changed_problems(frame, condition, direction):
-    """The problems whose verdict changed in this direction, in the prompts' order."""
-    correct = frame.pivot(index="problem_id", columns="condition", values="correct")
-    correct = correct.loc[frame["problem_id"].unique()]
-    is_changed = (correct["wo"] != correct[condition]) & (
-        correct[condition] == (direction == "wrong_to_right")
-    )
-    return list(correct.index[is_changed])
-
-
-def listed_problems(result):
-    """The direction and the id of each problem in the output, in its order."""
-    return re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", result.stdout, re.MULTILINE)
-
-
-def read_head(result):
-    """The lines above the problems in one line; none of them is wider than a terminal."""
-    head = result.stdout.split("\n\n")[0]
-    # the path of the run may be wider
-    lines = head.replace(str(EXAMPLE), "").replace(str(RUN), "").splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    return " ".join(head.split())
-
-
-@pytest.mark.parametrize("condition", ["mless", "mful", "random"])
-@pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong"])
+@pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong", "changed"])
 def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers(
-    show, frame, condition, direction
+    command, monkeypatch, tmp_path, direction
 ):
-    result = show("--condition", condition, "--direction", direction)
-    problem_ids = changed_problems(frame, condition, direction)
-    outcome = direction.replace("_", " ")
-    assert listed_problems(result) == [(outcome, problem) for problem in problem_ids]
-    pairs = frame[
-        frame["problem_id"].isin(problem_ids) & frame["condition"].isin(["wo", condition])
-    ]
-    for row in pairs.to_dict("records"):
-        assert f"-> completion: {row['verdict']}, answer {row['answer']}" in result.stdout
-        assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", result.stdout)
-
-
-def test_problems_of_both_directions_are_listed_and_counted(show, frame):
-    flips = changed_problems(frame, "random", "wrong_to_right")
-    flips += changed_problems(frame, "random", "right_to_wrong")
-    result = show("--condition", "random")
-    assert sorted(problem for _, problem in listed_problems(result)) == sorted(flips) != []
-    counts = f"{len(flips)} of {frame['problem_id'].nunique()} problems"
-    assert f"random - wo: {counts}, changed " in read_head(result)
-
-
-def test_with_several_draws_of_examples_a_problem_is_listed_for_each(show):
-    frame = load_run(EXAMPLE)
-    correct = frame.pivot(index=["problem_id", "draw"], columns="condition", values="correct")
-    flips = f"{(correct['wo'] != correct['mless']).sum()} of {len(correct)} problems by draw"
-    head = read_head(show(path=EXAMPLE))
-    assert head.startswith(f"{EXAMPLE}, raw, mless - wo: {flips}, changed A problem can change by")
+    monkeypatch.setenv("COLUMNS", "80")
+    run = small_run(tmp_path / "run", 125)
+    rows = load_run(run).query("condition in ['wo', 'random']")
+    correct = rows.pivot(index="problem_id", columns="condition", values="correct")
+    changed = correct.loc[rows["problem_id"].unique()].query("wo != random")
+    outcomes = changed["random"].map({True: "wrong to right", False: "right to wrong"})
+    assert len(changed)
+    words = direction.replace("_", " ")
+    if direction != "changed":
+        outcomes = outcomes[outcomes == words]
+    options = ("--changed", "--condition", "random", "--direction", direction)
+    page = command("show", run, *options).stdout
+    listed = re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", page, re.MULTILINE)
+    assert listed == [(outcome, name) for name, outcome in outcomes.items()]
+    for row in rows[rows["problem_id"].isin(outcomes.index)].to_dict("records"):
+        assert f"-> completion: {row['verdict']}, answer {row['answer']}" in page
+        assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", page)
+    head, *_ = page.split("\n\n")
+    # the path of the run may be wider than a terminal
+    assert all(len(line) <= 80 for line in head.replace(str(run), "").splitlines())
+    counts = f"{len(outcomes)} of {len(correct)} problems, {words} A problem can change by"
+    assert " ".join(head.split()).startswith(f"{run}, raw, random - wo: {counts}")
 
 
 def make_source(verdicts, *, completions=(), answers=()):
@@ -118,12 +72,10 @@ def print_source(source, *, encoding="utf-8", terminal=False):
     return output.getvalue().decode(encoding)
 
 
-IMPROVED = {"wo": ("incorrect",), "mless": ("correct",)}
-
-
 def test_a_terminal_executes_nothing_that_a_model_wrote():
     """All colours are ours, and letters that the terminal lacks are spelt out."""
-    source = make_source(IMPROVED, completions=(HOSTILE,), answers=(HOSTILE,))
+    verdicts = {"wo": ("incorrect",), "mless": ("correct",)}
+    source = make_source(verdicts, completions=(HOSTILE,), answers=(HOSTILE,))
     plain, coloured = print_source(source), print_source(source, terminal=True)
     assert "\x1b[" in coloured, "without colours this test shows nothing"
     for text in (plain, re.sub(r"\x1b\[[\d;]*m", "", coloured)):

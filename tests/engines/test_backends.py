@@ -16,7 +16,6 @@ from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
-from tests.conftest import needs_vllm
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
@@ -45,7 +44,7 @@ def request(name, **facts):
         "prompt_token_sha256": None,
         "sampling": Sampling(),
     }
-    return Request(task="t", problem_id=name, prompt=name, **{**fixed, **facts})
+    return Request(task="t", problem_id=name, prompt=name, **fixed | facts)
 
 
 def test_requests_go_in_batches_with_turns_and_seeds():
@@ -102,15 +101,6 @@ def test_a_budget_of_reasoning_is_refused_by_a_vllm_that_has_none(monkeypatch):
         engine_options.refuse_budget()
     source = "thinking_token_budget: int"
     engine_options.refuse_budget()
-
-
-@needs_vllm
-def test_an_argument_that_vllm_does_not_know_is_refused_before_a_run():
-    arguments = "{pretrained: m, dtype: float32, batch_invariant: true, max_model_length: 9}"
-    overrides = ["model.backend=vllm", f"model.model_args={arguments}"]
-    message = "has 'max_model_length', which this vLLM does not know. Near it: max_model_len, "
-    with pytest.raises(ConfigError, match=message):
-        check_backend(load_config(SERVED, overrides))
 
 
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():

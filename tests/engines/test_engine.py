@@ -13,7 +13,6 @@ import urllib.request
 from itertools import product
 from pathlib import Path
 
-import pandas
 import pytest
 
 from harness import load_run, resources
@@ -37,19 +36,9 @@ COMPARED = 15
 """Problems of the run that other commands generate too."""
 
 
-COLUMNS = ["condition", "problem_id", "prompt_sha256", "completion", "verdict"]
-
-
 def read_lm_eval_samples(folder):
     """Samples that lm-eval logged, with our verdicts, sorted by condition and problem."""
-    rows = []
-    for log in sorted(Path(folder).rglob("samples_*.jsonl")):
-        condition = log.name.removeprefix("samples_math500_").partition("_2")[0]
-        for sample in map(json.loads, log.read_text().rstrip("\n").split("\n")):
-            document, completion = sample["doc"]["id"], sample["resps"][0][0]
-            verdict = json.loads(sample["filtered_resps"][0][0])["verdict"]
-            rows.append((condition, document, sample["prompt_hash"], completion, verdict))
-    return sort_samples(pandas.DataFrame(rows, columns=COLUMNS))
+    return sort_samples(Run.load(folder).read(texts=True).astype(str))
 
 
 def sort_samples(frame):

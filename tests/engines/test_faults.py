@@ -3,7 +3,6 @@
 All of these tests are in `make test-long`.
 """
 
-import json
 import os
 import random
 import re
@@ -208,9 +207,6 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     if message == INTERRUPTED:
         assert f"interrupted: {count} of {total} samples are safe" in last_line
     assert 0 < count < total and have_ended(family)
-    lines = read_stored(folder / "journal.jsonl").splitlines()
-    reasons = {json.loads(line).get("finish_reason") for line in lines}
-    assert reasons <= {None, "stop", "length"}
     finish(folder, our_run)
 
 

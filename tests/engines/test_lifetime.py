@@ -6,9 +6,9 @@ import sys
 import time
 
 import psutil
-import pytest
 
 from harness.engines.engine_processes import OWNER_VARIABLE, process_identity
+from tests.make import with_cases
 
 WATCHING = (
     "import time; from harness.engines.engine_processes import die_with_parent; "
@@ -17,18 +17,6 @@ WATCHING = (
 """What an engine process does, started anew (spawn)."""
 
 NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WATCHING!r}])"
-
-OWNERS = {
-    "spawned": (1, "start()"),
-    "spawned by a thread that has ended": (
-        1,
-        "t = threading.Thread(target=lambda: (start(), time.sleep(1.5))); t.start(); t.join()",
-    ),
-    "forked": (1, "os.fork() or time.sleep(60)"),
-    "forked by a forked process": (2, "os.fork() or (os.fork(), time.sleep(60))"),
-    "child of a child": (2, f"start({NESTED!r})"),
-}
-"""The number of engine processes, and the code that starts them."""
 
 OWNER = """
 import os, subprocess, sys, threading, time
@@ -49,10 +37,9 @@ def alive(processes):
     return [process for process in running if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("kind", OWNERS)
-def test_an_engine_process_ends_with_its_owner_and_no_other_does(kind):
-    count, start = OWNERS[kind]
-    code = OWNER.format(watching=WATCHING, start=start)
+@with_cases
+def test_an_engine_process_ends_with_its_owner_and_no_other_does(count, start):
+    code = OWNER.format(watching=WATCHING, start=start.format(nested=NESTED))
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     family = []
     try:

@@ -154,20 +154,6 @@ from harness.engines.vllm_engine import VLLMEngine
 """
 
 
-@pytest.fixture
-def engine_error(tmp_path):
-    """Starts an engine from a script and returns the error that it ended in."""
-
-    def start(guard='if __name__ == "__main__":', **arguments):
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
-        python = Path(sys.executable).name
-        process = installed(python, str(script), json.dumps(arguments), VLLM_LOGGING_LEVEL="ERROR")
-        return process.stderr.splitlines()[-1]
-
-    return start
-
-
 @pytest.mark.engine
 @pytest.mark.slow
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
@@ -188,5 +174,9 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
 @pytest.mark.slow
 @pytest.mark.engine
 @with_cases
-def test_a_start_that_fails_on_this_machine_names_its_cause(engine_error, arguments, message):
-    assert message in engine_error(**arguments)
+def test_a_start_that_fails_on_this_machine_names_its_cause(tmp_path, guard, arguments, message):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(guard=guard, model=TOY_MODEL))
+    python = Path(sys.executable).name
+    process = installed(python, str(script), json.dumps(arguments), VLLM_LOGGING_LEVEL="ERROR")
+    assert message in process.stderr.splitlines()[-1]

@@ -2,43 +2,33 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 import lm_eval
 import pytest
-from lm_eval.loggers import EvaluationTracker
 
 from tests.lm_eval_plugin.wrapped_tasks import (
     QUESTIONS,
-    Silent,
+    Answering,
+    evaluate,
     local_data,
-    open_manager,
     write_both,
+    write_logs,
 )
 from tests.make import ROOT, read_data
 
 LOGS = read_data("regraded_logs")
 
 
-class Recorded(Silent):
+def recorded(task):
     """A model with a completion for each question; of its repeats only the first is as written."""
-
-    def __init__(self, task):
-        super().__init__()
-        self.completions = [
-            text.format(answer=answer)
-            for text, (_, answer) in zip(LOGS[task]["completions"], QUESTIONS, strict=True)
-        ]
-
-    def generate_until(self, requests, disable_tqdm=False):
-        asked = Counter()
-        answers = []
-        for request in requests:
-            number = request.doc_id
-            answers.append("#### 0" if asked[number] else self.completions[number % 5])
-            asked[number] += 1
-        return answers
+    completions = {
+        number: text.format(answer=answer)
+        for number, (text, (_, answer)) in enumerate(
+            zip(LOGS[task]["completions"], QUESTIONS, strict=True)
+        )
+    }
+    return Answering(lambda request: completions.pop(request.doc_id, "#### 0"))
 
 
 def write_log(task, folder, **options):
@@ -46,22 +36,8 @@ def write_log(task, folder, **options):
     write_both(task, folder)
     path = folder / f"{task}.yaml"
     path.write_text(path.read_text() + "".join(f"{key}: {options[key]}\n" for key in options))
-    tracker = EvaluationTracker(output_path=str(folder / "results"))
-    results = lm_eval.simple_evaluate(
-        model=Recorded(task),
-        tasks=[task],
-        num_fewshot=0,
-        limit=5,
-        task_manager=open_manager(folder),
-        log_samples=True,
-        bootstrap_iters=0,
-        evaluation_tracker=tracker,
-    )
-    samples = results.pop("samples")
-    tracker.save_results_aggregated(results=results, samples=samples)
-    tracker.save_results_samples(task_name=task, samples=samples[task])
-    (log,) = (folder / "results").rglob(f"samples_{task}_2*.jsonl")
-    return log
+    logs = write_logs([task], folder, recorded(task), num_fewshot=0, limit=5)
+    return logs[task]
 
 
 @pytest.mark.parametrize(
@@ -97,15 +73,7 @@ def test_the_recipe_of_the_page_grades_a_task_of_lm_eval(tmp_path):
     (tmp_path / "graded.py").write_text(code)
     task = task.replace("LM_EVAL", str(Path(lm_eval.__file__).parent))
     (tmp_path / "gsm8k_graded.yaml").write_text(task + local_data("gsm8k", tmp_path))
-    results = lm_eval.simple_evaluate(
-        model=Recorded("gsm8k"),
-        tasks=["gsm8k_graded"],
-        num_fewshot=0,
-        limit=5,
-        task_manager=open_manager(tmp_path),
-        log_samples=True,
-        bootstrap_iters=0,
-    )
+    results = evaluate(["gsm8k_graded"], tmp_path, recorded("gsm8k"), num_fewshot=0, limit=5)
     metrics = results["results"]["gsm8k_graded"]
     # lm-eval's own metric finds two of these answers
     assert (metrics["accuracy,mless"], metrics["graded,mless"]) == (0.8, 1)

@@ -3,7 +3,6 @@ from collections import Counter
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from harness.analysis.sweeps import group_lengths
 from harness.constants import SEPARATOR
@@ -72,11 +71,8 @@ def names_of(conditions):
 
 def test_named_conditions_are_those_of_the_study():
     assert list(named_conditions()) == ["wo", "mless", "mful", "random"]
-    assert WO.filler is None
     assert MLESS.filler_text() == " ".join("/" * 55)
     assert as_condition("mful").filler_text().split() == ["he"] * 55
-    with pytest.raises(ValidationError):
-        MLESS.name = "y"
 
 
 def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
@@ -87,14 +83,14 @@ def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
         assert len(set(words)) > 0.6 * len(words)
         text = Condition(name="x", sentence=number).filler_text()
         assert text.endswith(".")
-        assert 50 <= len(text.split()) + text.count(",") + 1 <= 60
         assert 50 <= len(load_vocabulary("tekken").encode(text, add_special_tokens=False)) <= 60
 
 
 @pytest.mark.parametrize("values", [*EXACT, *REPORTED, *NO_FILLER], ids=str)
 def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
-    problems = PROBLEMS[:6]
-    (arm,) = build(any_tokenizer, make_condition(values), problems=problems)
+    problems, condition = PROBLEMS[:6], make_condition(values)
+    assert as_condition(condition.recorded()) == condition
+    (arm,) = build(any_tokenizer, condition, problems=problems)
     for problem, prompt in zip(problems, arm.prompts, strict=True):
         assert prompt.text.count(problem.problem) == values.get("repeat_problem", 1)
         assert prompt.text.endswith(values.get("answer_prefix") or values.get("cue") or "")
@@ -126,12 +122,6 @@ def test_a_filler_in_the_answer_is_where_the_model_continues(toy_tokenizer, layo
     low, high = prompts[0].filler_span
     assert high - low == 30
     assert low >= len(plain.token_ids)
-
-
-def test_a_recorded_condition_is_read_as_the_same_condition():
-    for values in [*EXACT, *REPORTED, *NO_FILLER, {"sentence": 2, "count": 12}]:
-        condition = make_condition(values)
-        assert as_condition(condition.recorded()) == condition
 
 
 def test_a_run_stores_every_prompt_that_was_sent(tmp_path):

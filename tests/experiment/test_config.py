@@ -186,15 +186,6 @@ def test_vllm_receives_the_seed_and_the_parameters_of_a_sample():
     assert {name: getattr(parameters, name) for name in expected} == expected
 
 
-def test_a_budget_of_reasoning_changes_the_sample_and_its_comparison(load):
-    budget = load(thinking_budget=9).resolve_sampling({})
-    none = load().resolve_sampling({})
-    assert budget.vllm() == none.vllm() | {"thinking_token_budget": 9}
-    assert budget.lm_eval() == none.lm_eval() | {"thinking_budget": 9}
-    assert load(thinking_budget=9).identity()["thinking_budget"] == 9
-    assert "thinking_budget" not in load().identity()
-
-
 @needs_vllm
 def test_an_aborted_request_is_no_sample():
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours

@@ -25,9 +25,9 @@ from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
 from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
+from tests.experiment.test_conditions import make_config
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
 from tests.make import (
-    MINIMAL,
     ROOT,
     read_source,
     right,
@@ -63,14 +63,10 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
 
 
-def test_each_draw_has_its_own_instruction(tmp_path):
+def test_each_draw_has_its_own_instruction():
     texts = ["Go", "Solve", "Answer"]
     fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
-    changes = {"fewshot": fewshot, "dataset": {"make": "products"}, "answer": "line"}
-    changes |= {"layouts": ["raw"], "conditions": ["wo"]}
-    file = tmp_path / "run.yaml"
-    file.write_text(yaml.safe_dump({**MINIMAL, **changes}))
-    arms = make_plan(load_config(file)).arms.values()
+    arms = make_plan(make_config(fewshot=fewshot, dataset={"make": "products"})).arms.values()
     assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
         *enumerate(texts, start=1)
     }
@@ -204,9 +200,8 @@ def test_tables_show_the_draws(run, command):
         "p are for these examples",
     ):
         assert text in page
-    assert table_data(run)["draws"][0]["differences"] == [-100, 0]
     changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "x - wo: 5 of 10 problems by draw, changed" in " ".join(changed.split())
+    assert "x - wo: 5 of 10 problems by draw, changed A problem can" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (
         command("show", run, name).stdout for name in (problem, f"{problem}#2")

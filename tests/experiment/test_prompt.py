@@ -113,6 +113,7 @@ def test_a_budget_of_reasoning_needs_markers_and_changes_the_keys_of_samples(toy
     assert [toy_tokenizer.decode(tokens) for tokens in (start, end)] == ["<think>", "</think>"]
     (without, *_) = plan_of("thinking={start: <think>, end: </think>}", limit=1)[1]
     assert without.prompt == requests[0].prompt
+    assert requests[0].sampling.lm_eval()["thinking_budget"] == 5
     assert sample_key(without, "setting") != sample_key(requests[0], "setting")
 
 
@@ -205,12 +206,3 @@ def test_the_config_states_the_markers_of_reasoning_else_the_template(
     assert ("thinking" in plan.config.identity()) == bool(override)
     text = " ".join(describe_plan(plan).split())
     assert text.count("No chat template states the markers") == is_reported
-
-
-def test_without_layouts_a_chat_template_is_used_if_there_is_one(toy_tokenizer, tmp_path):
-    assert plan_of("layouts=[]", limit=1)[0].config.layouts == ("chat",)
-    tokenizer = save_tokenizer(toy_tokenizer, None, tmp_path)
-    plan, _ = plan_of("layouts=[]", tokenizer, limit=1)
-    assert plan.config.layouts == ("raw",)
-    assert plan.config.identity()["layouts"] == ["raw"]
-    assert "raw: no chat template is known; before text outside" in describe_plan(plan)

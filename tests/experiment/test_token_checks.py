@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, named_conditions
-from harness.experiment.expand_conditions import ANSWER_AT_ONCE
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build_prompt
 from harness.experiment.token_checks import build_checked_prompts
@@ -47,16 +46,7 @@ def filler_sizes(arm):
     return {prompt.filler_tokens for prompt in arm.prompts}
 
 
-def test_named_conditions_and_the_positive_control_are_exact_in_every_tokenizer(any_tokenizer):
-    for layout in layouts(any_tokenizer):
-        arms = build(any_tokenizer, *named_conditions().values(), ANSWER_AT_ONCE, layout=layout)
-        assert [filler_sizes(arm) for arm in arms] == [{0}, {55}, {55}, {55}, {0}]
-        problem_ids = [prompt.problem_token_ids for prompt in arms[0].prompts]
-        for arm in arms:
-            assert [prompt.problem_token_ids for prompt in arm.prompts] == problem_ids
-
-
-texts = st.text("abcdefghij xyz0123456789$\\{}()+-=.,/\n", min_size=1, max_size=60).filter(
+texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
     lambda text: text == text.strip() and text
 )
 fillers = st.fixed_dictionaries(

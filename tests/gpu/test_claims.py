@@ -141,8 +141,11 @@ BROKEN = "on an H200, with vLLM 0.32 and torch 2.11, 44 of 300 completions diffe
 )
 def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(kernels, smollm2):
     """Report how many completions differ in another order of requests, which changes batches."""
+    import torch
+
     is_invariant = kernels == "invariant"
-    if is_invariant and not has_invariant_kernels():
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if is_invariant and capability < (9, 0):
         pytest.skip("vLLM's batch-invariant kernels need a GPU of compute capability 9.0 or more")
     requests = sum_requests(100 if gpu_share() else 4)
     shuffled = random.Random(0).sample(requests, len(requests))
@@ -169,9 +172,3 @@ def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(ke
     assert facts["batch_invariant"] == is_invariant
     if is_invariant:
         assert count == 0
-
-
-def has_invariant_kernels():
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

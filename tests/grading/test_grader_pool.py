@@ -164,7 +164,6 @@ def test_out_of_memory_is_one_crash():
         assert run_job(pool, sum_job(1)).correct
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the limits from /proc")
 def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch):
     libraries = Path(find_spec("torch").origin).parent / "lib"
     monkeypatch.setenv("LD_PRELOAD", str(libraries / "libgomp.so.1"))  # as vLLM does on a CPU
@@ -184,9 +183,6 @@ def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch
         assert worker.num_threads() == 1
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere a busy worker outlives its parent until its job ends"
-)
 def test_workers_die_with_a_killed_parent_even_when_hung():
     code = textwrap.dedent(r"""
         import os, psutil, signal

@@ -1,6 +1,5 @@
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,10 +55,7 @@ def test_extraction_never_fails(text):
     assert boxes_after_first(text) > 0 or first == last
 
 
-@pytest.mark.parametrize("end", ["", "}"])
-@pytest.mark.parametrize(
-    "piece", [r"\boxed{", r"\boxed{ ", "{", "}", "\\", r"\boxed{1}", r"\boxed{}", r"\boxed "]
-)
+@with_cases
 def test_extraction_takes_linear_time(piece, end):
     def measure(count):
         started = time.process_time()  # without the time of other processes

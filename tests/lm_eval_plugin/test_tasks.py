@@ -1,23 +1,17 @@
 import json
-import logging
 
 import pytest
-from lm_eval import simple_evaluate
 from lm_eval.utils import make_table
 
 from harness import errors, resources
 from harness.constants import SEPARATOR
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, Grade, as_text
-from tests.lm_eval_plugin.wrapped_tasks import Silent, open_manager
+from harness.lm_eval_plugin import hooks
+from tests.lm_eval_plugin.wrapped_tasks import Answering, evaluate, open_manager
 from tests.make import TOY_MODEL, with_cases
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
-
-
-@pytest.fixture(autouse=True)
-def _quiet():
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
 def load(name, **metadata):
@@ -50,20 +44,20 @@ def test_every_task_loads_and_builds_its_prompts(name):
     assert task.instances[0].request_type == "generate_until"
 
 
-def evaluate(model, **options):
-    """What lm-eval returns for our task of the condition `mless`."""
-    manager = open_manager(resources.folder("tasks"))
-    return simple_evaluate(model, tasks=["math500_mless"], task_manager=manager, **options)
+OUR_TASK = ["math500_mless"], resources.folder("tasks")
 
 
-def test_lm_eval_ignores_a_number_of_examples_for_our_own_tasks():
-    (sample,) = evaluate(Silent(), num_fewshot=2, limit=1)["samples"]["math500_mless"]
+def test_our_own_tasks_are_graded_and_have_no_examples():
+    model = Answering(lambda request: rf"\boxed{{{request.doc['answer']}}}")
+    (sample,) = evaluate(*OUR_TASK, model, num_fewshot=2, limit=1)["samples"]["math500_mless"]
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
+    grades = json.loads(sample["filtered_resps"][0][0])
+    assert grades["verdict"] == "correct" and grades["math_verify"]
 
 
 def test_with_a_chat_template_the_filler_begins_the_user_turn():
     task = load("mless", pretrained=TOY_MODEL)
-    text = first_prompt(task, Silent().apply_chat_template)
+    text = first_prompt(task, Answering().apply_chat_template)
     filler = " ".join("/" * 55)
     user_turn = f"<|im_start|>user\n{filler}{SEPARATOR}{task.eval_docs[0]['problem']}<|im_end|>"
     assert user_turn in text
@@ -83,42 +77,21 @@ def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
 
 
 class Replayed(str):
-    """A completion that was read from a journal, with its grade."""
-
-    graded = json.dumps(
-        {"verdict": "timeout", "answer": "3", "reason": "over 3 s", "math_verify": None}
-    )
-    finish_reason = "stop"
+    """A completion that was read from a journal; it gets its grade."""
 
 
-def test_completions_that_are_graded_start_no_grader(monkeypatch):
-    from harness.lm_eval_plugin import hooks
-
-    monkeypatch.setattr(hooks, "GraderPool", None)
-    graded = hooks.grade_responses([[Replayed("a"), Replayed("b")], []], [{}, {}])
-    assert graded == [[Replayed.graded] * 2, []]
-    assert hooks.metrics({}, graded) == {"accuracy": 0.0, "graded": 0.0, "truncated": 0.0}
-
-
-class Recorded(Silent):
-    """A model whose completions have grades, one for each document."""
-
-    def __init__(self, grades):
-        super().__init__()
-        self.grades = grades
-
-    def generate_until(self, requests, disable_tqdm=False):
-        completions = [Replayed("a") for _ in requests]
-        for completion, request in zip(completions, requests, strict=True):
-            completion.graded = self.grades[request.doc_id]
-        return completions
-
-
-def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
+def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders(monkeypatch):
+    monkeypatch.setattr(hooks, "GraderPool", None)  # grades of a journal start no grader
     verdicts = ("correct", "incorrect", "truncated", "correct")
     audit = Audit(math_verify=True)
     grades = [as_text(Grade(verdict=verdict, answer=None), audit) for verdict in verdicts]
-    results = evaluate(Recorded(grades), limit=len(grades))
+
+    def replay(request):
+        completion = Replayed("a")
+        completion.graded = grades[request.doc_id]
+        return completion
+
+    results = evaluate(*OUR_TASK, Answering(replay), limit=len(grades))
     result = results["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
     assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25}
@@ -127,12 +100,3 @@ def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
     assert "accuracy" in table and "0.75" in table and "math_verify" not in table
     ((text,),) = results["samples"]["math500_mless"][0]["filtered_resps"]
     assert json.loads(text)["math_verify"]
-
-
-def test_completions_without_a_grade_are_graded():
-    from harness.lm_eval_plugin.hooks import grade_responses
-
-    document = {"system": "", "user": "", "answer": "3", "solution": ""}
-    ((first, second),) = grade_responses([[r"\boxed{3}", "thinking"]], [document])
-    assert json.loads(first)["verdict"] == "correct" and json.loads(first)["math_verify"]
-    assert json.loads(second)["verdict"] == "no_box"

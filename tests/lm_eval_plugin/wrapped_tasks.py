@@ -5,12 +5,12 @@ Their documents are made here, in the schemas of the real ones, so no hub is nee
 
 import json
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import lm_eval
 import yaml
 from lm_eval.api.model import LM
+from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from harness.experiment.tokenizer import load_tokenizer
@@ -43,17 +43,18 @@ DOCUMENTS = _make_documents()
 """The documents of each task, by split."""
 
 
-class Silent(LM):
-    """A model with one answer to every prompt, and with the toy model's chat template."""
+class Answering(LM):
+    """A model that answers as a function says, with the toy model's chat template."""
 
     tokenizer_name = TOY_MODEL
 
-    def __init__(self):
+    def __init__(self, answer=lambda request: "The final answer is 42."):
         super().__init__()
         self.tokenizer = load_tokenizer(TOY_MODEL)
+        self.answer = answer
 
     def generate_until(self, requests, disable_tqdm=False):
-        return ["The final answer is 42." for _ in requests]
+        return [*map(self.answer, requests)]
 
     def loglikelihood(self, requests, disable_tqdm=False):
         raise NotImplementedError
@@ -113,17 +114,30 @@ def list_variants(name):
     return name, f"{name}_wo", f"{name}_mless"
 
 
-def evaluate(names, manager, model, **options):
-    """What lm-eval returns for these tasks, stock and wrapped."""
-    results = lm_eval.simple_evaluate(
+def evaluate(names, folder, model, **options):
+    """What lm-eval returns for tasks of a folder."""
+    return lm_eval.simple_evaluate(
         model=model,
-        tasks=[*chain.from_iterable(map(list_variants, names))],
-        task_manager=manager,
+        tasks=[*names],
+        task_manager=open_manager(folder),
         log_samples=True,
         bootstrap_iters=0,
         **options,
     )
-    return results
+
+
+def write_logs(names, folder, model, **options):
+    """Evaluate tasks of a folder; return the sample logs that lm-eval writes, by task."""
+    output = folder / "results"
+    tracker = EvaluationTracker(output_path=str(output))
+    results = evaluate(names, folder, model, evaluation_tracker=tracker, **options)
+    samples = results.pop("samples")
+    tracker.save_results_aggregated(results=results, samples=samples)
+    logs = {}
+    for name in names:
+        tracker.save_results_samples(task_name=name, samples=samples[name])
+        (logs[name],) = output.rglob(f"samples_{name}_2*.jsonl")
+    return logs
 
 
 def by_document(samples):

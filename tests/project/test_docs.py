@@ -59,50 +59,29 @@ def graders():
         yield pool
 
 
-REPRODUCE = (ROOT / "docs/reproduce.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def shown_commands():
-    """The shell commands of the page on the study, each in one line."""
-    blocks = re.findall(r"```bash\n(.*?)```", REPRODUCE, re.DOTALL)
-    return "".join(blocks).replace("\\\n", " ")
-
-
-@pytest.fixture(scope="module")
-def study_runs(shown_commands):
-    """The configs of the commands that run the study, by the folder of the run."""
-    variable = re.search(r'^run="(.*)"$', shown_commands, re.MULTILINE)[1]
-    pattern = r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*"
+def test_the_page_on_the_study_compares_every_run_with_its_published_numbers():
+    page = (ROOT / "docs/reproduce.md").read_text()
+    paths = re.findall(r"configs/\w+/[\w.-]+\.yaml", page)
+    assert all((ROOT / path).is_file() for path in paths)
+    names = re.findall(r"--reference ([\w-]+)", page)
+    assert all(read_reference(name).accuracies for name in names)
+    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    commands = "".join(blocks).replace("\\\n", " ")
+    variable = re.search(r'^run="(.*)"$', commands, re.MULTILINE)[1]
     configs = {}
-    for command in re.findall(pattern, shown_commands, re.MULTILINE):
+    for command in re.findall(r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*", commands, re.MULTILINE):
         _, _, path, *options = shlex.split(command.replace("$run", variable), comments=True)
-        if "--dry-run" in options:
-            continue
-        config = load_config(ROOT / path, [word for word in options if word != "--set"])
-        configs[str(config.folder)] = config
-    return configs
-
-
-def test_the_page_on_the_study_names_configs_and_published_tables_that_exist(study_runs):
-    paths = set(re.findall(r"configs/\w+/[\w.-]+\.yaml", REPRODUCE))
-    assert len(paths) == 7 and all((ROOT / path).is_file() for path in paths)
-    assert len(study_runs) == 5
-    assert all(len(config.conditions) >= 2 for config in study_runs.values())
-    names = set(re.findall(r"--reference ([\w-]+)", REPRODUCE))
-    assert len(names) > 3 and all(read_reference(name).accuracies for name in names)
-
-
-def test_the_page_on_the_study_compares_every_run_with_its_published_numbers(
-    shown_commands, study_runs
-):
+        if "--dry-run" not in options:
+            config = load_config(ROOT / path, [word for word in options if word != "--set"])
+            configs[str(config.folder)] = config
+    assert len(configs) == 5
     pattern = r"^mless table (results/\S+)(?: --reference (\S+))?"
-    tables = re.findall(pattern, shown_commands, re.MULTILINE)
-    assert {folder for folder, _ in tables} == study_runs.keys(), "every run's table is shown"
-    compared = {folder: name for folder, name in tables if name}
+    tables = dict(re.findall(pattern, commands, re.MULTILINE))
+    assert tables.keys() == configs.keys(), "every run's table is shown"
+    compared = {folder: name for folder, name in tables.items() if name}
     assert len(compared) == 3
     for folder, name in compared.items():
-        config = study_runs[folder]
+        config = configs[folder]
         published = {entry.model: entry.conditions for entry in read_reference(name).accuracies}
         conditions = {condition.name for condition in config.conditions}
         assert published[config.model.display_name].keys() == conditions
@@ -145,17 +124,6 @@ QUICK = {"A served model"}
 """Recipes that start no engine and load no model."""
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    shutil.copytree(
-        ROOT / "results/example",
-        tmp_path / "results/example",
-        ignore=shutil.ignore_patterns("*.traces"),
-    )
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -163,7 +131,10 @@ def folder(tmp_path):
         for name in SECTIONS
     ],
 )
-def test_the_commands_of_a_recipe_run(name, folder):
+def test_the_commands_of_a_recipe_run(name, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    ignored = shutil.ignore_patterns("*.traces")
+    shutil.copytree(ROOT / "results/example", tmp_path / "results/example", ignore=ignored)
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL)
     interpreters = {"bash": ["bash", "-euc"], "python": [sys.executable, "-c"]}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -172,9 +143,9 @@ def test_the_commands_of_a_recipe_run(name, folder):
     for language, text in blocks:
         if language == "yaml":
             first, config = text.split("\n", 1)
-            (folder / first.removeprefix("# ")).write_text(config)
+            (tmp_path / first.removeprefix("# ")).write_text(config)
         elif language in interpreters:
-            options = {"cwd": folder, "env": environment, "timeout": PATIENCE}
+            options = {"cwd": tmp_path, "env": environment, "timeout": PATIENCE}
             process = run_program(*interpreters[language], text, **options)
             assert process.returncode == 0, process.stdout + process.stderr
 
