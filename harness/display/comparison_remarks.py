@@ -72,8 +72,6 @@ def explain_comparison(
     if judged_rows:
         facts |= _describe_tests(board, judged_rows, examples)
     remarks = [*_remark_tests(board, compared_rows, judged_rows)]
-    if board.score:
-        remarks = [*_remark_solved(compared_rows), *remarks]
     if is_for_new_examples:
         remarks.append(
             f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
@@ -142,20 +140,6 @@ def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
                 f"{receipt['model']}: look {looks}. Problems or samples were added after a table "
                 f"was printed, so p is multiplied by {looks}."
             )
-
-
-def _remark_solved(compared_rows: Sequence[Row]) -> Iterator[str]:
-    """How many problems one side of each contrast solves at least once, and the other never."""
-    has_settings = has_several_settings(compared_rows)
-    counts = []
-    for row in compared_rows:
-        setting = f", {row['model']}, {row['layout']}" if has_settings else ""
-        solved_counts = f"{row['solved_only_with']} and {row['solved_only_without']}"
-        counts.append(f"{label(row['condition'])}{setting} {solved_counts}")
-    yield (
-        "Problems solved at least once only with the condition, and only with its baseline: "
-        f"{'; '.join(counts)}."
-    )
 
 
 def _remark_draws(board: Leaderboard) -> Iterator[str]:
