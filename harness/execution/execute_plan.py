@@ -294,11 +294,13 @@ def _is_finished(path: Path) -> bool:
 
 
 def _generation_config(plan: Plan) -> JsonObject | None:
-    """The model's generation_config; None if it has none.
+    """The model's generation_config, if the sampling is that of the model.
 
     Raises:
-        ModelError: the sampling is `model_default`, and the file cannot be read.
+        ModelError: the file cannot be read.
     """
+    if plan.config.gen_kwargs != "model_default":
+        return None
     from transformers import GenerationConfig
 
     from harness.errors import explain_hub_error
@@ -308,9 +310,6 @@ def _generation_config(plan: Plan) -> JsonObject | None:
     try:
         return dict(GenerationConfig.from_pretrained(name, revision=revision).to_diff_dict())
     except (OSError, ValueError) as error:
-        # other settings only record what they switch off
-        if plan.config.gen_kwargs != "model_default":
-            return None
         raise ModelError(
             "`gen_kwargs` is model_default, and generation_config.json cannot be read: "
             f"{explain_hub_error(name, error)}"

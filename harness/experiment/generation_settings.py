@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -55,9 +55,6 @@ class Sampling:
         max_tokens: The maximum number of generated tokens.
         stop: Strings that end a completion.
         thinking_budget: The maximum number of tokens of reasoning; None for no maximum.
-        from_model: The parameters that the model's generation_config set.
-        switched_off: The parameters of the generation_config that this source ignores. None: it
-            was not read.
     """
 
     source: Source = "greedy"
@@ -69,8 +66,6 @@ class Sampling:
     max_tokens: int = MAX_GEN_TOKS
     stop: tuple[str, ...] = ()
     thinking_budget: int | None = None
-    from_model: Mapping[str, float] = field(default_factory=dict)
-    switched_off: Mapping[str, float] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -126,36 +121,32 @@ def resolve_sampling(
         choice: The value of `gen_kwargs`.
         max_tokens: The maximum number of generated tokens.
         stop: Stop strings.
-        generation_config: The model's generation_config. None: it has none, or it was not read.
+        generation_config: The model's generation_config, which only `model_default` reads.
 
     Raises:
         ModelError: `model_default` with a generation_config that vLLM cannot follow.
     """
     values: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
-    config = generation_config or {}
-    from_model = {name: config[name] for name in _FIELDS if config.get(name) is not None}
+    if choice == "greedy":
+        return Sampling(**values)
     if choice != "model_default":
-        if choice != "greedy":
-            values |= {"source": "explicit", **choice.model_dump()}
-        return Sampling(**values, switched_off=None if generation_config is None else from_model)
+        return Sampling(source="explicit", **values, **choice.model_dump())
     assert generation_config is not None  # its reader refuses a model without it
+    config = generation_config
     unsupported = [name for name in _UNSUPPORTED if config.get(name) not in _OFF]
     if unsupported:
         raise ModelError(
             "`gen_kwargs: model_default`: generation_config.json sets "
             f"{', '.join(unsupported)}, unknown to vLLM."
         )
-    switched_off = {}
+    # greedy decoding of plain `generate` ignores all parameters but this penalty
+    names: tuple[str, ...] = ("repetition_penalty",)
     if config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
         values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
-    else:
-        # greedy decoding of plain `generate` ignores all parameters but this penalty
-        for name in list(from_model):
-            if name != "repetition_penalty":
-                switched_off[name] = from_model.pop(name)
-    values |= {"source": "model_default", **from_model}
-    return Sampling(**values, from_model=from_model, switched_off=switched_off)
+        names = _FIELDS
+    values |= {name: config[name] for name in names if config.get(name) is not None}
+    return Sampling(source="model_default", **values)
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
