@@ -40,7 +40,7 @@ class Outcomes:
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
         in_nats: Whether the score is a log-probability. Then only `is_solved` is of verdicts, which
-            say whether greedy decoding would write the gold answer.
+            say whether greedy decoding would begin with the gold answer.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 

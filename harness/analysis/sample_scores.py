@@ -6,6 +6,7 @@ ratio of -0.025, so that tables, which have percentages and points, have nats.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ SCORE_MEANINGS = {
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
     ANSWER_LOGPROB: "log-probability of the gold answer, in nats. A problem is right if greedy "
-    "decoding would write this answer after any of its prompts",
+    "decoding would begin with this answer after any of its prompts",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
 MOST_SETS = 1_000_000
@@ -39,12 +40,12 @@ def read_score(score: str) -> tuple[str, int]:
     Raises:
         ConfigError: it is not written as a score.
     """
-    kind, _, k = score.partition("@")
-    if kind not in SCORE_MEANINGS or not k.isdecimal() or int(k) < 1:
+    match = re.fullmatch(r"(avg|pass|maj)@([1-9]\d*)", score)
+    if match is None:
         raise ConfigError(
             f"score: expected avg@K, pass@K or maj@K with K from 1 on, got {score!r}."
         )
-    return kind, int(k)
+    return match[1], int(match[2])
 
 
 def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:

@@ -13,13 +13,12 @@ from harness.display.format_values import (
     MINUS,
     NONE,
     accuracy,
-    count_digits,
     difference,
+    estimate,
     flips,
     label,
     number,
     p_value,
-    signed,
     verdict,
 )
 
@@ -44,7 +43,7 @@ def _mark_primary(name: Any, primary: Any) -> str:
 
 
 def _mark_exploratory(value: Any, role: Any, low: Any, high: Any) -> str:
-    text = signed(value, max(1, count_digits(low, high)))
+    text = estimate(value, low, high)
     return f"({text})" if role == "exploratory" else text
 
 

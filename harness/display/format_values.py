@@ -72,10 +72,14 @@ def accuracy(value: Any, low: Any, high: Any) -> str:
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
+def estimate(value: Any, low: Any, high: Any) -> str:
+    """A difference with the digits of its interval, and at least one."""
+    return signed(value, max(1, count_digits(low, high)))
+
+
 def difference(value: Any, low: Any, high: Any) -> str:
     """A difference, or a log-probability, with its interval."""
-    digits = max(1, count_digits(low, high))
-    return f"{signed(value, digits)} {interval(low, high, sign=True)}".rstrip()
+    return f"{estimate(value, low, high)} {interval(low, high, sign=True)}".rstrip()
 
 
 def count(value: Any) -> str:
@@ -98,7 +102,8 @@ def define_flips(samples: int) -> str:
 
 def describe_repeat(row: Mapping[str, Any]) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
-    change = f"the difference changes by {signed(row['aa_difference'])} points"
+    shift = estimate(row["aa_difference"], row["low"], row["high"])
+    change = f"the difference changes by {shift} points"
     if _is_missing(row["aa_samples"]):
         return change
     return f"{row['aa_changed']} of {row['aa_samples']} completions differ, and {change}"

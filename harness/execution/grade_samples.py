@@ -41,8 +41,8 @@ def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
 class Scorer:
     """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
-    Log-probabilities need no worker: the verdict says whether greedy decoding would write the gold
-    answer.
+    Log-probabilities need no worker: the verdict says whether greedy decoding would begin with the
+    gold answer.
 
     Args:
         scores: The journal of finished scores.

@@ -157,7 +157,7 @@ class AnswerScore(Struct, gc=False):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether greedy decoding would write the answer."""
+        """Whether greedy decoding would begin with the answer."""
         return all(rank == 1 for _, rank in self.tokens)
 
 

@@ -89,5 +89,6 @@ def test_tables_name_the_score():
     table = show_comparison(board)
     assert "pass@2 %" in table.header
     assert table.warnings[0].startswith("pass@2 instead of accuracy: chance that at least one")
-    assert table.remarks[0].endswith("only with its baseline: w/ Mless 0 and 9.")
+    row = board.comparison.set_index("condition").loc["mless"]
+    assert row[["solved_only_with", "solved_only_without"]].tolist() == [0, 9]
     assert as_csv(board).endswith('# {"score": "pass@2"}')

@@ -19,11 +19,10 @@ from harness.display.figures.figure_style import (
 from harness.display.format_values import (
     LEVEL,
     count_digits,
-    difference,
+    estimate,
     interval,
     number,
     points,
-    signed,
     visible,
 )
 
@@ -133,7 +132,7 @@ def _make_setting_rows(
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
     yield FigureRow(f"{setting} (n = {baseline['problems']}, k = {baseline['repeats']})")
     for row in table[table["aa_difference"].notna()].to_dict("records"):
-        cells = {"points": signed(row["aa_difference"])}
+        cells = {"points": estimate(row["aa_difference"], row["low"], row["high"])}
         if not pandas.isna(row["aa_samples"]):
             # a repeat run has no interval, so its place is free
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
@@ -161,6 +160,5 @@ def _make_difference_row(
 ) -> FigureRow:
     """The row of a difference and the ends of its interval, in points."""
     value, low, high = effect
-    change, _, ends = difference(value, low, high).partition(" ")
-    numbers = {"points": change, "interval": ends}
+    numbers = {"points": estimate(value, low, high), "interval": interval(low, high, sign=True)}
     return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)
