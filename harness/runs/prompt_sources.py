@@ -116,7 +116,8 @@ class Source:
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         changed: Conditions with an intervention in the model.
-        model_arguments: The arguments of the model that was run.
+        model_arguments: The arguments of the model that was run; of other backends than vLLM only
+            its revision.
 
     Raises:
         RunError: there is no problem.

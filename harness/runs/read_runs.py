@@ -192,6 +192,11 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
+    model = run.receipt["config"]["model"] if run.receipt else {"model_args": {}}
+    arguments = model["model_args"]
+    if model.get("backend") != "vllm":
+        # the probe's engine is vLLM, which refuses other backends' arguments
+        arguments = {"revision": arguments.get("revision")}
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
@@ -202,7 +207,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         changed=tuple(condition.name for condition in conditions if condition.intervention),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
-        model_arguments=run.receipt["config"]["model"]["model_args"] if run.receipt else {},
+        model_arguments=arguments,
     )
 
 

@@ -291,6 +291,14 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
 
+def test_an_engine_gets_no_arguments_of_another_backend():
+    run = Run.load(GREEDY_RUN)
+    arguments = {"pretrained": "people/model", "device": "cuda:1", "revision": "older"}
+    run.receipt["config"]["model"] |= {"backend": "hf", "model_args": arguments}
+    settings = ProbeSettings(engine={}).complete_from(source_of(run, layout="raw"))
+    assert settings.engine == {"revision": settings.revision} == {"revision": "older"}
+
+
 def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenizer):
     names = ("mless-gap", "x-gap", "x")
     similar = [Condition(name=name, unit=".", count=9) for name in names]
