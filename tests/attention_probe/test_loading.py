@@ -106,13 +106,8 @@ print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 """
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.slow, id="single"),
-        pytest.param({"max_shard_size": "30MB"}, id="sharded"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "30MB"}], ids=["single", "sharded"])
 def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     shape = {"hidden_size": 64, "intermediate_size": 32768, "num_hidden_layers": 5}
     model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE | shape))

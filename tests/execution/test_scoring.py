@@ -71,9 +71,8 @@ print(run.about["model"], len(run.samples))
 """
 
 
-@pytest.mark.parametrize(
-    "backend", ["dummy", pytest.param("vllm", marks=(pytest.mark.slow, pytest.mark.engine))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["dummy", pytest.param("vllm", marks=pytest.mark.engine)])
 def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

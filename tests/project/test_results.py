@@ -107,14 +107,8 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
 
 
-@pytest.mark.parametrize(
-    "control",
-    [
-        pytest.param(control, marks=() if control.name == "no box" else pytest.mark.slow)
-        for control in CONTROLS
-    ],
-    ids=lambda control: control.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
 def test_a_planted_change_is_called_by_its_name(control, tmp_path):
     assert make_changed_run(control, tmp_path / "run") >= 20
     expected = (control.verdict, control.sources, control.states, control.graders)
