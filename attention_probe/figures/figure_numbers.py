@@ -17,6 +17,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
 from harness.display.published_numbers import read_reference
+from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 from harness.runs.read_runs import Run
 
@@ -103,7 +104,8 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
     Published numbers have the kind `reference bar`, no interval, and their source as the note.
 
     Raises:
-        ConfigError: the reference file is missing, or not of the form of results/reference/.
+        ConfigError: the reference file is missing, or not of the form of results/reference/; or a
+            run has no accuracies.
         RunError: a run is missing or unfinished.
         ComparisonError: the runs do not go into one table.
     """
@@ -114,7 +116,13 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
             "accuracy_high": "high",
             "problems": "count",
         }
-        table = make_leaderboard(list(map(Run.load, config.runs))).comparison
+        runs = list(map(Run.load, config.runs))
+        for run in runs:
+            if run.endpoint != "accuracy":
+                raise ConfigError(
+                    f"bars: {run.name} has the endpoint {run.endpoint}, expected accuracy."
+                )
+        table = make_leaderboard(runs).comparison
         table = table[["model", "condition", *columns]].rename(columns=columns)
         table = table.assign(note=None, kind="bar")
     else:

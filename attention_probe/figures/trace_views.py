@@ -44,15 +44,10 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         problems: list[JsonObject] = []
         packed: list[str] = []
         for problem_id in shared:
-            masses, prompts = {}, {}
-            for condition in conditions:
-                trace = traces.get(problem_id, condition)
-                masses[condition] = _list_masses(trace)
-                prompts[condition] = describe_prompt(
-                    trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
-                )
+            by_condition = {name: traces.get(problem_id, name) for name in conditions}
+            masses = {name: _list_masses(trace) for name, trace in by_condition.items()}
             problems.append({"id": problem_id, "masses": masses})
-            packed.append(pack(prompts))
+            packed.append(pack({name: _describe(trace) for name, trace in by_condition.items()}))
             if sum(map(len, packed)) >= most_bytes:
                 break
         hashes = [
@@ -82,6 +77,13 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         model=str(header.fingerprint["name"]),
         hashes=hashes,
         receipt=traces.receipt,
+    )
+
+
+def _describe(trace: Trace) -> JsonObject:
+    """The prompt of a trace with its attention."""
+    return describe_prompt(
+        trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
     )
 
 

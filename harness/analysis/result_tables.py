@@ -23,7 +23,7 @@ from harness.analysis.other_texts_and_instructions import (
 from harness.analysis.pool_models import pool
 from harness.analysis.sample_scores import choose_score, default_margin
 from harness.analysis.sweeps import sweep_table
-from harness.constants import BASELINE, DEFAULT_SEED
+from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
@@ -202,13 +202,15 @@ def _make_side_tables(
     settings_by_instruction = group_by_setting(outcomes_by_instruction)
     pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
+    # log-probabilities have none
+    completions = merged[:0] if design.score == ANSWER_LOGPROB else merged
     return {
         "pooled": pool(settings, pairs),
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
-        "mediators": mediator_table(merged, by=design.by),
-        "audit": audit_table(merged, baseline=design.baseline, by=design.by),
+        "mediators": mediator_table(completions, by=design.by),
+        "audit": audit_table(completions, baseline=design.baseline, by=design.by),
     }
 
 

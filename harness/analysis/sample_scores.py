@@ -115,12 +115,17 @@ def sum_samples(
             "(draws of examples are different prompts)."
         )
     if kind == "pass":
-        sets = _choose(repeats, k)
-        sums["samples"] = np.minimum(sets, MOST_SETS)
-        for column in ("right", "graded"):
-            other_sets = _choose(repeats - sums[column], k)
-            sums[column] = sums["samples"] * (sets - other_sets) // sets
+        _count_sets(sums, k)
     return sums.astype(np.int64)
+
+
+def _count_sets(sums: pandas.DataFrame, k: int) -> None:
+    """Replace numbers of samples by numbers of sets of k, and of those with such a sample."""
+    sets = _choose(sums["repeats"], k)
+    sums["samples"] = np.minimum(sets, MOST_SETS)
+    for column in ("right", "graded"):
+        other_sets = _choose(sums["repeats"] - sums[column], k)
+        sums[column] = sums["samples"] * (sets - other_sets) // sets
 
 
 def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) -> Any:

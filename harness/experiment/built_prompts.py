@@ -83,6 +83,12 @@ class BuiltPrompt:
     intervention: Resolved | None = None
     answers: tuple[AnswerTokens, ...] = ()
 
+    @property
+    def request_length(self) -> int:
+        """The tokens of the prompt with its longest answer; 0 if the tokenizer is unknown."""
+        answers = [len(label) + len(gold) for label, gold in self.answers]
+        return len(self.token_ids or ()) + max(answers, default=0)
+
     @cached_property
     def prompt_sha256(self) -> str:
         """SHA-256 of the text, as in lm-eval's sample logs."""

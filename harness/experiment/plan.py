@@ -18,7 +18,6 @@ from typing import Any
 
 from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
-from harness.experiment.answer_tokens import add_answers
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
@@ -240,10 +239,13 @@ def _build_arms(
             layout=layout, instruction=instruction, draw=draw, thinking=thinking
         )
         for arm in build_checked_prompts(
-            problems, conditions, settings, model, max_gen_toks=config.max_gen_toks
+            problems,
+            conditions,
+            settings,
+            model,
+            max_gen_toks=config.max_gen_toks,
+            scored=config.answer if config.endpoint == ANSWER_LOGPROB else None,
         ):
-            if config.endpoint == ANSWER_LOGPROB and model is not None:
-                arm = add_answers(arm, settings, config.answer, model.tokenizer)
             task = config.task_name(dataset.name, arm.condition.name, layout, arm.draw)
             arms[task] = arm
     return arms

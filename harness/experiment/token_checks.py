@@ -11,16 +11,21 @@ run.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from harness.constants import BASELINE, MAX_GEN_TOKS
 from harness.errors import PromptMismatchError
-from harness.experiment.built_prompts import BuiltPrompt, measure_prompt
+from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
 from harness.experiment.chat_template import has_system_turn
 from harness.experiment.conditions import Condition, named_conditions
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.tokenizer import ModelTokenizer, fit_filler
+from harness.reasoning_markers import find_opened
+
+BOX = "\\boxed{"
+"""The label of an answer in a box."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,7 @@ def build_checked_prompts(
     model: ModelTokenizer | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
+    scored: str | None = None,
 ) -> list[ConditionPrompts]:
     """Build every prompt of the conditions, and refuse those that break a guarantee.
 
@@ -68,6 +74,8 @@ def build_checked_prompts(
             guarantees, since it reproduces the authors' string.
         model: The tokenizer and the context length. None: they are unknown, and nothing is checked.
         max_gen_toks: Tokens that must fit into the context after the longest prompt.
+        scored: Where gold answers are read whose log-probability is measured: `box` or `line`.
+            None: nothing of the kind is measured.
 
     Raises:
         ConfigError: a filler needs a tokenizer, or does not exist in this one.
@@ -98,6 +106,8 @@ def build_checked_prompts(
             if not arms:  # once, because all conditions have the same problems
                 notes = (*_find_control_tokens(problems, model), *arm.notes)
                 arm = replace(arm, notes=notes)
+            if scored is not None:
+                arm = _add_answers(arm, settings, scored, model)
             _refuse_faults(arm, model, max_gen_toks)
         arms.append(arm)
     return arms
@@ -122,6 +132,58 @@ def _build_prompts(
         )
         prompts.append(measure_prompt(prompt, settings, model))
     return tuple(prompts)
+
+
+def _add_answers(
+    arm: ConditionPrompts, settings: PromptSettings, read: str, model: ModelTokenizer
+) -> ConditionPrompts:
+    r"""Add the tokens of the accepted answers to the prompts, and a note if answers merge.
+
+    Label and answer are tokenized apart from the prompt and from each other, so the same tokens of
+    the answer are scored under every condition.
+    A tokenizer may merge the end of the label with the beginning of the answer, as Qwen's does with
+    `{\`. Then another spelling is scored than the one that the model would write. Only a blank at
+    the label's end goes to the answer instead.
+
+    Args:
+        arm: The prompts of a condition.
+        settings: Their settings.
+        read: Where the answer is read: `box` or `line`.
+        model: The tokenizer.
+    """
+    encode = partial(model.tokenizer.encode, add_special_tokens=False)
+    prompts, merging_ids = [], set()
+    for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
+        label = _make_label(prompt, settings, read)
+        end = label.rstrip(" ")
+        answers = []
+        for text in (problem.answer, *problem.alternatives):
+            tokens = AnswerTokens(encode(label), encode(text))
+            if encode(label + text) != tokens.label + tokens.gold:
+                tokens = AnswerTokens(encode(end), encode(label[len(end) :] + text))
+                if end == label:
+                    merging_ids.add(problem.id)
+            answers.append(tokens)
+        prompts.append(replace(prompt, answers=tuple(answers)))
+    notes = arm.notes
+    if merging_ids:
+        count = f"{len(merging_ids)} of {len(prompts)} gold answers merge with their label"
+        notes = (f"{count}: another spelling is scored.", *notes)
+    return replace(arm, prompts=tuple(prompts), notes=notes)
+
+
+def _make_label(prompt: BuiltPrompt, settings: PromptSettings, read: str) -> str:
+    """The text between prompt and answer."""
+    _, box, content = prompt.answer_prefix.rpartition(BOX)
+    if box and "}" not in content:
+        return ""
+    _, closing = find_opened(prompt.text, settings.thinking)
+    # an answer inside open reasoning would be part of it
+    label = f"\n{closing}\n\n" if closing else ""
+    _, between, _ = settings.frame
+    # the blank that `build_prompt` leaves out of the prompt
+    label += between[len(between.rstrip(" ")) :]
+    return label + BOX if read == "box" else label
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
@@ -206,7 +268,8 @@ def _find_faults(
 
 def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
     """Raise PromptMismatchError for the first violation, or if the context is too short."""
-    longest, fault = max(arm.lengths, default=0), ""
+    fault = ""
+    longest = max((prompt.request_length for prompt in arm.prompts), default=0)
     if arm.violations and arm.layout is not Layout.AS_PUBLISHED:
         fault = arm.violations[0]
     elif model.context_length is not None and longest + max_gen_toks > model.context_length:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from harness.constants import JsonObject
 from harness.errors import ConfigError, RunError
 from harness.experiment.conditions import (
     Condition,
@@ -192,11 +193,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
     conditions = [condition for condition in run.conditions.values() if condition.kind is None]
-    model = run.receipt["config"]["model"] if run.receipt else {"model_args": {}}
-    arguments = model["model_args"]
-    if model.get("backend") != "vllm":
-        # the probe's engine is vLLM, which refuses other backends' arguments
-        arguments = {"revision": arguments.get("revision")}
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
@@ -207,8 +203,20 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         changed=tuple(condition.name for condition in conditions if condition.intervention),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
-        model_arguments=arguments,
+        model_arguments=_read_model_arguments(run),
     )
+
+
+def _read_model_arguments(run: Run) -> JsonObject:
+    """As `Source.model_arguments`."""
+    if not run.receipt:
+        return {}
+    model = run.receipt["config"]["model"]
+    arguments: JsonObject = model["model_args"]
+    if model.get("backend") != "vllm":
+        # the probe's engine is vLLM, which refuses other backends' arguments
+        return {"revision": arguments.get("revision")}
+    return arguments
 
 
 def _read_folder(path: Path) -> Run:

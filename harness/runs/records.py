@@ -6,13 +6,14 @@ declaration does not name may hold anything.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
 
 from harness.constants import ANSWER_LOGPROB, JsonObject
-from harness.errors import RunError
+from harness.errors import EngineError, RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
@@ -146,9 +147,19 @@ class AnswerScore(Struct, gc=False):
 
     Attributes:
         tokens: The log-probability of each of its tokens, in nats, and its rank.
+
+    Raises:
+        EngineError: a log-probability is infinite or NaN, which JSON cannot hold.
     """
 
     tokens: list[tuple[float, int]]
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.total):
+            raise EngineError(
+                f"The log-probability of a gold answer is {self.total}, expected a finite number. "
+                "Try dtype=float32."
+            )
 
     @property
     def total(self) -> float:

@@ -1,6 +1,7 @@
 """The endpoint `answer_logprob`: its tokens, its samples, and its tables in nats."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import yaml
 from scipy import stats
 
 import harness
+from attention_probe.figures.figure_config import BarsConfig
+from attention_probe.figures.figure_numbers import read_bars
 from harness.analysis import compare
 from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import as_csv, as_json, make_leaderboard
@@ -19,9 +22,8 @@ from harness.display.dry_run import describe_plan, describe_power
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import render
 from harness.display.report.report_page import make_card
-from harness.errors import ComparisonError, ConfigError
+from harness.errors import ComparisonError, ConfigError, EngineError, PromptMismatchError
 from harness.execution.grade_again import regrade
-from harness.experiment.answer_tokens import add_answers
 from harness.experiment.conditions import as_condition
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.prompt import PromptSettings
@@ -128,6 +130,8 @@ def test_tables_figure_report_and_receipt_name_the_endpoint_and_nats(run, board)
         label = figure.axes[0].get_xlabel()
         expected = {"forest": "Difference in answer_logprob from w/o (nats)"}
         assert label == expected.get(kind, "answer_logprob (nats)")
+    for name in ("mediators", "audit"):
+        assert board.side_tables[name].empty, "there are no completions"
     card = make_card(board)
     assert "change the answer_logprob of" in card["question"]
     assert " nats [" in card["answers"][0]["text"]
@@ -144,6 +148,8 @@ def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp
         make_leaderboard([Run.load(run)], score="avg@1")
     with pytest.raises(ConfigError, match=r"expected avg@K, .* got 'answer_logprob'"):
         make_leaderboard([Run.load(other)], score="answer_logprob")
+    with pytest.raises(ConfigError, match=r"bars: .* has the endpoint answer_logprob"):
+        read_bars(BarsConfig(title="Bars", runs=(run,)))
     for arguments, message in (
         (("export", run), "has no completions: its endpoint is answer_logprob"),
         (("table", run, "--audit"), "count single right samples, which answer_logprob does not"),
@@ -169,13 +175,38 @@ def test_the_dry_run_has_power_in_nats_and_counts_every_prompt_token(tmp_path):
     assert f"tokens    {count:,} in prompts, at most 4 generated" in describe_plan(plan)
 
 
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_log_probability_that_is_no_number_is_refused(value):
+    with pytest.raises(EngineError, match=f"is {value}, expected a finite number"):
+        AnswerScore([(-1.0, 1), (value, 1)])
+
+
+def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
+    model = ModelTokenizer(name="x", tokenizer=toy_tokenizer)
+    problem = replace(TOY_PROBLEMS[0], answer="4", alternatives=("2 + 2",))
+
+    def check(length, **options):
+        limited = replace(model, context_length=length)
+        conditions, settings = [as_condition("wo")], PromptSettings()
+        options = {"max_gen_toks": 1, **options}
+        return build_checked_prompts([problem], conditions, settings, limited, **options)
+
+    (arm,) = check(10_000, scored="box")
+    length = len(arm.prompts[0].token_ids) + 1
+    assert check(length)
+    answer = len(toy_tokenizer.encode("\\boxed{" + "2 + 2", add_special_tokens=False))
+    assert check(length + answer, scored="box")
+    with pytest.raises(PromptMismatchError, match=f"context length of {length + answer - 1} by 1"):
+        check(length + answer - 1, scored="box")
+
+
 def score_prompts(tokenizer, *, answer="42", alternatives=(), read="box", condition="wo"):
     """The texts of labels and gold answers after the prompt of a problem, and the notes."""
     problem = replace(TOY_PROBLEMS[0], answer=answer, alternatives=alternatives)
     settings = PromptSettings()
     model = ModelTokenizer(name="x", tokenizer=tokenizer)
-    arms = build_checked_prompts([problem], [as_condition(condition)], settings, model)
-    arm = add_answers(arms[0], settings, read, tokenizer)
+    conditions = [as_condition(condition)]
+    (arm,) = build_checked_prompts([problem], conditions, settings, model, scored=read)
     decoded = [[*map(tokenizer.decode, tokens)] for tokens in arm.prompts[0].answers]
     return decoded, arm.notes
 
