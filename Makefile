@@ -11,7 +11,7 @@ OLDEST_VLLM = 0.28.0
 
 # The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
 # make demo OUTPUT=another/folder
-# `mless plot results/products --kind forest -o docs/figures` draws what is stored there as products.png and products.csv.
+# docs/figures/products.csv has the numbers of its table: forest.csv of `mless plot results/products --kind forest`.
 DEMO = products
 OUTPUT = results/$(DEMO)
 demo: .venv/installed

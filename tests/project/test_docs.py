@@ -150,14 +150,14 @@ def test_the_commands_of_a_recipe_run(name, tmp_path):
             assert process.returncode == 0, process.stdout + process.stderr
 
 
-def test_the_readme_is_short_and_its_table_has_the_numbers_of_its_picture():
+def test_the_readme_is_short_and_its_table_has_the_numbers_of_the_demo():
     text = (ROOT / "README.md").read_text()
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 130
     table = text.partition("```\nSmolLM2-135M-Instruct, Q4_1, raw, 80 problems")[2]
     lines = table.partition("```")[0].splitlines()[4:]
-    picture = pandas.read_csv(ROOT / "docs/figures/products.csv")
-    assert len(lines) == len(picture) == 7
-    for line, row in zip(lines[1:], picture.iloc[1:].itertuples(), strict=True):
+    demo = pandas.read_csv(ROOT / "docs/figures/products.csv")
+    assert len(lines) == len(demo) == 7
+    for line, row in zip(lines[1:], demo.iloc[1:].itertuples(), strict=True):
         for cell in (f"{row.accuracy:.1f} ", f"{row.difference:+.1f} [", f"{row.verdict} "):
             assert f" {cell}" in line
 
