@@ -15,13 +15,13 @@ from scipy.special import expit
 
 from benchmarks.calibration_page import Targets, standard_error
 from benchmarks.report import table
-from harness.analysis.paired_tests import PairedDifference
-from harness.analysis.pool_models import (
-    FEWEST_DRAWS,
+from harness.analysis.crossed_effects import (
     CrossedDifference,
     estimate_crossed,
     estimate_over_draws,
 )
+from harness.analysis.paired_tests import PairedDifference
+from harness.constants import FEWEST_DRAWS
 
 Floats = npt.NDArray[np.float64]
 Effects = Literal["alike", "skewed", "one in five"]

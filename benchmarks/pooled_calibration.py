@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.calibration_page import Targets, standard_error
 from benchmarks.report import table
-from harness.analysis.pool_models import pool_changes
+from harness.analysis.crossed_effects import pool_changes
 
 DISCORDANCE, SHARED, PROBLEMS = 0.10, 0.6, 300
 EXPERIMENTS = {"full": 2_000, "small": 5}

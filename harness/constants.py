@@ -47,12 +47,12 @@ NATS_MARGIN = 0.1
 or less likely."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""
-FEWEST_MODELS = 4
-"""With fewer models there is no result for new models."""
+FEWEST_DRAWS = 4
+"""With fewer draws of examples, results hold for these examples only."""
 FEWEST_TEXTS = 8
 """With fewer other texts there is no result for new texts."""
-FEWEST_INSTRUCTIONS = FEWEST_MODELS
-"""With fewer instructions there is no result for new ones, for the same reason as with models."""
+FEWEST_INSTRUCTIONS = FEWEST_DRAWS
+"""With fewer instructions there is no result for new ones, for the same reason as with draws."""
 
 # Literals, so that command lines can list and check the words
 Format = Literal["text", "csv", "json"]

@@ -6,8 +6,8 @@ scipy and pandas only.
 """
 
 from harness.analysis.compare_with_baseline import compare
+from harness.analysis.crossed_effects import pool_changes
 from harness.analysis.paired_tests import estimate_difference, holm
-from harness.analysis.pool_models import pool_changes
 from harness.analysis.power import detection_power, minimal_detectable_effect
 from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.score_interval import score_interval

@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas
 from scipy.special import ndtri
 
-from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
-from harness.constants import ALPHA, ANSWER_LOGPROB, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run

@@ -17,8 +17,8 @@ from harness.analysis.count_correct import (
     measure_accuracy,
     refuse_unpaired,
 )
+from harness.analysis.crossed_effects import estimate_over_draws, to_points
 from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.pool_models import estimate_over_draws, to_points
 from harness.analysis.sample_scores import default_margin
 from harness.analysis.verdicts import explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, MARGIN

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
-from harness.analysis.pool_models import pool_pairs
+from harness.analysis.crossed_effects import pool_pairs
 from harness.constants import FEWEST_INSTRUCTIONS, FEWEST_TEXTS
 from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtr, ndtri, stdtrit
 
-from harness.analysis.pool_models import MODELS_HEEDED
+from harness.analysis.crossed_effects import MODELS_HEEDED
 from harness.constants import ALPHA, DEFAULT_SEED, POWER
 from harness.errors import ComparisonError
 
@@ -81,7 +81,7 @@ def _power_over_prompts(size: float, plan: Plan) -> float:
     # the same problems are asked under every prompt, so further prompts do not reduce it
     noise = rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
     variance = of_prompts + of_problems
-    # Satterthwaite's, as in `pool_models.crossed_error`
+    # Satterthwaite's, as in `crossed_effects.crossed_error`
     freedom = variance**2 / (
         of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.n - 1)
     )

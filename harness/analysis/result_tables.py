@@ -20,7 +20,6 @@ from harness.analysis.other_texts_and_instructions import (
     merge_instructions,
     text_table,
 )
-from harness.analysis.pool_models import pool
 from harness.analysis.sample_scores import choose_score, default_margin
 from harness.analysis.sweeps import sweep_table
 from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED
@@ -205,7 +204,6 @@ def _make_side_tables(
     # log-probabilities have none
     completions = merged[:0] if design.score == ANSWER_LOGPROB else merged
     return {
-        "pooled": pool(settings, pairs),
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),
         "sweeps": sweep_table(settings, conditions, baseline=design.baseline),

@@ -13,8 +13,8 @@ import numpy as np
 import pandas
 
 from harness.analysis.count_correct import Arms, Row, Setting
+from harness.analysis.crossed_effects import Difference, estimate_over_draws, to_points
 from harness.analysis.paired_tests import Integers, holm
-from harness.analysis.pool_models import Difference, estimate_over_draws, to_points
 from harness.experiment.conditions import Condition
 
 FEWEST_LENGTHS = 3

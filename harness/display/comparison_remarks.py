@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
-from harness.constants import ALPHA, ANSWER_LOGPROB
+from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS
 from harness.display import comparison_columns
 from harness.display.format_table import Row
 from harness.display.format_values import (

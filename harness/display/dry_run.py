@@ -9,9 +9,8 @@ from itertools import chain
 
 from scipy.special import ndtri
 
-from harness.analysis.pool_models import FEWEST_DRAWS
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, ANSWER_LOGPROB, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import visible

@@ -12,7 +12,6 @@ from typing import Any
 from harness.analysis import (
     mediators_and_audit,
     other_texts_and_instructions,
-    pool_models,
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard
@@ -64,18 +63,6 @@ def _show_grader(accuracy: Any, change: Any) -> str:
 
 
 SIDE_TABLES = (
-    SideTable(
-        key="pooled",
-        heading="One effect over all models{shared}, points",
-        meanings=pool_models.POOLED_COLUMNS,
-        words=("layout", "condition", "models", "problems"),
-        columns=(
-            Column("difference low high", f"these models [{LEVEL}]", difference),
-            Column("p", "p", p_value),
-            Column("new_low new_high", "new models", partial(interval, sign=True)),
-        ),
-        remarks=("Exploratory: p is not adjusted, and there is no verdict.",),
-    ),
     SideTable(
         key="instructions",
         heading="Over all instructions, points",

@@ -6,13 +6,13 @@ import pytest
 
 from harness import load_run
 from harness.analysis.count_correct import count_outcomes, group_by_setting
+from harness.analysis.crossed_effects import crossed_error, pool_changes
 from harness.analysis.other_texts_and_instructions import (
     INSTRUCTION_COLUMNS,
     TEXT_COLUMNS,
     instructions_table,
     text_table,
 )
-from harness.analysis.pool_models import crossed_error, pool_changes
 from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.figures.interval_rows import draw_instructions

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,27 +6,14 @@ import pytest
 from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
 from harness.analysis.count_correct import count_outcomes, group_by_setting
-from harness.analysis.pool_models import (
-    POOLED_COLUMNS,
+from harness.analysis.crossed_effects import (
     crossed_error,
     estimate_over_draws,
     pool_changes,
 )
-from harness.analysis.result_tables import as_json, make_leaderboard
 from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, sweep_table
-from harness.display.side_tables import show_side_tables
 from harness.experiment.expand_conditions import read_conditions
-from tests.make import drawn, evaluation
-
-TWO_CONTRASTS = {"contrasts": ["mless - wo", "mless - random"], "primary": "mless - wo"}
-
-
-def draw_models(count):
-    chances = {"wo": 0.5, "mless": 0.6, "random": 0.45}
-    return [
-        evaluation(drawn(seed, 200, 1, chances), model=f"m{seed}", greedy=False, **TWO_CONTRASTS)
-        for seed in range(count)
-    ]
+from tests.make import evaluation
 
 
 def test_the_pooled_difference_is_the_mean_of_models_and_the_test_is_over_problems():
@@ -38,7 +24,7 @@ def test_the_pooled_difference_is_the_mean_of_models_and_the_test_is_over_proble
     expected = estimate_difference(3 * single + triple, 6)
     assert row["p"] == expected.p
     assert [row["low"], row["high"]] == pytest.approx([100 * end for end in expected.interval()])
-    assert (row["models"], row["problems"]) == (2, 120)
+    assert row["problems"] == 120
     assert "new_low" not in row, "two models say nothing of new models"
     assert pool_changes([(single, 1)])["p"] == estimate_difference(single, 1).p
 
@@ -88,51 +74,6 @@ def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(d
         errors += estimate.p < 0.05
         errors_of_fixed_draws += estimate.fixed.p < 0.05
     assert errors / experiments < 0.07 < errors_of_fixed_draws / experiments
-
-
-def runs_with_small_gains():
-    """Four models that each gain 12 of 250 problems and lose 4, no problem twice."""
-    runs = []
-    for model in range(4):
-        old = np.array([["incorrect"], ["correct"]] * 125, dtype=object)
-        new = old.copy()
-        new[24 * model : 24 * (model + 1) : 2] = "correct"
-        new[8 * model + 1 : 8 * (model + 1) : 2] = "incorrect"
-        verdicts = {"wo": old, "mless": new, "random": old}
-        runs.append(evaluation(verdicts, model=f"m{model}", **TWO_CONTRASTS))
-    return runs
-
-
-def test_models_that_are_each_inconclusive_have_an_effect_together():
-    board = make_leaderboard(runs_with_small_gains())
-    alone = board.comparison[board.comparison["condition"] == "mless"]
-    assert set(alone["verdict"]) == {"inconclusive"} and (alone["difference"] == 3.2).all()
-    pooled = board.side_tables["pooled"]
-    assert list(pooled.columns) == list(POOLED_COLUMNS) and '"pooled": [' in as_json(board)
-    assert pooled["condition"].tolist() == ["mless", "random", "mless - random"]
-    row = pooled.iloc[0]
-    assert row["difference"] == pytest.approx(3.2) and row["low"] > 1 and row["p"] < 0.001
-    grid = show_side_tables(board)["pooled"]
-    names = [cells[0].text for cells in grid.cells]
-    assert names == ["w/ Mless", "Random sentence", "mless - random"]
-    assert grid.header[-1] == "new models"
-    assert grid.notes[-1] == "Exploratory: p is not adjusted, and there is no verdict."
-    two_models = show_side_tables(make_leaderboard(runs_with_small_gains()[:2]))["pooled"]
-    assert "new models" not in two_models.header
-
-
-def test_one_model_or_a_split_table_has_nothing_to_pool():
-    assert "pooled" not in show_side_tables(make_leaderboard(draw_models(1)))
-    assert "pooled" not in show_side_tables(make_leaderboard(draw_models(3), by=["level"]))
-
-
-def test_only_problems_of_all_models_are_pooled():
-    run, smaller_run = draw_models(2)
-    samples = smaller_run.samples
-    samples = samples[samples["problem_id"].str[1:].astype(int) < 50]
-    smaller_run = replace(smaller_run, read=lambda: samples)
-    pooled = make_leaderboard([run, smaller_run]).side_tables["pooled"]
-    assert pooled["problems"].tolist() == [50] * 3
 
 
 def test_no_interval_for_new_models_is_shorter_than_that_for_these():

@@ -1,89 +1,32 @@
-"""One effect over several models: for these models on new problems, and for new models.
+"""One effect over several models, texts, instructions or draws of examples.
 
 Four models that each gain three points may each be inconclusive, although together they show a
-clear effect. "The effect over models" can mean two things, and a table shows both:
+clear effect. "The effect over models" can mean two things:
 
 - These models, new problems. The differences of a problem are averaged over the models, and tested
   as those of a single model are: models that were asked the same problems are not independent.
 - New models, new problems. The models are a sample too. Models and problems are crossed random
   effects.
 
-The second analysis is also made over texts, instructions and draws of examples.
+Tables show both over texts, instructions and draws. This module says models for all of these.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import numpy.typing as npt
-import pandas
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
+from harness.analysis.count_correct import Outcomes, Row
 from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
-from harness.constants import ALPHA, FEWEST_MODELS
+from harness.constants import ALPHA, FEWEST_DRAWS
 
 MODELS_HEEDED = 0.7
 """If the variance due to models exceeds this share of the variance due to problems, models limit
 the degrees of freedom. With it 4 to 20 models err at most 5 times in 100
 (benchmarks/CALIBRATION.md)."""
-
-FEWEST_DRAWS = FEWEST_MODELS
-"""With fewer draws of examples, results hold for these examples only, for the same reason as with
-few models."""
-
-POOLED_COLUMNS = {
-    "layout": "raw, chat or as_published",
-    "condition": "the condition, or a contrast such as mless - random",
-    "baseline": "the condition that it is compared with",
-    "models": "models that have both conditions",
-    "problems": "problems that all these models were asked",
-    "difference": "mean difference over the models",
-    "low": "lower end of its 95 % interval for these models and new problems",
-    "high": "upper end",
-    "p": "its p-value, not adjusted",
-    "new_low": "lower end of the interval for new models and new problems",
-    "new_high": "upper end",
-    "new_p": "p-value that belongs to this interval",
-}
-"""Meaning of each column of `pool`."""
-
-
-def pool(
-    settings: Mapping[Setting, Arms], contrasts: Mapping[str, tuple[str, str]]
-) -> pandas.DataFrame:
-    """The pooled effect of each contrast that two models or more have, by layout.
-
-    It has no verdict, because whoever picks models after the results can obtain any effect.
-
-    Args:
-        settings: From `count_correct.group_by_setting`, split by model and layout alone. All
-            models have the same problems.
-        contrasts: The condition and what it is compared with, by their entry in the column
-            `condition`.
-
-    Returns:
-        A frame with the columns of `POOLED_COLUMNS`.
-    """
-    layouts: dict[str, list[Arms]] = {}
-    for (_, (_, layout)), arms in settings.items():
-        layouts.setdefault(str(layout), []).append(arms)
-    rows = []
-    for (layout, models), (name, (condition, baseline)) in product(
-        layouts.items(), contrasts.items()
-    ):
-        pairs = [
-            (arms[baseline][0], arms[condition][0])
-            for arms in models
-            if {condition, baseline} <= arms.keys()
-        ]
-        if len(pairs) > 1:
-            row = {"layout": layout, "condition": name, "baseline": baseline}
-            rows.append(row | pool_pairs(pairs))
-    table = pandas.DataFrame(rows, columns=list(POOLED_COLUMNS))
-    return table.astype({"models": "Int64", "problems": "Int64"})
 
 
 def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
@@ -93,19 +36,23 @@ def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
 
 
 def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> Row:
-    """The pooled effect of one contrast: the numeric columns of `POOLED_COLUMNS`.
+    """The effect of one contrast over models, in points.
 
     Args:
         changes: For each model (or text, or instruction) the changes [problem] in right samples,
             over the same problems in the same order, and its samples per problem.
         clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
+
+    Returns:
+        `problems`, their number; `difference`, `low`, `high` and `p` for these models and new
+        problems; and, if the models are enough, `new_low`, `new_high` and `new_p` for new models.
     """
     # models may have different numbers of samples; on a common denominator changes are integers
     k = math.lcm(*(samples for _, samples in changes))
     scaled_changes = np.array([change * (k // samples) for change, samples in changes])
     clusters = np.arange(scaled_changes.shape[1]) if clusters is None else clusters
     effect = estimate_over_draws(scaled_changes, np.full_like(scaled_changes, k), clusters)
-    row: Row = {"models": len(changes), "problems": len(clusters)}
+    row: Row = {"problems": len(clusters)}
     if isinstance(effect, CrossedDifference):
         row |= to_points(effect, ("difference", "new_low", "new_high")) | {"new_p": effect.p}
         effect = effect.fixed
