@@ -146,11 +146,15 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"golds     all {len(problems)} can be compared with an answer"
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     yield f"answer    {ANSWER_FORMS[form]}"
+    arms_by_note: dict[str, list[str]] = {}
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
         if notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            yield f"note      {arm.condition.name}, {arm.layout}: {notes[0]}{more}"
+            names = arms_by_note.setdefault(f"{notes[0]}{more}", [])
+            names.append(f"{arm.condition.name} ({arm.layout})")
+    for note, arms in arms_by_note.items():
+        yield f"note      {list_first(arms)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS}"
     before_raw = plan.raw_prefix or "no BOS token"
@@ -160,7 +164,8 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
 
 def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
     config = plan.config
-    yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
+    if config.endpoint != ANSWER_LOGPROB:
+        yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     counts = []
     if config.replicates > 1:
         counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions[:2]]

@@ -154,8 +154,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     except (OSError, ValueError, RecursionError, JournalError) as error:
         reason = str(error)
     raise JournalError(
-        f"{path / PROMPTS} is missing or damaged: {reason}. Restore it from a copy, or from a run "
-        "of the same config into a new --output."
+        f"{path / PROMPTS} is missing or damaged: {reason}. Repeat the command that made the run: "
+        "it writes the file again."
     )
 
 
