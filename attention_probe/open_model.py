@@ -92,10 +92,11 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
         most = lengths.max()
         while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
             most -= 1
+        remedy = f"at most last:{most}, or fewer" if most else "fewer"
         raise ConfigError(
             f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
-            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected at most last:{most}, or fewer "
-            "problems, conditions or layers."
+            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected {remedy} problems, conditions or "
+            "layers."
         )
     print_message(f"rows of {size / 1e6:.1f} MB")
 

@@ -23,7 +23,7 @@ NO_FINDING = (
 )
 NO_ROWS = (
     "These traces have no rows, so only means are shown. "
-    "`mless probe ... --rows last:16` stores the rows of the last 16 tokens."
+    "mless probe ... --rows last:16 stores the rows of the last 16 tokens."
 )
 
 
@@ -58,7 +58,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         notes.append(NO_ROWS)
     if len(problems) < len(shared):
         notes.append(
-            f"The first {len(problems)} of {len(shared)} problems: `mless attention` shows all."
+            f"The first {len(problems)} of {len(shared)} problems: mless attention shows all."
         )
     facts = {
         # all runs have a folder of the name `attention`, so the run's name stands before it

@@ -65,12 +65,12 @@
     return row < 0 ? null : row + 1;
   }
 
-  /** The bytes of a head and a query: of all elements, then of all regions; null if there are none. */
+  /** The bytes of a head and a query, of all elements; null if there are none. */
   function levelsOf({ prompt }, [layer, head], number) {
     if (number === null) return null;
     prompt.bytes ||= [];
     prompt.bytes[layer] ||= Uint8Array.from(atob(prompt.layers[layer]), (letter) => letter.charCodeAt(0));
-    const width = prompt.text.length + facts.regions.length;
+    const width = prompt.text.length;
     const start = (head * (prompt.rows + 1) + number) * width;
     return prompt.bytes[layer].subarray(start, start + width);
   }
@@ -93,9 +93,7 @@
     const { prompt, number } = side;
     const index = pairs[place][number];
     if (isGroup(prompt, index)) return [`filler of ${prompt.size[index]} tokens`];
-    const positions = sides.map((other) => (pairs[place][other.number] === null ? "\u2013" : other.prompt.position[pairs[place][other.number]]));
-    const position = [...new Set(positions)].join(" / ");
-    return [make("code", {}, spell(prompt.text[index])), ` token ${position}, ${nameOf(index ? roleOf(prompt, index) : "first")}`];
+    return [make("code", {}, spell(prompt.text[index])), ` token ${prompt.position[index] + 1}, ${nameOf(index ? roleOf(prompt, index) : "first")}`];
   }
 
   // ---- the grid of heads --------------------------------------------------------------------------------------------
@@ -105,13 +103,11 @@
   function massOf(side, region, cell) {
     const { masses } = problem();
     if (masses) return masses[side.name][region][cell[0]][cell[1]];
-    return weightOf(levelsOf(side, cell, 0)[side.prompt.text.length + Number(region)]);
+    return side.prompt.sums[cell[0]][cell[1]][0][region];
   }
   /** The cells of the grid, row by row: the indices of layer and head. */
   function grid() {
-    const { prompt } = sides[0];
-    const heads = atob(prompt.layers[0]).length / (prompt.rows + 1) / (prompt.text.length + facts.regions.length);
-    return view.layers.map((_, layer) => [...Array(heads).keys()].map((number) => [layer, number]));
+    return sides[0].prompt.sums.map((heads, layer) => heads.map((_, number) => [layer, number]));
   }
 
   function shownMass(cell) {
@@ -126,8 +122,8 @@
     const isDifference = choice.shown.value === "difference";
     const region = nameOf(facts.regions[choice.region.value]);
     const under = choice.shown.selectedOptions[0].textContent;
-    $(".heads caption").replaceChildren(...plain(`Attention on: ${region}; ${under}${isDifference ? ", in points" : ", in percent"}`));
-    $(".meaning").replaceChildren(...plain(`${view.meanings[choice.region.value] ?? ""} The mean is over the ${view.queried}'s tokens.`));
+    $(".heads caption").replaceChildren(...plain(`Attention on: ${region}; ${under}${isDifference ? ", in points" : ", in percent"} (mean over the ${view.queried}'s tokens)`));
+    $(".meaning").replaceChildren(...plain(view.meanings[choice.region.value] ?? ""));
     $(".heads thead").replaceChildren(make("tr", {}, make("td", {}, "Head"), rows[0].map(([, number]) => make("th", { scope: "col", "aria-label": `Head ${number + 1}` }, String(number + 1)))));
     $(".heads tbody").replaceChildren(...rows.map((row, layer) => make("tr", {}, make("th", { scope: "row" }, `Layer ${view.layers[layer]}`), row.map((cell) => {
       const mass = shownMass(cell);
@@ -137,7 +133,7 @@
         type: "button", "data-cell": cell.join(), "aria-pressed": String(is), tabindex: is ? "0" : "-1",
         class: !isDifference ? `s${sides[choice.shown.value].slot}` : mass < 0 ? "less" : "more",
         "aria-label": `Layer ${view.layers[layer]} Head ${cell[1] + 1}: ${text}`,
-      }, text.replace(" %", "").replace(/(\d\d)\.\d$/, "$1"));
+      }, text.replace(" %", "").replace(/\d\d\.\d$/, Math.round));
       button.style.setProperty("--w", (Math.abs(mass) / largest).toFixed(3));
       return make("td", {}, button);
     }))));
@@ -194,13 +190,16 @@
         const token = cells[number].get(place);
         if (!token) return;
         const level = levelAt(side, place);
-        token.style.setProperty("--w", level === null ? "0" : Math.min(1, level / top).toFixed(3));
+        const isShaded = level !== null && !token.classList.contains("group");
+        token.style.setProperty("--w", isShaded ? (level / top).toFixed(3) : "0");
         token.classList.toggle("unseen", pair[number] !== null && level === null);
         token.classList.toggle("query", place === query);
         if (token.classList.contains("group")) {
           const index = pair[number] === null ? pair[1 - number] : pair[number];
           const size = (pair[number] === null ? sides[1 - number].prompt : prompt).size[index];
-          token.replaceChildren(`filler, ${size} tokens: ${level === null ? "\u2013" : percent(weightOf(level))}`);
+          // means of single tokens are over different queries, so their sum is no share of any query
+          const share = query === null ? "" : `: ${level === null ? "\u2013" : percent(weightOf(level))}`;
+          token.replaceChildren(`filler, ${size} tokens${share}`);
         }
       });
       const items = strongest(side).map(([level, place]) => make("li", { "data-place": place }, describe(place), make("strong", {}, percent(weightOf(level)))));
@@ -237,16 +236,18 @@
     )));
     const changes = sides.length < 2 ? [] : pairs.map((_, place) => [sides.map((side) => levelAt(side, place)), place])
       .filter(([levels, place]) => !levels.includes(null) && !isGroup(sides[0].prompt, pairs[place][0]))
-      .map(([levels, place]) => [weightOf(levels[1]) - weightOf(levels[0]), place])
+      .map(([levels, place]) => [weightOf(levels[1]) - weightOf(levels[0]), place, errorOf(levels[0]) + errorOf(levels[1])])
+      .filter(([change, , error]) => Math.abs(change) > error)
       .sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, STRONGEST);
     const items = changes.map(([change, place]) => make("li", { "data-place": place }, describe(place), make("strong", {}, points(change))));
     $(".changes").replaceChildren(...(items.length ? [make("p", { class: "caption" }, plain(`Largest changes from ${names[0]} to ${names[1]}, in points`)), make("ol", { class: "strongest" }, items)] : []));
   }
 
-  /** The attention on a region: of the mean as the grid has it, of a row from its bytes; null if there is no row. */
+  /** The attention on a region: of the mean as the grid has it; null if there is no row. */
   function sumOf(side, region) {
     if (query === null) return massOf(side, region, head);
-    return side.levels && weightOf(side.levels[side.prompt.text.length + region]);
+    const number = queryIn(side, query);
+    return number === null ? null : side.prompt.sums[head[0]][head[1]][number][region];
   }
 
   function readOut(nodes) {
@@ -337,7 +338,10 @@
   root.addEventListener("click", (event) => {
     const button = event.target.closest("[data-cell]");
     const token = event.target.closest(".token");
-    if (button) return chooseHead(button.dataset.cell.split(",").map(Number), true);
+    if (button) {
+      chooseHead(button.dataset.cell.split(",").map(Number), true);
+      return $(".head").scrollIntoView({ block: "nearest" });
+    }
     if (!token) return;
     if (token.classList.contains("group")) {
       const folded = token.getAttribute("aria-expanded") === "false";

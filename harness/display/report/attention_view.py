@@ -32,6 +32,9 @@ LEVELS, MISSING = 254, 255
 PALETTE = tuple(look.colour for look in LOOKS.values())
 """The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
 
+SUM_DIGITS = 5
+"""Digits after the point of a query's sums over regions."""
+
 PAGE_BYTES = 5_000_000
 """A larger page takes a browser more than a second to open."""
 
@@ -72,8 +75,9 @@ def describe_prompt(
 ) -> JsonObject:
     """The elements of a prompt, and the bytes of each layer in base64.
 
-    They are [head, query, share]. The first query is the mean over later queries, and the last ones
-    of the prompt follow. Shares are the weights of all elements, then those of TOKEN_REGIONS.
+    They are [head, query, element]. The first query is the mean over later queries, and the last
+    ones of the prompt follow. Sums over TOKEN_REGIONS are numbers [layer, head, query, region],
+    because differences of bytes would be as large as the changes that they are to show.
 
     Args:
         tokens: Their texts, as of `token_texts`.
@@ -90,17 +94,18 @@ def describe_prompt(
     # [query, key] the mean has no query of its own; a row's query does not see later keys
     is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
     in_region = np.eye(len(TOKEN_REGIONS))[index_regions(roles)]
-    layers = []
+    layers, sums = [], []
     for index, layer_means in enumerate(means):
         weights = layer_means[:, None]
         if row_count:
             weights = np.concatenate([weights, rows[index]], axis=1)
         is_missing = is_later | np.isnan(weights)
         weights = np.where(is_missing, 0, weights.astype(np.float64))
-        sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
-        shares = np.concatenate([sums[..., ends] - sums[..., starts], weights @ in_region], axis=-1)
+        cumulated = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
+        shares = cumulated[..., ends] - cumulated[..., starts]
         levels = np.rint(LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
-        levels[..., : len(elements)][is_missing[..., starts]] = MISSING
+        levels[is_missing[..., starts]] = MISSING
+        sums.append((weights @ in_region).round(SUM_DIGITS).tolist())
         layers.append(base64.b64encode(levels.tobytes()).decode())
     return {
         "text": ["".join(tokens[start:end]) for start, end in elements],
@@ -111,6 +116,7 @@ def describe_prompt(
         "tokens": len(tokens),
         "rows": row_count,
         "layers": layers,
+        "sums": sums,
     }
 
 
