@@ -133,7 +133,7 @@
         type: "button", "data-cell": cell.join(), "aria-pressed": String(is), tabindex: is ? "0" : "-1",
         class: !isDifference ? `s${sides[choice.shown.value].slot}` : mass < 0 ? "less" : "more",
         "aria-label": `Layer ${view.layers[layer]} Head ${cell[1] + 1}: ${text}`,
-      }, text.replace(" %", "").replace(/\d\d\.\d$/, Math.round));
+      }, text.replace(" %", "").replace(/[\d.]+$/, (number) => Number(number).toFixed(number < 9.95 ? 1 : 0)));
       button.style.setProperty("--w", (Math.abs(mass) / largest).toFixed(3));
       return make("td", {}, button);
     }))));
