@@ -199,7 +199,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             continue
         name = label(row["condition"])
         if has_settings:
-            name += f", {row['model']}, {row['layout']}"
+            name = f"{row['model']}, {row['layout']}, {name}"
         shares[name] = {
             ending: row[column.key]
             for ending, column in comparison_columns.UNGRADED_ENDINGS.items()
@@ -214,7 +214,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             for ending, percent in shares[name].items()
             if percent >= ROUNDS_TO_ZERO
         ]
-        texts.append(f"{name} {', '.join(endings) or '0 %'}")
+        texts.append(f"{name}: {', '.join(endings) or '0 %'}")
     ending = max(shares[names[-1]], key=shares[names[-1]].__getitem__)
     yield f"Not graded: {'; '.join(texts)}. {ADVICE[ending]}"
 
