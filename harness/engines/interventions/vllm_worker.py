@@ -54,7 +54,10 @@ class Arms:
         self._chunks: list[Chunk] = []
         self._groups: dict[Any, Group] = {}
         self._runner = worker.model_runner
-        self._decoder = self._runner.get_model().model
+        model = self._runner.get_model()
+        if hasattr(model, "get_language_model"):  # Gemma3-4b-it reads images too
+            model = model.get_language_model()
+        self._decoder = model.model
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
         self._query_groups: list[RecordedQueries] = []
