@@ -65,9 +65,6 @@ COMMANDS = (
         "mless probe results/example --flip changed --controls -o flipped.traces",
     ),
     Command(
-        _MODEL, "attention_probe.commands.heads", "mless heads flipped.traces --measure mass_filler"
-    ),
-    Command(
         _MODEL,
         "attention_probe.commands.attention",
         "mless attention flipped.traces -o page.html",

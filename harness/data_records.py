@@ -29,7 +29,7 @@ _LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
 # line breaks and tabs also stand before words, so only the ends of LaTeX's commands count
 _LOST_BACKSLASH = re.compile(
-    r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor|m\b)|\n(?=eq\b|abla\b|otin\b|e \d)"
+    r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor|m\b)|\n(?=eq\b|abla\b|otin\b|eg\b|e \d)"
     r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle|ilde\b|o \d|au\b(?! \w\w)"
     r"|anh?(?: ?[\\(^]| [A-Za-z]\b))"
     r"|\u2028(?=ambda|eft)|\u2029(?=hi\b|i\b|si\b))([A-Za-z]+)"

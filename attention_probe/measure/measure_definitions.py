@@ -71,6 +71,3 @@ ARRAYS: dict[str, Quantity] = {
     ),
 }
 """Every array of a trace. A mean over no query is NaN."""
-
-ONLY_OF_A_FILLER = {"mass_filler", "lambda"}
-"""Measures that are 0 without a filler (`lambda` 1)."""

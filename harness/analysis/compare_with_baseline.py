@@ -22,7 +22,7 @@ from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.sample_scores import default_margin
 from harness.analysis.verdicts import explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, MARGIN
-from harness.errors import ComparisonError, list_near
+from harness.errors import ComparisonError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
 
 COMPARISON_COLUMNS = {
@@ -327,7 +327,8 @@ def _refuse_unknown(settings: Mapping[Setting, Arms], design: Design) -> None:
         if design.baseline not in arms:
             location = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(
-                f"{location}: no baseline condition {design.baseline!r} among {', '.join(arms)}."
+                f"{location}: no baseline condition {design.baseline!r} among "
+                f"{list_first([*arms], 6)}. Name one of them as --baseline."
             )
     conditions = set().union(*settings.values())
     for pair in design.pair_contrasts().values():

@@ -183,9 +183,13 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
         # a worked solution states its answer in a box
         gold, *alternatives = [[answer, *read_boxes(answer)][-1] for answer in golds]
         form, answer = find_answer(completion)
-        if skip_reasoning(completion) is None:
+        conclusion = skip_reasoning(completion)
+        if conclusion is None:
             answer = completion
-        elif filtered_answer:
+        # a filter may rewrite an answer, but what it took from the reasoning is none
+        elif filtered_answer and (
+            filtered_answer in conclusion or filtered_answer not in completion
+        ):
             form, answer = LOG_FORM, filtered_answer
         job = GradeJob(
             completion=" ".join(answer.split()),

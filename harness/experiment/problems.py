@@ -284,6 +284,12 @@ def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> t
         values: dict[str, Any] = {
             key: record[column] for key, column in columns.items() if column is not None
         }
+        for key in ("problem", "answer"):
+            if key not in values:
+                raise DataError(
+                    f"{location} has no column {names[key][0]!r}, but {', '.join(record)}. Name "
+                    f"the column: --columns {key}=COLUMN."
+                )
         if "answer" in values:
             values["answer"], values["alternatives"] = split_answers(values["answer"])
         # an id of another name is named by the config, so it must be there

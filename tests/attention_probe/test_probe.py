@@ -372,20 +372,12 @@ def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
         assert np.isnan(trace.measures["mass_filler"]).all()
 
 
-def test_probe_and_heads_from_the_command_line(path):
+def test_the_probe_from_the_command_line(path):
     command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
     printed = run_command(*command)
     assert "selected on outcome" in printed
     assert "3 problems under wo, " in printed
     assert run_command(*command) == printed
-    assert "ordered by t, no p" in run_command("heads", path)
-
-
-def test_controls_are_not_averaged_with_selected_problems(path):
-    flags = ("--flip", "wrong_to_right", "--controls")
-    assert "2 problems under" in run_command("probe", GREEDY_RUN, *flags, "-o", path)
-    with pytest.raises(ConfigError, match="1 problem cannot rank heads: the problem is the unit"):
-        run_command("heads", path)
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(path):
