@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas
 import pytest
@@ -7,6 +9,7 @@ from scipy.special import ndtr
 
 from harness.analysis import compare, estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.verdicts import choose_verdict, judge
 from harness.errors import ComparisonError
 from tests.make import CONTROL, compare_rows, evaluation, with_cases
@@ -237,3 +240,13 @@ def test_a_repeat_run_of_fewer_problems_is_refused(run):
     repeats = run[run["problem_id"] != "p1"].assign(replicate=1)
     with pytest.raises(ComparisonError, match="condition wo, replicate 1: its problems"):
         compare(pandas.concat([run, repeats]))
+
+
+def test_runs_with_different_examples_are_refused():
+    verdicts = {"wo": np.array([["correct"], ["incorrect"]], dtype=object)}
+    old, new = (
+        replace(evaluation(verdicts, model=name), receipt={"examples": {"pool": [name]}})
+        for name in ("m0", "m1")
+    )
+    with pytest.raises(ComparisonError, match=r'examples\.pool: \["m0"\] -> \["m1"\]'):
+        make_leaderboard([old, new])
