@@ -7,15 +7,19 @@ step that is finished is not repeated: the same call continues a study that was 
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
 from harness import resources
 from harness.display.table_page import TableOptions, make_table
-from harness.errors import ConfigError, RunError
+from harness.errors import ConfigError, ModelError, RunError
 from harness.execution.run_in_subprocess import call_command
+from harness.experiment.tokenizer import load_model_config
+from harness.layers_and_heads import parse_numbers
 from harness.runs.run_files import RECEIPT
 from harness.runs.stored_files import is_stored
+from harness.smollm2_model import resolve_model
 
 ACCURACY_FIGURE = "accuracy-bars-and-head-14"
 """The figure that also has the accuracies of the run."""
@@ -50,7 +54,7 @@ def run_study(
         The table of all models, and below it the steps that failed. It is also in table.txt.
 
     Raises:
-        ConfigError: two models have the same folder.
+        ConfigError: two models have the same folder, or a model lacks a layer.
         RunError: no model has a finished run.
         RunInterrupted: a step was interrupted.
     """
@@ -60,6 +64,7 @@ def run_study(
         if folder in folders.values():
             raise ConfigError(f"{model}: two models have the folder {folder}. Name each only once.")
         folders[model] = folder
+    _refuse_layers(models, max(parse_numbers(layers, "--layers")))
     failures = []
     for number, (model, folder) in enumerate(folders.items(), start=1):
         for step, arguments in _steps(model, folder, overrides, limit, layers):
@@ -79,6 +84,16 @@ def run_study(
         page += "\n\nFailed:\n" + "\n".join(failures)
     (output / "table.txt").write_text(f"{page}\n", encoding="utf-8")
     return page
+
+
+def _refuse_layers(models: Sequence[str], last: int) -> None:
+    """Refuse a layer, counted from 1, that a model lacks, before the first model is loaded."""
+    for model in models:
+        # a model without a readable config fails in its own run, and the others continue
+        with suppress(ModelError):
+            layer_count = load_model_config(resolve_model(model)).num_hidden_layers
+            if last > layer_count:
+                raise ConfigError(f"--layers {last}: {model} has {layer_count} layers.")
 
 
 def _steps(
