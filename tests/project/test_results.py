@@ -1,62 +1,127 @@
-"""The committed runs of MATH-500: their journals, counted here, give the numbers of the pages."""
-
 import json
+import os
 import re
+import shutil
+import sys
 
-import numpy as np
+import pandas
 import pytest
 
-from harness.runs.stored_files import open_stored
-from tests.make import ROOT
+from attention_probe.figures.figure_config import PromptsConfig
+from benchmarks.controls import CONTROLS, describe_run, make_changed_run
+from benchmarks.seed_claims import load, page
+from harness import load_run
+from harness.execution.grade_samples import grade_job
+from harness.experiment.plan import make_plan
+from harness.experiment.prompt import hash_prompts
+from harness.experiment.run_config import load_config
+from harness.grading import GraderPool
+from harness.runs.records import stored_prompts
+from harness.runs.run_files import (
+    read_identity,
+    read_prompts,
+    read_samples,
+    read_scored_by,
+    read_scores,
+    scored_now,
+)
+from harness.runs.versions_and_hashes import model_fingerprint
+from tests.conftest import needs_vllm, run_program
+from tests.make import (
+    EXAMPLE,
+    GREEDY_RUN,
+    ROOT,
+    TOY,
+    TOY_CONFIG,
+    TOY_MODEL,
+    table_data,
+)
 
-CONDITIONS = ("wo", "mless", "mful", "random")
+
+@pytest.fixture(scope="module")
+def samples():
+    """All samples of the example, also of its repeat run and reference conditions."""
+    return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
-def count_logprobs(layout):
-    """The log-probability of each gold answer [condition, problem], from the journal alone."""
-    values = {}
-    with open_stored(ROOT / "results/math500-smollm2-logprob/journal.jsonl") as file:
-        for line in file:
-            sample = json.loads(line)
-            if "answer_score" in sample:
-                tokens = sample["answer_score"]["tokens"]
-                key = sample["task"], sample["problem_id"]
-                values[key] = sum(logprob for logprob, _ in tokens)
-    suffix = "_chat" if layout == "chat" else ""
-    tasks = [f"math500_{condition}{suffix}" for condition in CONDITIONS]
-    problems = sorted({problem for _, problem in values})
-    assert len(problems) == 500
-    return np.array([[values[task, problem] for problem in problems] for task in tasks])
+def test_the_example_is_the_run_of_its_config(samples):
+    config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
+    assert identity.config == config.identity() and len(samples) == 13_440
+    assert identity.model == model_fingerprint(config.model_arguments()["pretrained"])
+    rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
+    assert rows[: len(plan.rows)] == stored_prompts(plan)
+    assert identity.prompts_sha256 == hash_prompts(rows)
 
 
-@pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_the_pages_have_the_log_probabilities_of_the_journal(layout):
-    values = count_logprobs(layout)
-    means = [f"{mean:.1f}" for mean in values.mean(axis=1)]
-    for page, row in (
-        ("README.md", rf"SmolLM2, {layout}, nats"),
-        ("docs/reproduce.md", rf"its log-probability, {layout} \(nats\)"),
-    ):
-        (cells,) = re.findall(rf"^\| {row} \|(.+)$", (ROOT / page).read_text(), re.MULTILINE)
-        assert [cell.strip(" *") for cell in cells.split("|")[:4]] == means
-    changes = values[1:] - values[0]
-    errors = changes.std(axis=1, ddof=1) / np.sqrt(500)
-    (cells,) = re.findall(
-        rf"^\| {layout} \|(.+)\|$", (ROOT / "results/README.md").read_text(), re.MULTILINE
+def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
+    prompts = {(row.task, row.doc["id"]): row for row in read_prompts(EXAMPLE)}
+    assert read_scored_by(EXAMPLE) == scored_now()
+    with GraderPool() as pool:
+        for sample in read_samples(EXAMPLE):
+            prompt = prompts[sample.task, sample.problem_id]
+            pool.submit(sample.key, grade_job(prompt, sample))
+        verdicts = {key: grade.verdict for key, grade in pool.drain()}
+    assert verdicts == {key: score.verdict for key, score in read_scores(EXAMPLE).items()}
+
+
+def test_the_table_of_the_example_is_what_the_command_prints():
+    table = table_data(EXAMPLE)
+    stored = json.loads((EXAMPLE / "table.json").read_text())
+    rows, expected = (pandas.DataFrame(page["rows"]) for page in (table, stored))
+    # another machine may round the last digits differently
+    pandas.testing.assert_frame_equal(rows, expected, rtol=1e-9, atol=1e-12)
+    assert {row["condition"] == "no-examples" for row in stored["rows"]} == {True, False}
+
+
+def test_replicates_and_reference_conditions_are_loaded_only_on_request(samples):
+    loaded = load_run(EXAMPLE)
+    is_reference = samples["condition"] == "no-examples"
+    expected = samples[(samples["replicate"] == 0) & ~is_reference]
+    assert 0 < len(loaded) < len(samples) and list(loaded.index) == list(range(len(loaded)))
+    assert list(loaded["condition"].cat.categories) == list(expected["condition"].unique())
+    columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
+    assert (loaded[columns].astype(str).values == expected[columns].astype(str).values).all()
+
+
+@pytest.mark.slow
+@needs_vllm
+def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
+    changed_run, run = tmp_path / "results" / "demo", tmp_path / "results" / "demo-2"
+    for folder in (changed_run, run):
+        shutil.copytree(GREEDY_RUN, folder)
+    journal = (changed_run / "journal.jsonl").read_text()
+    journal = journal.replace('"max_gen_toks":2048', '"max_gen_toks":9', 1)
+    (changed_run / "journal.jsonl").write_text(journal)
+    before = {path.name for path in changed_run.iterdir()}
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
+        (tmp_path / "configs" / kind).mkdir(parents=True)
+        shutil.copy(config, tmp_path / "configs" / kind)
+    command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/installed", "demo", "DEMO=demo"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = run_program(*command, "OUTPUT=results/demo-2", cwd=tmp_path, env=environment)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "results/demo-2 is finished, nothing was left to do" in process.stderr
+    assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
+    assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
+def test_a_planted_change_is_called_by_its_name(control, tmp_path):
+    assert make_changed_run(control, tmp_path / "run") >= 20
+    expected = (control.verdict, control.sources, control.states, control.graders)
+    assert describe_run(tmp_path / "run") == expected
+
+
+def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_path):
+    prompts = PromptsConfig.model_validate({"dataset": "math500", "layout": "as_published", "n": 4})
+    table, *_ = page(load(tmp_path, TOY_MODEL, prompts))
+    seeds = (ROOT / "docs/seeds.md").read_text()
+    page_table = re.search(r"^\| Mless against .*?\n\n", seeds, re.MULTILINE | re.DOTALL)[0]
+    rows, page_rows = (
+        [line.split(" | ")[:2] for line in text.strip().splitlines()]
+        for text in (table, page_table)
     )
-    for cell, change, error in zip(cells.split("|"), changes.mean(axis=1), errors, strict=True):
-        numbers = [float(number) for number in re.findall(r"[+-]\d\.\d\d", cell)]
-        assert numbers[0] == pytest.approx(change, abs=0.005)
-        # the interval inverts a sign-flip test, which is close to Student's here
-        expected = [change - 1.965 * error, change + 1.965 * error]
-        assert numbers[1:] == pytest.approx(expected, abs=0.01)
-
-
-def test_two_completions_of_the_committed_run_have_an_answer_and_none_is_right():
-    rows = json.loads((ROOT / "results/math500-smollm2/table.json").read_text())["rows"]
-    assert len(rows) == 10 and all(row["accuracy"] == 0 for row in rows)
-    with open_stored(ROOT / "results/math500-smollm2/journal.jsonl") as file:
-        samples = [json.loads(line) for line in file]
-    completions = [sample["completion"] for sample in samples if "completion" in sample]
-    assert len(completions) == 4000
-    assert sum(bool(re.search(r"\\boxed\{.+\}", text)) for text in completions) == 2
+    assert rows == page_rows and len(rows) == 11
