@@ -1,5 +1,6 @@
 """Grades without a model: a finished run again, or completions that mless did not generate."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
             answer = completion
         # a filter may rewrite an answer, but what it took from the reasoning is none
         elif filtered_answer and (
-            filtered_answer in conclusion or filtered_answer not in completion
+            _has_word(conclusion, filtered_answer) or not _has_word(completion, filtered_answer)
         ):
             form, answer = LOG_FORM, filtered_answer
         job = GradeJob(
@@ -199,6 +200,11 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
         )
         jobs.append(({"name": name, "gold": gold, "form": form, "by_log": is_right}, job))
     return jobs
+
+
+def _has_word(text: str, answer: str) -> bool:
+    """Whether an answer stands in a text, and not as a part of another word or number."""
+    return bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
 
 
 def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:

@@ -87,8 +87,8 @@ def _comparable_facts(run: Run, is_same_model: bool) -> dict[str, Any]:
     """The versions of a run, its examples and, for a comparison within one model, its settings."""
     names = VERSIONS + _MODEL_FACTS if is_same_model else VERSIONS
     facts = {name: run.about[name] for name in names if run.about.get(name) is not None}
-    if examples := run.receipt.get("examples"):
-        facts["examples"] = examples
+    if run.receipt:  # logs of lm-eval do not name their examples
+        facts["examples"] = run.receipt.get("examples")
     if is_same_model:
         facts |= run.about.get("settings") or {}
     return facts

@@ -250,3 +250,5 @@ def test_runs_with_different_examples_are_refused():
     )
     with pytest.raises(ComparisonError, match=r'examples\.pool: \["m0"\] -> \["m1"\]'):
         make_leaderboard([old, new])
+    with pytest.raises(ComparisonError, match=r"m1 cannot be compared with .*: examples"):
+        make_leaderboard([old, replace(new, receipt={"examples": None})])

@@ -75,7 +75,7 @@ def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, reg
 def test_what_a_filter_took_from_finished_reasoning_is_no_answer(
     extracted, verdict, tmp_path, regrade
 ):
-    text = "<think>The answer is (C)? No.</think>The answer is (B)."
+    text = "<think>The answer is (C)? No.</think>The Correct answer is (B)."
     facts = {"resps": [[text]], "filtered_resps": [extracted], "target": extracted}
     (tmp_path / "samples_choice.jsonl").write_text(json.dumps(log_line(1, **facts)))
     assert f"Verdicts: {verdict} 1." in regrade(tmp_path / "samples_choice.jsonl")

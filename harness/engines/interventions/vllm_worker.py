@@ -57,7 +57,8 @@ class Arms:
         model = self._runner.get_model()
         if hasattr(model, "get_language_model"):  # Gemma3-4b-it reads images too
             model = model.get_language_model()
-        self._decoder = model.model
+        # vLLM's classes return the decoder itself or a model that has one
+        self._decoder = getattr(model, "model", model)
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
         self._query_groups: list[RecordedQueries] = []
