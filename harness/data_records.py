@@ -135,13 +135,13 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
     for number, entry in enumerate(entries, start=1):
-        unit, place = ("element", "") if is_array else ("line", " on each line")
+        unit, form = ("element", "") if is_array else ("line", " on each line")
         location = f"{path}, {unit} {number}"
         if not is_array and not entry.strip():
             continue
         record = entry if is_array else _decode(entry, location)
         if not isinstance(record, dict):
-            raise DataError(f"{location}: expected a JSON object{place}, got {entry!r:.40}.")
+            raise DataError(f"{location}: expected a JSON object{form}, got {entry!r:.40}.")
         if _REPEATED in record:
             raise DataError(f"{location}: the key {record[_REPEATED]!r} stands twice.")
         yield location, record

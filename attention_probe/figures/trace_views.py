@@ -10,14 +10,16 @@ from attention_probe.analysis.average_curves import shared_problems
 from attention_probe.measure.measure_definitions import MEASURES
 from attention_probe.traces import AttentionTraces, Trace
 from harness.constants import JsonObject
-from harness.display.report.attention_view import describe_conditions, describe_prompt
+from harness.display.report.attention_view import (
+    MASS_DIGITS,
+    describe_conditions,
+    describe_prompt,
+)
 from harness.display.report.report_samples import pack
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.runs.attention_file import AttentionView
 from harness.smollm2_model import label_model
 
-DIGITS = 5
-"""Digits after the point of a head's masses."""
 NO_FINDING = (
     "That inserted tokens take attention from the others is no finding: softmax guarantees it."
 )
@@ -90,6 +92,6 @@ def _describe(trace: Trace) -> JsonObject:
 def _list_masses(trace: Trace) -> list[Any]:
     """The masses [region, layer, head]; None where a completion is empty."""
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
-    rounded = masses.round(DIGITS).astype(object)
+    rounded = masses.round(MASS_DIGITS).astype(object)
     rounded[np.isnan(masses)] = None
     return list(rounded.tolist())

@@ -1,14 +1,15 @@
-"""One effect over several models, texts, instructions or draws of examples.
+"""One effect over several prompts, which differ in their text, instruction or draw of examples.
 
-Four models that each gain three points may each be inconclusive, although together they show a
-clear effect. "The effect over models" can mean two things:
+Four prompts under which accuracy rises by three points may each be inconclusive, although together
+they show a clear effect. "The effect over prompts" can mean two things:
 
-- These models, new problems. The differences of a problem are averaged over the models, and tested
-  as those of a single model are: models that were asked the same problems are not independent.
-- New models, new problems. The models are a sample too. Models and problems are crossed random
+- These prompts, new problems. The differences of a problem are averaged over the prompts, and
+  tested as those of a single prompt are, because all prompts ask the same problems.
+- New prompts, new problems. The prompts are a sample too. Prompts and problems are crossed random
   effects.
 
-Tables show both over texts, instructions and draws. This module says models for all of these.
+What holds for prompts holds for models that were asked the same problems, as in the simulations of
+benchmarks/CALIBRATION.md.
 """
 
 import math
@@ -23,31 +24,31 @@ from harness.analysis.count_correct import Outcomes, Row
 from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
 from harness.constants import ALPHA, FEWEST_DRAWS
 
-MODELS_HEEDED = 0.7
-"""If the variance due to models exceeds this share of the variance due to problems, models limit
-the degrees of freedom. With it 4 to 20 models err at most 5 times in 100
+PROMPTS_HEEDED = 0.7
+"""If the variance due to prompts exceeds this share of the variance due to problems, prompts limit
+the degrees of freedom. With it, tests over 4 to 20 prompts err at most 5 times in 100
 (benchmarks/CALIBRATION.md)."""
 
 
 def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
-    """As `pool_changes`, from the outcomes of the baseline and of the condition of each model."""
+    """As `pool_changes`, from the outcomes of the baseline and of the condition for each prompt."""
     changes = [(new.right - old.right, old.k) for old, new in pairs]
     return pool_changes(changes, pairs[0][0].clusters)
 
 
 def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> Row:
-    """The effect of one contrast over models, in points.
+    """The effect of one contrast over prompts, in points.
 
     Args:
-        changes: For each model (or text, or instruction) the changes [problem] in right samples,
-            over the same problems in the same order, and its samples per problem.
+        changes: For each prompt the changes [problem] in right samples, over the same problems in
+            the same order, and its samples per problem.
         clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
 
     Returns:
-        `problems`, their number; `difference`, `low`, `high` and `p` for these models and new
-        problems; and, if the models are enough, `new_low`, `new_high` and `new_p` for new models.
+        `problems`, their number; `difference`, `low`, `high` and `p` for these prompts and new
+        problems; and, if the prompts are enough, `new_low`, `new_high` and `new_p` for new prompts.
     """
-    # models may have different numbers of samples; on a common denominator changes are integers
+    # prompts may have different numbers of samples; on a common denominator changes are integers
     k = math.lcm(*(samples for _, samples in changes))
     scaled_changes = np.array([change * (k // samples) for change, samples in changes])
     clusters = np.arange(scaled_changes.shape[1]) if clusters is None else clusters
@@ -61,10 +62,10 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossedDifference:
-    """The mean difference if models and problems are both samples of larger populations.
+    """The mean difference if prompts and problems are both samples of larger populations.
 
     Attributes:
-        fixed: The difference for these models only. No interval is shorter than the interval of
+        fixed: The difference for these prompts only. No interval is shorter than the interval of
             `fixed`, and no p-value is below its p-value: sign flips allow for changes that no
             problem of the sample has, and a variance does not.
         error: Standard error of the mean.
@@ -129,12 +130,12 @@ def estimate_over_draws(changes: Integers, samples: Integers, clusters: Integers
 
 
 def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -> CrossedDifference:
-    """The mean difference for new models (or texts, instructions, draws) and new problems.
+    """The mean difference for new prompts and new problems.
 
     Args:
-        changes: [model, problem] Right samples under a condition less those under the baseline.
-        samples: [model, problem] Samples under either; 0 where a model was not asked a problem. The
-            sum over models is the same for all problems.
+        changes: [prompt, problem] Right samples under a condition less those under the baseline.
+        samples: [prompt, problem] Samples under either; 0 where a prompt did not ask a problem. The
+            sum over prompts is the same for all problems.
         clusters: As of `paired_tests.average_clusters`.
     """
     k = int(samples.sum(axis=0).max())
@@ -142,7 +143,7 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
     sizes = np.bincount(clusters)
     changes_by_cluster = _sum_by_cluster(changes, clusters)
     samples_by_cluster = _sum_by_cluster(samples, clusters)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where a model was not asked a cluster's problems
+    with np.errstate(invalid="ignore"):  # 0 / 0 where a prompt asked none of a cluster
         means = changes_by_cluster / samples_by_cluster
     # Clusters differ in size, so these are the terms of a linearised ratio of two means, which have
     # its standard error: Cochran (1977), Sampling Techniques, section 6.
@@ -152,38 +153,38 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
 
 
 def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:
-    """Sum a table [model, problem] to [model, cluster]."""
+    """Sum a table [prompt, problem] to [prompt, cluster]."""
     return np.array([np.bincount(clusters, row) for row in table])
 
 
 def crossed_error(effects: Floats) -> tuple[float, float]:
     """The standard error of the mean over crossed random effects, and its degrees of freedom.
 
-    The variance components of models, problems and the residual are those for which the expected
+    The variance components of prompts, problems and the residual are those for which the expected
     sums of squares equal the observed ones (Henderson's Method I). Without missing cells this is
-    the analysis of variance of a two-way table: the variance of the mean is that of the model means
-    over the number of models, plus that of the problem means over the number of problems, less the
-    residual, which both contain. The degrees of freedom are Satterthwaite's.
+    the analysis of variance of a two-way table: the variance of the mean is that of the prompt
+    means over the number of prompts, plus that of the problem means over the number of problems,
+    less the residual, which both contain. The degrees of freedom are Satterthwaite's.
 
-    The variance is at least that due to models and at least that due to problems. A few models may
-    lie close together by chance, and Satterthwaite's formula then gives too many degrees of
-    freedom. So there are at most as many as models less one, if the variance due to models is not
-    small (`MODELS_HEEDED`).
+    The variance is at least that due to prompts and at least that due to problems. A few prompts
+    may lie close together by chance, and Satterthwaite's formula then gives too many degrees of
+    freedom. So there are at most as many as prompts less one, if the variance due to prompts is not
+    small (`PROMPTS_HEEDED`).
 
     Args:
-        effects: [model, problem] The difference of each problem, or of each cluster, under each
-            model; NaN where a model was not asked.
+        effects: [prompt, problem] The difference of each problem, or of each cluster, under each
+            prompt; NaN where a prompt did not ask.
 
     Source:
         Searle, Casella and McCulloch (1992), Variance Components, chapters 4 and 5; degrees of
         freedom: Satterthwaite (1946), doi:10.2307/3002019.
     """
     is_cell = ~np.isnan(effects)
-    models, problems = is_cell.shape
+    prompts, problems = is_cell.shape
     cells = int(is_cell.sum())
     terms = _split_variance(effects, is_cell)
-    of_models, of_problems, _ = terms
-    freedoms = np.maximum(1, [models - 1, problems - 1, cells - models - problems + 1])
+    of_prompts, of_problems, _ = terms
+    freedoms = np.maximum(1, [prompts - 1, problems - 1, cells - prompts - problems + 1])
     variance = float(terms.sum())
     freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
     # A component that is estimated as negative by chance must not make the variance smaller than
@@ -191,36 +192,36 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
         if term > variance:
             variance, freedom = float(term), float(term_freedom)
-    if of_models > MODELS_HEEDED * of_problems:
-        freedom = min(freedom, models - 1)
+    if of_prompts > PROMPTS_HEEDED * of_problems:
+        freedom = min(freedom, prompts - 1)
     return math.sqrt(max(0.0, variance)), max(1.0, freedom)
 
 
 def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
-    """Terms of the variance of the mean: models, problems, and minus the residual in both."""
-    models, problems = is_cell.shape
+    """Terms of the variance of the mean: prompts, problems, and minus the residual in both."""
+    prompts, problems = is_cell.shape
     cells = int(is_cell.sum())
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
-    cells_per_model = is_cell.sum(axis=1)
+    cells_per_prompt = is_cell.sum(axis=1)
     cells_per_problem = is_cell.sum(axis=0)
     # Means over cells, because cells may be missing. Without missing cells they are the number of
-    # problems and the number of models.
-    same_model = float((cells_per_model**2).sum()) / cells
+    # problems and the number of prompts.
+    same_prompt = float((cells_per_prompt**2).sum()) / cells
     same_problem = float((cells_per_problem**2).sum()) / cells
     squares = [
-        float((residuals.sum(axis=1) ** 2 / cells_per_model).sum()),
+        float((residuals.sum(axis=1) ** 2 / cells_per_prompt).sum()),
         float((residuals.sum(axis=0) ** 2 / cells_per_problem).sum()),
         float((residuals**2).sum()),
     ]
     # [sum of squares, component] Expectations by Henderson's Method I, as multiples of the
-    # components of models, problems and residual.
+    # components of prompts, problems and residual.
     expected_squares = [
-        [cells - same_model, models - same_problem, models - 1],
-        [problems - same_model, cells - same_problem, problems - 1],
-        [cells - same_model, cells - same_problem, cells - 1],
+        [cells - same_prompt, prompts - same_problem, prompts - 1],
+        [problems - same_prompt, cells - same_problem, problems - 1],
+        [cells - same_prompt, cells - same_problem, cells - 1],
     ]
     # Least squares, because the components of problems and residual are not separable where each
-    # problem was asked of a single model. Then only their sum matters.
-    model, problem, residual = np.linalg.lstsq(expected_squares, squares)[0]
-    terms = [same_model * model + residual, same_problem * problem + residual, -residual]
+    # problem was asked with a single prompt. Then only their sum matters.
+    prompt, problem, residual = np.linalg.lstsq(expected_squares, squares)[0]
+    terms = [same_prompt * prompt + residual, same_problem * problem + residual, -residual]
     return np.array(terms) / cells

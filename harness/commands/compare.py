@@ -17,7 +17,6 @@ def compare(
     not_worse_by: Annotated[
         float | None,
         typer.Option(
-            min=0,
             metavar="POINTS",
             help="Exit with 0 if B is shown to lose less than POINTS, 1 if B is worse, else 3.",
         ),

@@ -68,8 +68,8 @@ def run_study(
     failures = []
     for number, (model, folder) in enumerate(folders.items(), start=1):
         for step, arguments in _steps(model, folder, overrides, limit, layers):
-            place = f"model {number} of {len(models)}"
-            print(f"study   {place}, {model}: {step}", file=sys.stderr, flush=True)
+            progress = f"model {number} of {len(models)}"
+            print(f"study   {progress}, {model}: {step}", file=sys.stderr, flush=True)
             try:
                 _take_step(folder, step, arguments)
             except RunError as error:

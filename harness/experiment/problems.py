@@ -125,11 +125,11 @@ def split_answers(value: Any) -> tuple[Any, list[Any]]:
     A worked solution of GSM8K, which ends in `#### ANSWER`, is this answer.
     """
     answers = value if isinstance(value, list) and value else [value]
-    first, *others = [
+    first, *alternatives = [
         re.sub(r"(?s).*####\s*", "", answer) if isinstance(answer, str) else answer
         for answer in answers
     ]
-    return first, others
+    return first, alternatives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,8 +290,7 @@ def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> t
                     f"{location} has no column {names[key][0]!r}, but {', '.join(record)}. Name "
                     f"the column: --columns {key}=COLUMN."
                 )
-        if "answer" in values:
-            values["answer"], values["alternatives"] = split_answers(values["answer"])
+        values["answer"], values["alternatives"] = split_answers(values["answer"])
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))

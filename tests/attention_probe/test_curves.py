@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pandas
 import pytest
@@ -13,7 +15,7 @@ from attention_probe.analysis.average_curves import (
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import store, traces_under
-from tests.make import aligned_curve, full_curve, make_trace
+from tests.make import ROOT, aligned_curve, full_curve, make_trace, write_traces
 
 SIZES = (9, 12, 7, 9)
 FIRST_HEAD = {"layer": 1, "head": 1}
@@ -89,6 +91,27 @@ def test_controls_are_not_among_the_chosen_problems(tmp_path):
     ]
     with store(tmp_path / "x.traces", prompts) as traces:
         assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
+
+
+def test_the_python_of_the_page_ranks_heads_without_controls(tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs/probe.md").read_text()
+    (code,) = (
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "heads" in text
+    )
+    prompts = [
+        make_trace(f"p{number}", name, seed=number, control=number == 1)
+        for number in range(4)
+        for name in ("mless", "random")
+    ]
+    write_traces(tmp_path / "flipped.traces", prompts)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    (layer, head, difference), *_ = (line.split() for line in capsys.readouterr().out.splitlines())
+    masses = [prompt.measures["mass_filler"] for prompt in prompts if not prompt.control]
+    expected = np.mean(np.subtract(masses[::2], masses[1::2]), axis=0, dtype=float)
+    index = np.unravel_index(np.abs(expected).argmax(), expected.shape)
+    assert (int(layer), int(head)) == ((1, 3)[index[0]], index[1] + 1)
+    assert float(difference) == pytest.approx(expected[index], abs=1e-5)
 
 
 def test_the_difference_is_paired_by_problem_in_any_order(traces):

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+from harness.grading import grade
 from harness.runs.stored_files import open_stored
 from tests.make import ROOT
 
@@ -55,8 +56,13 @@ def test_the_pages_have_the_log_probabilities_of_the_journal(layout):
 def test_two_completions_of_the_committed_run_have_an_answer_and_none_is_right():
     rows = json.loads((ROOT / "results/math500-smollm2/table.json").read_text())["rows"]
     assert len(rows) == 10 and all(row["accuracy"] == 0 for row in rows)
+    assert "| SmolLM2, raw and chat | 0.0 | 0.0 | 0.0 | 0.0 |" in (ROOT / "README.md").read_text()
     with open_stored(ROOT / "results/math500-smollm2/journal.jsonl") as file:
         samples = [json.loads(line) for line in file]
-    completions = [sample["completion"] for sample in samples if "completion" in sample]
-    assert len(completions) == 4000
-    assert sum(bool(re.search(r"\\boxed\{.+\}", text)) for text in completions) == 2
+    samples = [sample for sample in samples if "completion" in sample]
+    assert len(samples) == 4000
+    boxed = [sample for sample in samples if re.search(r"\\boxed\{.+\}", sample["completion"])]
+    golds = {"test/algebra/1082.json": "23", "test/algebra/1553.json": "3"}
+    assert {sample["problem_id"] for sample in boxed} == golds.keys() and len(boxed) == 2
+    for sample in boxed:
+        assert grade(sample["completion"], golds[sample["problem_id"]]).verdict == "incorrect"

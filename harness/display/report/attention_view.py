@@ -32,8 +32,8 @@ LEVELS, MISSING = 254, 255
 PALETTE = tuple(look.colour for look in LOOKS.values())
 """The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
 
-SUM_DIGITS = 5
-"""Digits after the point of a query's sums over regions."""
+MASS_DIGITS = 5
+"""Digits after the point of the attention on a region."""
 
 PAGE_BYTES = 5_000_000
 """A larger page takes a browser more than a second to open."""
@@ -105,7 +105,7 @@ def describe_prompt(
         shares = cumulated[..., ends] - cumulated[..., starts]
         levels = np.rint(LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
         levels[is_missing[..., starts]] = MISSING
-        sums.append((weights @ in_region).round(SUM_DIGITS).tolist())
+        sums.append((weights @ in_region).round(MASS_DIGITS).tolist())
         layers.append(base64.b64encode(levels.tobytes()).decode())
     return {
         "text": ["".join(tokens[start:end]) for start, end in elements],
