@@ -12,7 +12,7 @@ from attention_probe.check_probe import self_check
 from attention_probe.measure.measure_in_engine import AVERAGES, measure_in_engine
 from attention_probe.measure.measure_prompts import FieldsByCondition, measure_group
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt
+from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
@@ -22,13 +22,13 @@ from harness.execution.generate_samples import quieten_libraries
 ROW_BYTES = 1 << 31
 """Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""
 
-Measure = Callable[[Sequence[ConditionPrompts]], list[FieldsByCondition]]
+Measure = Callable[[Sequence[PromptsByCondition]], list[FieldsByCondition]]
 """Measures problems of similar length: see `measure_group`."""
 
 
 @contextmanager
 def open_model(
-    settings: ProbeSettings, prompts: Mapping[str, ConditionPrompts]
+    settings: ProbeSettings, prompts: Mapping[str, PromptsByCondition]
 ) -> Iterator[tuple[Measure, JsonObject]]:
     """Open the model for these prompts alone, and check it; close it afterwards.
 
@@ -101,6 +101,6 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
     print_message(f"rows of {size / 1e6:.1f} MB")
 
 
-def flatten_prompts(prompts: Mapping[str, ConditionPrompts]) -> Iterable[TokenizedPrompt]:
+def flatten_prompts(prompts: Mapping[str, PromptsByCondition]) -> Iterable[TokenizedPrompt]:
     """All prompts of all problems, problem by problem."""
     return chain.from_iterable(by_condition.values() for by_condition in prompts.values())

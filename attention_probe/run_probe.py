@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, tokenize
+from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, tokenize
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
@@ -96,7 +96,7 @@ def run_probe(
 
 def tokenize_problems(
     problems: Iterable[Problem], tokenizer: PreTrainedTokenizerBase, settings: ProbeSettings
-) -> dict[str, ConditionPrompts]:
+) -> dict[str, PromptsByCondition]:
     """The prompts of each problem by condition, under the problem's id."""
     return {
         problem.id: tokenize(
@@ -129,7 +129,7 @@ def keep_freed_memory() -> None:
 
 def refuse_differing_traces(
     traces: AttentionTraces,
-    prompts: Mapping[str, ConditionPrompts],
+    prompts: Mapping[str, PromptsByCondition],
     problems: Mapping[str, Problem],
 ) -> None:
     """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
@@ -149,7 +149,7 @@ def refuse_differing_traces(
 
 def add_missing_traces(
     traces: AttentionTraces,
-    prompts: Mapping[str, ConditionPrompts],
+    prompts: Mapping[str, PromptsByCondition],
     problems: Mapping[str, Problem],
     measure: Measure,
     advance: Advance,
@@ -175,13 +175,15 @@ def add_missing_traces(
         advance(finished, len(prompts))
 
 
-def group_by_length(problem_prompts: Iterable[ConditionPrompts]) -> list[list[ConditionPrompts]]:
+def group_by_length(
+    problem_prompts: Iterable[PromptsByCondition],
+) -> list[list[PromptsByCondition]]:
     """Groups of problems with prompts of similar length, so that a pass has little padding."""
 
-    def longest(by_condition: ConditionPrompts) -> int:
+    def longest(by_condition: PromptsByCondition) -> int:
         return max(map(len, by_condition.values()))
 
-    groups: list[list[ConditionPrompts]] = []
+    groups: list[list[PromptsByCondition]] = []
     for by_condition in sorted(problem_prompts, key=longest):
         # In ascending order, so this prompt is the longest of its group, to which all are padded.
         if groups and longest(by_condition) * (len(groups[-1]) + 1) <= GROUP_TOKENS:

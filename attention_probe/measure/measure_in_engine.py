@@ -17,7 +17,7 @@ from attention_probe.measure.measure_prompts import (
     key_regions,
     mass_measures,
 )
-from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
+from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.engines.attention_sums import (
     Floats,
     means,
@@ -64,7 +64,7 @@ def average_sums(prompt: TokenizedPrompt, sets: Any, sums: Floats) -> dict[str, 
 
 
 def measure_in_engine(
-    engine: VLLMEngine, group: Sequence[ConditionPrompts], record: Record
+    engine: VLLMEngine, group: Sequence[PromptsByCondition], record: Record
 ) -> list[FieldsByCondition]:
     """Measure problems as `measure_group` does: each stored row is a set with a single query."""
     prompts = [*chain.from_iterable(by_condition.values() for by_condition in group)]

@@ -17,7 +17,7 @@ from attention_probe.measure.measure_activations import Reference, measure_activ
 from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
-from attention_probe.prompts.token_roles import ConditionPrompts, TokenizedPrompt, common_tokens
+from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
 from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
@@ -70,7 +70,7 @@ def mass_measures(
 
 
 def measure_group(
-    loaded: LoadedModel, group: Sequence[ConditionPrompts], record: Record
+    loaded: LoadedModel, group: Sequence[PromptsByCondition], record: Record
 ) -> list[FieldsByCondition]:
     """Measure problems of similar length: one pass for each condition.
 

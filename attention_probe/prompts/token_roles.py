@@ -92,7 +92,7 @@ class TokenizedPrompt:
         )
 
 
-ConditionPrompts = Mapping[str, TokenizedPrompt]
+PromptsByCondition = Mapping[str, TokenizedPrompt]
 """One problem's prompts by condition."""
 
 
@@ -153,7 +153,7 @@ def without_gap(name: str, conditions: Collection[str]) -> str:
     return base if name not in conditions and base in conditions else name
 
 
-def common_tokens(prompts: ConditionPrompts) -> dict[str, NDArray[np.bool_]]:
+def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
     """Which tokens of each prompt all prompts have; in order they are the same tokens."""
     original_positions = [set(prompt.original_pos.tolist()) for prompt in prompts.values()]
     shared = list(set.intersection(*original_positions) - {ABSENT})
