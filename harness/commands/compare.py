@@ -33,8 +33,10 @@ def compare(
     from harness.display.table_page import write_board
 
     board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
-    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
+    code, message = 0, ""
     if not_worse_by is not None:
         code, message = check_not_worse(board, not_worse_by)
+    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
+    if message:
         typer.echo(f"mless: {message}", err=True)
-        raise typer.Exit(code)
+    raise typer.Exit(code)

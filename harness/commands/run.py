@@ -76,6 +76,7 @@ def run(
 ) -> None:
     """Run an experiment, or continue it. It writes a run folder and prints a table."""
     from harness.display.dry_run import describe_plan, show_prompts
+    from harness.display.progress import progress_bar
     from harness.engines.backends import check_backend
     from harness.errors import ConfigError, ModelError
     from harness.execution.execute_plan import (
@@ -121,7 +122,9 @@ def run(
     folder = output or settings.folder
     refuse_foreign(folder)  # before the plan is built, which takes seconds
     settings = fill_open_settings(settings, folder)
-    plan = make_plan(settings, limit=limit, stored_ids=stored_example_ids(folder))
+    stored_ids = stored_example_ids(folder)
+    with progress_bar("prompts") as advance:
+        plan = make_plan(settings, limit=limit, stored_ids=stored_ids, advance=advance)
     plan = choose_eager(plan, folder)
     further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:

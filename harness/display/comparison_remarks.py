@@ -25,8 +25,8 @@ from harness.errors import list_first
 MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
 ADVICE = {
-    "no box": "Without a box nothing is graded: show examples (--num-fewshot 8), or read the "
-    "first line (--answer line).",
+    "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
+    "or read the first line (--answer line).",
     "cut off": "Raise max_gen_toks.",
     "unfinished": "Reasoning without an end is no answer. Raise max_gen_toks.",
     "refused": "The grader cannot compare these answers; --audit shows what other graders say.",

@@ -13,7 +13,7 @@ from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import visible
+from harness.display.format_values import plural, visible
 from harness.engines.devices import describe_processor
 from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
@@ -21,6 +21,7 @@ from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
 from harness.experiment.plan import Plan, group_name
+from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold
@@ -157,9 +158,10 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"note      {list_first(arms)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS}"
-    before_raw = plan.raw_prefix or "no BOS token"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
-    yield f"layouts   {layouts}; before text outside a chat: {before_raw}"
+    if {*config.layouts} != {Layout.CHAT}:
+        layouts += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
+    yield f"layouts   {layouts}"
 
 
 def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
@@ -179,8 +181,8 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
         number = len(interventions)
         checked_prompts = count_checked(len(plan.dataset.problems))
         yield (
-            f"arms      {number} conditions have an intervention, "
-            f"which is checked on {checked_prompts} prompts of each"
+            f"arms      {number} {plural('condition', number)} with an intervention, "
+            f"each checked on {checked_prompts} prompts"
         )
     layers = config.record_attention
     if layers:

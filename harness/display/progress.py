@@ -1,5 +1,6 @@
 """Progress of a long command: bars in a terminal, lines in a log."""
 
+import math
 import sys
 import textwrap
 import time
@@ -58,22 +59,24 @@ def sign_of_life() -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left on stderr; lines if stderr is no terminal.
+    """Show a bar with the time left on stderr, until the end; lines if stderr is no terminal.
 
     Yields a function that takes the number of finished steps and the number of all steps.
     """
-    with _make_bars(TimeRemainingColumn()) as bars:
+    with _make_bars(TimeRemainingColumn(), transient=True) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        # the first line is due after two seconds, so that a shorter command prints none
-        printed_at = time.monotonic() + 2 - LOG_SECONDS
+        due = math.inf
 
         def advance(finished: int, total: int) -> None:
-            nonlocal printed_at
+            nonlocal due
             bars.update(bar, completed=finished, total=total)
-            if bars.disable and time.monotonic() - printed_at >= LOG_SECONDS:
+            # the first line is due two seconds after the first step, so that short work prints none
+            if math.isinf(due):
+                due = time.monotonic() + 2
+            if bars.disable and time.monotonic() >= due:
                 print_message(f"{title}: {finished} of {total}")
-                printed_at = time.monotonic()
+                due = time.monotonic() + LOG_SECONDS
 
         yield advance
 
@@ -231,11 +234,17 @@ class _StatusColumn(ProgressColumn):
         return Text(f"{_accuracy(task):>6} correct")
 
 
-def _make_bars(last_column: ProgressColumn, *, quiet: bool = False) -> Bars:
-    """Bars on stderr that end in a column; disabled if stderr is no terminal."""
+def _make_bars(
+    last_column: ProgressColumn, *, quiet: bool = False, transient: bool = False
+) -> Bars:
+    """Bars on stderr that end in a column; disabled if stderr is no terminal.
+
+    Transient bars vanish at the end.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), last_column)
-    return Bars(*columns, console=console, disable=quiet or not console.is_terminal)
+    is_hidden = quiet or not console.is_terminal
+    return Bars(*columns, console=console, disable=is_hidden, transient=transient)
 
 
 def _count_samples(task: Task) -> str:

@@ -129,7 +129,9 @@ def spell_out(text: str, encoding: str = "utf-8") -> str:
 
 def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
     doc = prompt.doc
-    text = f"{title}  level {doc['level']}  {doc['subject']}  gold answer {doc['answer']}"
+    level = f"level {doc['level']}" if doc["level"] else ""
+    facts = (title, level, doc["subject"], f"gold answer {doc['answer']}")
+    text = "  ".join(filter(None, facts))
     console.print(spell_out(text, console.encoding), style="bold")
 
 

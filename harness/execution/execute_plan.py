@@ -102,14 +102,21 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str
 
 
 def refuse_layers(plan: Plan) -> None:
-    """Refuse interventions and recording in layers that the model lacks, or that cannot be opened.
+    """Refuse interventions and recording that the model does not allow.
 
     Raises:
-        HarnessError: the model has no such layer, cannot be opened, or its config cannot be read.
+        HarnessError: the model has no such layer, cannot be opened, or its config cannot be read;
+            or a user's function cannot be called.
     """
     layers = opened_layers(plan.config)
-    if any(layers.values()):
-        refuse_to_open(plan.model_arguments, layers)
+    if not any(layers.values()):
+        return
+    refuse_to_open(plan.model_arguments, layers)
+    from harness.engines.interventions.arithmetic import refuse_change
+
+    for condition in plan.config.conditions:
+        if condition.intervention and condition.intervention.kind == "function":
+            refuse_change(str(condition.intervention.file), condition.intervention.arguments)
 
 
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:

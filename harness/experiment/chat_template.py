@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import product
@@ -146,15 +145,27 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
     Raises:
         PromptMismatchError: there is no occurrence.
     """
-    before = r"(?<![^\W_])" if body[0].isalnum() else ""
-    after = r"(?![^\W_])" if body[-1].isalnum() else ""
+    positions = []
+    position = text.find(body, start)
+    while position >= 0:
+        positions.append(position)
+        position = text.find(body, position + 1)
+    if not positions:
+        raise PromptMismatchError(
+            f"The chat template changed the text of a turn: expected to find {body[:60]!r} "
+            "in the templated prompt."
+        )
     # Entire words first: the problem 2 must not be found in the 12 of an example.
-    for pattern in (before + re.escape(body) + after, re.escape(body)):
-        # a lookahead, so that overlapping occurrences are found too
-        matches = list(re.compile(f"(?={pattern})").finditer(text, start))
-        if matches:
-            return matches[-1 if is_last else 0].start()
-    raise PromptMismatchError(
-        f"The chat template changed the text of a turn: expected to find {body[:60]!r} "
-        "in the templated prompt."
-    )
+    entire = [position for position in positions if _is_entire(body, text, position)]
+    return (entire or positions)[-1 if is_last else 0]
+
+
+def _is_entire(body: str, text: str, start: int) -> bool:
+    """Whether the occurrence of a turn begins and ends where words of the text do."""
+    end = start + len(body)
+    # at the beginning and at the end of the text these are empty
+    before = text[start - 1 : start]
+    after = text[end : end + 1]
+    begins_inside_word = body[0].isalnum() and before.isalnum()
+    ends_inside_word = body[-1].isalnum() and after.isalnum()
+    return not begins_inside_word and not ends_inside_word

@@ -10,10 +10,10 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, product
+from itertools import chain, count, product
 from typing import Any
 
 from harness.constants import ANSWER_LOGPROB
@@ -26,7 +26,7 @@ from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts
+from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
 from harness.reasoning_markers import MarkerIds, Markers, read_markers
 
@@ -107,7 +107,11 @@ class Plan:
 
 
 def make_plan(
-    config: RunConfig, *, limit: int | None = None, stored_ids: ExampleIds | None = None
+    config: RunConfig,
+    *,
+    limit: int | None = None,
+    stored_ids: ExampleIds | None = None,
+    advance: Callable[[int, int], None] = lambda _finished, _total: None,
 ) -> Plan:
     """Load data and tokenizer, and build and check every prompt.
 
@@ -115,6 +119,7 @@ def make_plan(
         config: The config.
         limit: The maximum number of problems.
         stored_ids: The ids of the examples of the run that is continued; None for a new run.
+        advance: Gets the number of finished prompts, and of all prompts.
 
     Raises:
         HarnessError: config, data, tokenizer or prompts would spoil the run.
@@ -139,7 +144,7 @@ def make_plan(
         config=config,
         dataset=dataset,
         full_dataset=full_dataset,
-        arms=_build_arms(config, dataset, draws, model, thinking),
+        arms=_build_arms(config, dataset, draws, model, thinking, advance),
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
@@ -217,9 +222,10 @@ def _build_arms(
     draws: Sequence[Draw | None],
     model: ModelTokenizer | None,
     thinking: Markers,
+    advance: Callable[[int, int], None],
 ) -> dict[str, ConditionPrompts]:
     """Build the prompts of each condition in each layout and draw, by lm-eval's task name."""
-    arms = {}
+    groups = []
     for layout, draw, has_examples in product(config.layouts, draws, (True, False)):
         conditions = [
             condition
@@ -236,17 +242,26 @@ def _build_arms(
             if config.fewshot and config.fewshot.instructions:
                 instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
         settings = PromptSettings(
-            layout=layout, instruction=instruction, draw=draw, thinking=thinking
+            layout=layout,
+            instruction=instruction,
+            draw=draw,
+            thinking=thinking,
+            scored=config.answer if config.endpoint == ANSWER_LOGPROB else None,
         )
+        groups.append((problems, conditions, settings))
+    total = sum(count_prompts(problems, conditions) for problems, conditions, _ in groups)
+    numbers = count(1)
+    arms = {}
+    for problems, conditions, settings in groups:
         for arm in build_checked_prompts(
             problems,
             conditions,
             settings,
             model,
             max_gen_toks=config.max_gen_toks,
-            scored=config.answer if config.endpoint == ANSWER_LOGPROB else None,
+            advance=lambda: advance(next(numbers), total),
         ):
-            task = config.task_name(dataset.name, arm.condition.name, layout, arm.draw)
+            task = config.task_name(dataset.name, arm.condition.name, arm.layout, arm.draw)
             arms[task] = arm
     return arms
 

@@ -130,6 +130,8 @@ class PromptSettings:
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
         thinking: The markers of the model's reasoning; those of all families if there are none.
+        scored: Where gold answers are read whose log-probability is measured: `box` or `line`.
+            None: nothing of the kind is measured.
     """
 
     layout: Layout = Layout.RAW
@@ -137,6 +139,7 @@ class PromptSettings:
     draw: Draw | None = None
     has_system_turn: bool = True
     thinking: Markers = ()
+    scored: str | None = None
 
     def choose_instruction(self, condition: Condition) -> str:
         """The system prompt under a condition."""

@@ -9,7 +9,7 @@ run.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -63,19 +63,18 @@ def build_checked_prompts(
     model: ModelTokenizer | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
-    scored: str | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> list[ConditionPrompts]:
     """Build every prompt of the conditions, and refuse those that break a guarantee.
 
     Args:
         problems: The problems.
         conditions: The conditions.
-        settings: Layout, instruction and examples. The layout `as_published` may break the
+        settings: What the prompts share. The layout `as_published` may break the
             guarantees, since it reproduces the authors' string.
         model: The tokenizer and the context length. None: they are unknown, and nothing is checked.
         max_gen_toks: Tokens that must fit into the context after the longest prompt.
-        scored: Where gold answers are read whose log-probability is measured: `box` or `line`.
-            None: nothing of the kind is measured.
+        advance: Is called after each prompt.
 
     Raises:
         ConfigError: a filler needs a tokenizer, or does not exist in this one.
@@ -87,13 +86,14 @@ def build_checked_prompts(
         accepts_system = has_system_turn(model.tokenizer, model.switches)
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
-    baseline_prompts = _build_prompts(problems, named_conditions()[BASELINE], settings, model)
+    build = partial(_build_prompts, problems, settings=settings, model=model, advance=advance)
+    baseline_prompts = build(named_conditions()[BASELINE])
     arms: list[ConditionPrompts] = []
     for condition in conditions:
         prompts = baseline_prompts
         # Conditions without a filler or words of their own share the baseline's prompts.
         if not condition.is_plain:
-            prompts = _build_prompts(problems, condition, settings, model)
+            prompts = build(condition)
         arm = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
@@ -106,11 +106,16 @@ def build_checked_prompts(
             if not arms:  # once, because all conditions have the same problems
                 notes = (*_find_control_tokens(problems, model), *arm.notes)
                 arm = replace(arm, notes=notes)
-            if scored is not None:
-                arm = _add_answers(arm, settings, scored, model)
+            if settings.scored is not None:
+                arm = _add_answers(arm, settings, model)
             _refuse_faults(arm, model, max_gen_toks)
         arms.append(arm)
     return arms
+
+
+def count_prompts(problems: Sequence[Problem], conditions: Iterable[Condition]) -> int:
+    """The number of prompts that `build_checked_prompts` builds, the baseline's included."""
+    return len(problems) * (1 + sum(not condition.is_plain for condition in conditions))
 
 
 def _build_prompts(
@@ -118,6 +123,7 @@ def _build_prompts(
     condition: Condition,
     settings: PromptSettings,
     model: ModelTokenizer | None,
+    advance: Callable[[], None],
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     filler_text = fit_filler(condition, model.tokenizer if model else None)
@@ -131,11 +137,12 @@ def _build_prompts(
             settings=settings,
         )
         prompts.append(measure_prompt(prompt, settings, model))
+        advance()
     return tuple(prompts)
 
 
 def _add_answers(
-    arm: ConditionPrompts, settings: PromptSettings, read: str, model: ModelTokenizer
+    arm: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
 ) -> ConditionPrompts:
     r"""Add the tokens of the accepted answers to the prompts, and a note if answers merge.
 
@@ -148,13 +155,12 @@ def _add_answers(
     Args:
         arm: The prompts of a condition.
         settings: Their settings.
-        read: Where the answer is read: `box` or `line`.
         model: The tokenizer.
     """
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
     prompts, merging_ids = [], set()
     for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
-        label = _make_label(prompt, settings, read)
+        label = _make_label(prompt, settings)
         end = label.rstrip(" ")
         answers = []
         for text in (problem.answer, *problem.alternatives):
@@ -172,7 +178,7 @@ def _add_answers(
     return replace(arm, prompts=tuple(prompts), notes=notes)
 
 
-def _make_label(prompt: BuiltPrompt, settings: PromptSettings, read: str) -> str:
+def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> str:
     """The text between prompt and answer."""
     _, box, content = prompt.answer_prefix.rpartition(BOX)
     if box and "}" not in content:
@@ -183,7 +189,7 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings, read: str) -> str
     _, between, _ = settings.frame
     # the blank that `build_prompt` leaves out of the prompt
     label += between[len(between.rstrip(" ")) :]
-    return label + BOX if read == "box" else label
+    return label + BOX if settings.scored == "box" else label
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:

@@ -185,28 +185,27 @@ def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
     model = ModelTokenizer(name="x", tokenizer=toy_tokenizer)
     problem = replace(TOY_PROBLEMS[0], answer="4", alternatives=("2 + 2",))
 
-    def check(length, **options):
+    def check(length, read=None):
         limited = replace(model, context_length=length)
-        conditions, settings = [as_condition("wo")], PromptSettings()
-        options = {"max_gen_toks": 1, **options}
-        return build_checked_prompts([problem], conditions, settings, limited, **options)
+        conditions, settings = [as_condition("wo")], PromptSettings(scored=read)
+        return build_checked_prompts([problem], conditions, settings, limited, max_gen_toks=1)
 
-    (arm,) = check(10_000, scored="box")
+    (arm,) = check(10_000, read="box")
     length = len(arm.prompts[0].token_ids) + 1
     assert check(length)
     answer = len(toy_tokenizer.encode("\\boxed{" + "2 + 2", add_special_tokens=False))
-    assert check(length + answer, scored="box")
+    assert check(length + answer, read="box")
     with pytest.raises(PromptMismatchError, match=f"context length of {length + answer - 1} by 1"):
-        check(length + answer - 1, scored="box")
+        check(length + answer - 1, read="box")
 
 
 def score_prompts(tokenizer, *, answer="42", alternatives=(), read="box", condition="wo"):
     """The texts of labels and gold answers after the prompt of a problem, and the notes."""
     problem = replace(TOY_PROBLEMS[0], answer=answer, alternatives=alternatives)
-    settings = PromptSettings()
+    settings = PromptSettings(scored=read)
     model = ModelTokenizer(name="x", tokenizer=tokenizer)
     conditions = [as_condition(condition)]
-    (arm,) = build_checked_prompts([problem], conditions, settings, model, scored=read)
+    (arm,) = build_checked_prompts([problem], conditions, settings, model)
     decoded = [[*map(tokenizer.decode, tokens)] for tokens in arm.prompts[0].answers]
     return decoded, arm.notes
 

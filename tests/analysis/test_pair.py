@@ -79,7 +79,8 @@ def compare_logs(tmp_path, command):
 def test_the_exit_code_tells_whether_accuracy_fell(lost, options, code, message, compare_logs):
     process = compare_logs(HALF, [0] * lost + HALF[lost:], *options.split())
     assert process.returncode == code and message in process.stderr
-    assert "old.jsonl" in process.stdout and "+/-" in process.stdout
+    has_table = "old.jsonl" in process.stdout and "+/-" in process.stdout
+    assert has_table == (code != 2), "points out of range are refused before the table"
 
 
 def test_a_score_between_0_and_1_is_refused(compare_logs):

@@ -99,7 +99,7 @@ def test_the_printed_sample_has_the_outcome_of_the_problem():
         "mless": ("incorrect", "correct", "correct"),
     }
     improved = print_source(make_source(samples))
-    assert improved.startswith("\nwrong to right  p  level 0    gold answer 7")
+    assert improved.startswith("\nwrong to right  p  gold answer 7")
     assert "w/o\n-> completion 2 of 3: incorrect, answer 1" in improved
     assert "mless wrote 1" in improved
     samples = {"wo": ("incorrect", "correct"), "mless": ("incorrect", "incorrect")}

@@ -4,6 +4,7 @@ They compute token by token, so an answer does not depend on batches, chunks or 
 """
 
 import importlib.util
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from harness.errors import ConfigError, quote
 
 OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
@@ -175,7 +178,7 @@ def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tens
     """Activations [token, unit] of an MLP, changed by an arm; positions [token]."""
     kind = arm["kind"]
     if kind == "function":
-        changed = _load_change(arm["file"])(activations, positions, **arm["arguments"])
+        changed = load_change(arm["file"])(activations, positions, **arm["arguments"])
     else:
         changed = redistribute(
             activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"]
@@ -237,8 +240,23 @@ def add_gap(positions: Tensor, start: Tensor | int, size: Tensor | int) -> Tenso
     return positions + torch.where(positions >= start, size, 0)
 
 
+def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a user's file whose function `change` cannot be called with these arguments.
+
+    Raises:
+        ConfigError: the file raises an error, has no such function, or it has other arguments.
+    """
+    try:
+        inspect.signature(load_change(file)).bind("activations", "positions", **arguments)
+    except Exception as error:  # a user's file can raise any error
+        message = quote(f"{type(error).__name__}: {error}")
+        raise ConfigError(
+            f"{file}: expected change(activations, positions, **arguments), got {message}."
+        ) from error
+
+
 @cache
-def _load_change(file: str) -> Callable[..., Tensor]:
+def load_change(file: str) -> Callable[..., Tensor]:
     """The function `change` of a user's file."""
     spec = importlib.util.spec_from_file_location("mless_intervention", file)
     assert spec and spec.loader
