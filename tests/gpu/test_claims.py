@@ -4,14 +4,19 @@ import os
 import random
 import subprocess
 import sys
+import time
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.runs import SHAPES
 from harness import load_run, resources
 from harness.engines.vllm_engine import VLLMEngine
+from harness.execution.run_study import FIGURES
 from harness.runs.run_files import read_receipt
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
@@ -108,6 +113,24 @@ def test_stock_lm_eval_gives_the_prompts_and_verdicts_of_mless_run(tmp_path):
         f"{counts['completion']} completions and {counts['verdict']} verdicts differ"
     )
     assert counts["prompt_sha256"] == counts["verdict"] == 0
+
+
+def test_the_study_runs_with_a_random_model_of_full_size(tmp_path):
+    """The size of Qwen2.5-Math-1.5B; on a CPU a tiny one, of which figures draw only few heads."""
+    shape, limit = ("qwen2.5-math-1.5b", 100) if gpu_share() else ("tiny", 10)
+    model = tmp_path / shape
+    with torch.device("cuda" if gpu_share() else "cpu"):
+        sizes = SHAPES[shape] | {"max_position_embeddings": 4096}
+        config = AutoConfig.for_model(**sizes, dtype=torch.bfloat16)
+        AutoModelForCausalLM.from_config(config).save_pretrained(model)
+    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(model)
+    options = ("--set=layouts=[raw]", "--set=max_gen_toks=64", f"--limit={limit}")
+    study = command("mless", "study", model, *options, *gpu_share_options(), "-o", tmp_path / "out")
+    started = time.monotonic()
+    subprocess.run(study, check=True, timeout=PATIENCE)
+    figures = sorted(path.stem for path in (tmp_path / "out" / shape / "figures").glob("*.png"))
+    report(f"{shape}, {limit} problems: {time.monotonic() - started:.0f} s, figures {figures}")
+    assert figures == sorted(FIGURES)
 
 
 def sum_requests(count):
