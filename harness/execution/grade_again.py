@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
-from harness.experiment.problems import Needed, split_answers
+from harness.experiment.problems import read_golds
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
-from harness.grading.extract_answer import read_boxes
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
@@ -127,7 +126,6 @@ LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _INVALID = "[invalid]"
 """What a filter of lm-eval returns without a match."""
-_GOLD = TypeAdapter(Needed)
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
@@ -158,7 +156,7 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         raise ConfigError(f"{path} holds no completion.")
     for row, job in jobs:
         if not job.target:
-            raise ConfigError(f"{path}: sample {row['name']} has no gold answer.")
+            raise ConfigError(f"{path}: sample {row['name']} has no gold answer that can be read.")
     with GraderPool() as pool:
         for number, (_, job) in enumerate(jobs):
             pool.submit(number, job)
@@ -181,8 +179,7 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
     hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
     for name, text, golds, filtered_answer, is_right in rows:
         completion = hidden_start + text
-        # a worked solution states its answer in a box
-        gold, *alternatives = [[answer, *read_boxes(answer)][-1] for answer in golds]
+        gold, *alternatives = golds
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
         if conclusion is None:
@@ -241,9 +238,8 @@ def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
                     f"{location} has no column {name!r}: expected one of {list_near(name, record)}."
                 )
             values.append(record[column])
-        answer, alternatives = split_answers(values[1])
         try:
-            golds = [_GOLD.validate_python(text) for text in (answer, *alternatives)]
+            golds = read_golds(values[1])
         except ValidationError as error:
             raise ConfigError(explain(error, f"{location}: {gold}")) from None
         for text in read_completions(values[0], location):

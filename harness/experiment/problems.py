@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from harness.boxes import read_boxes
 from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
 from harness.errors import DataError
 from harness.yaml_settings import Strict, explain
@@ -110,6 +111,7 @@ Needed = Annotated[
     str, Field(pattern=r"\S"), BeforeValidator(_as_text), AfterValidator(refuse_lost_backslash)
 ]
 """Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
+_GOLD = TypeAdapter(Needed)
 Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
 
 
@@ -119,17 +121,24 @@ def read_level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def split_answers(value: Any) -> tuple[Any, list[Any]]:
-    """The first accepted answer of a field, and those that are accepted as well.
+def split_answers(value: Any) -> list[Any]:
+    """The accepted answers of a field. A worked solution is the answer that it states."""
+    answers = []
+    for answer in value if isinstance(value, list) and value else [value]:
+        if isinstance(answer, str):
+            # its last box, or in GSM8K the text after `####`
+            answer = [re.sub(r"(?s).*####\s*", "", answer), *read_boxes(answer)][-1]
+        answers.append(answer)
+    return answers
 
-    A worked solution of GSM8K, which ends in `#### ANSWER`, is this answer.
+
+def read_golds(value: Any) -> list[str]:
+    """The accepted answers of a field as texts.
+
+    Raises:
+        ValidationError: an answer is no text or number, or is blank.
     """
-    answers = value if isinstance(value, list) and value else [value]
-    first, *alternatives = [
-        re.sub(r"(?s).*####\s*", "", answer) if isinstance(answer, str) else answer
-        for answer in answers
-    ]
-    return first, alternatives
+    return [_GOLD.validate_python(answer) for answer in split_answers(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +299,7 @@ def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> t
                     f"{location} has no column {names[key][0]!r}, but {', '.join(record)}. Name "
                     f"the column: --columns {key}=COLUMN."
                 )
-        values["answer"], values["alternatives"] = split_answers(values["answer"])
+        values["answer"], *values["alternatives"] = split_answers(values["answer"])
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))

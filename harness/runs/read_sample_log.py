@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
+from pydantic import ValidationError
 
 from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.model_settings import fixed_arguments
-from harness.experiment.problems import read_level, split_answers
+from harness.experiment.problems import read_golds, read_level
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.reasoning_markers import add_reasoning
 from harness.runs.find_lm_eval_files import (
@@ -154,16 +155,17 @@ def _read_prompt(
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
     text, is_generated = read_prompt_text(origin, line)
-    answer, alternatives = split_answers(line.target)
+    try:
+        answer, *alternatives = read_golds(line.target)
+    except ValidationError:  # a table needs no gold answer
+        answer, alternatives = "", []
     doc = {
         **line.doc,
         "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
         "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
         "level": read_level(line.doc.get("level")),
-        "answer": "" if answer is None else str(answer),
+        "answer": answer,
     }
-    if alternatives:
-        doc["alternatives"] = [str(alternative) for alternative in alternatives]
     layout = Layout.CHAT if results.chat_template else Layout.RAW
     if is_ours(doc):
         condition = doc["condition"]
@@ -179,7 +181,9 @@ def _read_prompt(
         has_segments = text and filler is not None
         doc["segments"] = _split_text(text, line.doc, str(filler)) if has_segments else []
         doc["system"] = ""
-        doc.pop("cluster", None)  # in another task this field may mean anything
+        # in another task these fields may mean anything
+        doc["alternatives"] = alternatives
+        doc.pop("cluster", None)
     return AnsweredPrompt(
         task=origin,
         condition=condition,
