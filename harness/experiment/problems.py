@@ -176,13 +176,16 @@ class Problem:
 
     def record(self) -> dict[str, Any]:
         """The fields, without an empty cluster and without an empty list of alternatives."""
-        optional = ("cluster", "alternatives")
         return {
-            name: value for name, value in asdict(self).items() if name not in optional or value
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in ("cluster", "alternatives")
         }
 
 
 _PROBLEM = TypeAdapter(Problem)
+OTHER_NAMES = {"problem": "question", "unique_id": "id"}
+"""Other names of columns, which are read if there is no column of the usual name."""
 
 
 class DatasetConfig(Strict):
@@ -253,7 +256,7 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
         return _read_dataset(dataset)
     path = os.environ.get(PATH_VARIABLE, "").strip()
     if path:
-        return load_jsonl(Path(path))
+        return _read_dataset(DatasetConfig(path=Path(path)))
     try:
         math500 = _read_dataset(DatasetConfig(path=Path(MATH500)))
     except DataError as error:
@@ -262,11 +265,6 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
             "unique_id."
         ) from error
     return replace(math500, name="math500")
-
-
-def load_jsonl(path: Path) -> Dataset:
-    """Load problems from a file with MATH-500's fields; see `open_dataset`."""
-    return _read_dataset(DatasetConfig(path=path))
 
 
 def _read_dataset(fields: DatasetConfig) -> Dataset:
@@ -280,23 +278,22 @@ def _read_dataset(fields: DatasetConfig) -> Dataset:
 def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> tuple[Problem, ...]:
     """Read problems from records, each with its location in the source."""
     problems: dict[str, Problem] = {}
-    names: dict[str, tuple[str, ...]] = {
-        key: (key,) for key in ("solution", "subject", "level", "cluster")
-    }
-    names |= {"answer": (fields.answer,), "problem": (fields.problem,)}
-    if fields.problem == "problem":
-        names["problem"] = ("problem", "question")
+    names = {key: key for key in ("solution", "subject", "level", "cluster")}
+    names |= {"answer": fields.answer, "problem": fields.problem}
     if fields.id is not None:
-        names["id"] = (fields.id, "id") if fields.id == "unique_id" else (fields.id,)
+        names["id"] = fields.id
     for location, record in records:
-        columns = {key: find_column(record, *candidates) for key, candidates in names.items()}
+        columns = {
+            key: find_column(record, name, OTHER_NAMES.get(name, name))
+            for key, name in names.items()
+        }
         values: dict[str, Any] = {
             key: record[column] for key, column in columns.items() if column is not None
         }
         for key in ("problem", "answer"):
             if key not in values:
                 raise DataError(
-                    f"{location} has no column {names[key][0]!r}, but {', '.join(record)}. Name "
+                    f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
                     f"the column: --columns {key}=COLUMN."
                 )
         values["answer"], *values["alternatives"] = split_answers(values["answer"])

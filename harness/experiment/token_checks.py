@@ -194,9 +194,7 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
     pattern = re.compile("|".join(names) or "$^")
     for problem in problems:
         if match := pattern.search(f"{problem.problem}\n{problem.answer}"):
-            yield (
-                f"problem {problem.id}: its text or answer contains the control token {match[0]!r}."
-            )
+            yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
 def _check_prompts(

@@ -151,7 +151,7 @@ def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, t
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
     settings = PromptSettings(draw=Draw(number=0, examples=(example,), frame=FewshotConfig().frame))
     first, second = build_checked_prompts(problems, conditions, settings, model)
-    text = "its text or answer contains the control token"
+    text = "its text or answer has the control token"
     assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))
     assert second.notes == ()
 
