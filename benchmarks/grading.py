@@ -32,7 +32,7 @@ import yaml
 
 from benchmarks.report import Row, row
 from benchmarks.runs import PROBLEMS, ROOT, run_benchmark
-from harness.experiment.problems import Problem, load_jsonl
+from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 
 ANSWERS = 10_000
 TARGET_S = 1.8
@@ -168,7 +168,7 @@ def count_errors(limit: int | None) -> list[Row]:
 
 def build_answers() -> list[tuple[str, Problem]]:
     """Build the completions with their problems, seeded and shuffled."""
-    problems = load_jsonl(DATA).problems
+    problems = open_dataset(DatasetConfig(path=DATA)).problems
     rng = random.Random(SEED)
     distinct: dict[Problem, list[str]] = {}
     answers = []

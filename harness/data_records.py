@@ -76,7 +76,6 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         name, revision, configuration, split = match.groups()
         yield from _read_rows(path, name, configuration, revision=revision, split=split)
         return
-    path = path.expanduser()
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -86,8 +85,13 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
                 records = _read_rows(path, "parquet", data_files=str(path), split="train")
             elif suffix in (".csv", ".tsv"):
                 records = _read_csv(path, stream)
-            else:
+            elif suffix in ("", ".json", ".jsonl"):
                 records = _read_json(path, stream.read())
+            else:
+                raise DataError(
+                    f"Data file {path}: expected .jsonl, .json, .csv or .tsv, these also with .gz, "
+                    "or .parquet."
+                )
             yield from records
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error

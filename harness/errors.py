@@ -6,6 +6,7 @@ always means a bug in mless itself.
 """
 
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -91,7 +92,7 @@ def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
 def name_similar_files(path: Path) -> str:
     """A sentence about names like that of a missing file; empty if its folder has none."""
     is_missing = path.parent.is_dir() and not path.exists()
-    names = [other.name for other in path.parent.iterdir()] if is_missing else []
+    names = os.listdir(path.parent) if is_missing else []
     similar = difflib.get_close_matches(path.name, names)
     return f" Near it: {', '.join(similar)}." if similar else ""
 

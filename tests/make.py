@@ -34,7 +34,7 @@ from harness.execution.execute_plan import (
 from harness.execution.generate_samples import session_facts
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.problems import load_jsonl
+from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
@@ -95,7 +95,7 @@ TOY = ROOT / "tests" / "data" / "toy"
 """A tiny model and the problems that it was trained on: see its card."""
 TOY_MODEL = str(TOY / "model")
 TOY_DATA = {"path": str(TOY / "demo.jsonl")}
-TOY_PROBLEMS = load_jsonl(TOY / "demo.jsonl").problems
+TOY_PROBLEMS = open_dataset(DatasetConfig(path=TOY / "demo.jsonl")).problems
 TOY_CONFIG = passing_folder() / "demo.yaml"
 TOY_CONFIG.write_text(
     (TOY / "demo.yaml").read_text().replace("tests/data/toy", str(TOY)) + "audit: false\n"

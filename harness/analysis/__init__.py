@@ -6,10 +6,8 @@ scipy and pandas only.
 """
 
 from harness.analysis.compare_with_baseline import compare
-from harness.analysis.crossed_effects import pool_changes
 from harness.analysis.paired_tests import estimate_difference, holm
 from harness.analysis.power import detection_power, minimal_detectable_effect
-from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.score_interval import score_interval
 
 __all__ = [
@@ -17,8 +15,6 @@ __all__ = [
     "detection_power",
     "estimate_difference",
     "holm",
-    "make_leaderboard",
     "minimal_detectable_effect",
-    "pool_changes",
     "score_interval",
 ]

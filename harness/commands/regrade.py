@@ -60,15 +60,18 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     if len(judged):
         if len(judged) < len(grades):
             summary += f"; of {len(judged)} that the log judges {judged['by_mless'].mean():.1%}"
-        summary += f", by the log's metric {judged['by_log'].mean():.1%}"
+        metric = ", ".join(judged["metric"].unique())
         grades = judged[judged["by_mless"] != judged["by_log"]]
-        summary += f"; they differ on {len(grades)}"
+        right = f"{metric} {judged['by_log'].mean():.1%}"
+        summary += f", by the log's metric {right}; they differ on {len(grades)}"
         title += " on which they differ"
     lines = [f"{summary}.", *lines]
     if len(grades):
         first = grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
         first = first.assign(gold=first["gold"].str[-30:], answer=first["answer"].str[:30])
-        names = ("name", "gold", "answer", "verdict", "form")
-        columns = [Column(name, name, str, numeric=False) for name in names]
+        columns = [
+            Column(name, name, str, numeric=False)
+            for name in ("name", "gold", "answer", "verdict", "form")
+        ]
         lines += ["", render([Table(title, records(first), columns)])]
     return "\n".join(lines)

@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
-from harness.experiment.problems import Needed, split_answers
+from harness.experiment.problems import read_golds
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
-from harness.grading.extract_answer import read_boxes
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
@@ -101,10 +100,7 @@ def _describe_changes(
                 f"  {change}: {sample.task} {sample.problem_id} sample {sample.sample_index}"
             )
     lines = [f"  {count:6}  {change}" for change, count in counts.most_common()]
-    lines += listed[:REGRADED_SHOWN]
-    if len(listed) > REGRADED_SHOWN:
-        lines.append(f"  and {len(listed) - REGRADED_SHOWN} more")
-    return "\n".join([f"{len(listed)} verdicts changed", *lines])
+    return "\n".join([f"{len(listed)} verdicts changed", *lines, *listed[:REGRADED_SHOWN]])
 
 
 def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
@@ -119,15 +115,14 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
 Row = dict[str, Any]
 """A completion's name, its gold answer, the form of its answer, and whether it is right by the
 log's metric."""
-Answered = tuple[str, str, Sequence[str], str, bool | None]
-"""A completion: its name, its text, its gold answers, the answer that a filter extracted, and
-whether it is right by the log's metric."""
+Answered = tuple[str, str, Sequence[str], str, bool | None, str | None]
+"""A completion: its name, its text, its gold answers, the answer that a filter extracted, whether
+it is right by the log's metric, and this metric."""
 
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _INVALID = "[invalid]"
 """What a filter of lm-eval returns without a match."""
-_GOLD = TypeAdapter(Needed)
 
 
 def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
@@ -142,34 +137,29 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     Returns:
         A row for each completion: `name`, `gold`, `answer`, `form` (see
         `answer_forms.find_answer`), `verdict`; `by_mless`, whether it is right; `by_log`, whether
-        it is right by the log's metric, missing without such a metric.
+        it is right by the log's metric, missing without such a metric; `metric`, its name.
 
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file cannot be read, lacks a column, or holds no completion or answer.
     """
-    if path.is_dir() and (logs := find_logs(path)):
-        jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric))]
-    elif path.match("samples_*.jsonl*"):
-        jobs = _make_jobs(_read_log(path, metric))
-    else:
+    logs = [path] if path.match("samples_*.jsonl*") else find_logs(path)
+    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric))]
+    if not logs:
         jobs = _make_jobs(_read_table(path, completion, gold))
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     for row, job in jobs:
         if not job.target:
-            raise ConfigError(f"{path}: sample {row['name']} has no gold answer.")
+            raise ConfigError(f"{path}: sample {row['name']} has no gold answer that can be read.")
     with GraderPool() as pool:
         for number, (_, job) in enumerate(jobs):
             pool.submit(number, job)
-        grades: dict[int, Any] = dict(pool.drain())
-    rows = []
-    for number, (row, _) in enumerate(jobs):
-        grade = grades[number]
-        rows.append(
-            {**row, "answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
-        )
-    return pandas.DataFrame(rows)
+        grade: Any
+        for number, grade in pool.drain():
+            row, _ = jobs[number]
+            row |= {"answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
+    return pandas.DataFrame([row for row, _ in jobs])
 
 
 def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
@@ -179,10 +169,9 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
     """
     rows, jobs = list(answered), []
     hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
-    for name, text, golds, filtered_answer, is_right in rows:
+    for name, text, golds, filtered_answer, is_right, metric in rows:
         completion = hidden_start + text
-        # a worked solution states its answer in a box
-        gold, *alternatives = [[answer, *read_boxes(answer)][-1] for answer in golds]
+        gold, *alternatives = golds
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
         if conclusion is None:
@@ -198,7 +187,8 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
             alternatives=tuple(alternatives),
             line=True,
         )
-        jobs.append(({"name": name, "gold": gold, "form": form, "by_log": is_right}, job))
+        row = {"name": name, "gold": gold, "form": form, "by_log": is_right, "metric": metric}
+        jobs.append((row, job))
     return jobs
 
 
@@ -228,7 +218,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
             golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
-            yield prompt.problem_id, start + completion, golds, answer, is_right
+            yield prompt.problem_id, start + completion, golds, answer, is_right, log.metric
 
 
 def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
@@ -241,10 +231,9 @@ def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
                     f"{location} has no column {name!r}: expected one of {list_near(name, record)}."
                 )
             values.append(record[column])
-        answer, alternatives = split_answers(values[1])
         try:
-            golds = [_GOLD.validate_python(text) for text in (answer, *alternatives)]
+            golds = read_golds(values[1])
         except ValidationError as error:
             raise ConfigError(explain(error, f"{location}: {gold}")) from None
         for text in read_completions(values[0], location):
-            yield str(record.get("id", number)), text, golds, "", None
+            yield str(record.get("id", number)), text, golds, "", None, None

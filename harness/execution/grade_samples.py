@@ -111,7 +111,6 @@ class Scorer:
         return finished
 
     def __enter__(self) -> Self:
-        self._pool.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:

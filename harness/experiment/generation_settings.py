@@ -132,8 +132,7 @@ def resolve_sampling(
     if choice != "model_default":
         return Sampling(source="explicit", **values, **choice.model_dump())
     assert generation_config is not None  # its reader refuses a model without it
-    config = generation_config
-    unsupported = [name for name in _UNSUPPORTED if config.get(name) not in _OFF]
+    unsupported = [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]
     if unsupported:
         raise ModelError(
             "`gen_kwargs: model_default`: generation_config.json sets "
@@ -141,11 +140,13 @@ def resolve_sampling(
         )
     # greedy decoding of plain `generate` ignores all parameters but this penalty
     names: tuple[str, ...] = ("repetition_penalty",)
-    if config.get("do_sample"):
+    if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
         values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
         names = _FIELDS
-    values |= {name: config[name] for name in names if config.get(name) is not None}
+    values |= {
+        name: generation_config[name] for name in names if generation_config.get(name) is not None
+    }
     return Sampling(source="model_default", **values)
 
 

@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from harness.boxes import read_boxes
 from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
 from harness.errors import DataError
 from harness.yaml_settings import Strict, explain
@@ -110,6 +111,7 @@ Needed = Annotated[
     str, Field(pattern=r"\S"), BeforeValidator(_as_text), AfterValidator(refuse_lost_backslash)
 ]
 """Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
+_GOLD = TypeAdapter(Needed)
 Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
 
 
@@ -119,17 +121,24 @@ def read_level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def split_answers(value: Any) -> tuple[Any, list[Any]]:
-    """The first accepted answer of a field, and those that are accepted as well.
+def split_answers(value: Any) -> list[Any]:
+    """The accepted answers of a field. A worked solution is the answer that it states."""
+    answers = []
+    for answer in value if isinstance(value, list) and value else [value]:
+        if isinstance(answer, str):
+            # its last box, or in GSM8K the text after `####`
+            answer = [re.sub(r"(?s).*####\s*", "", answer), *read_boxes(answer)][-1]
+        answers.append(answer)
+    return answers
 
-    A worked solution of GSM8K, which ends in `#### ANSWER`, is this answer.
+
+def read_golds(value: Any) -> list[str]:
+    """The accepted answers of a field as texts.
+
+    Raises:
+        ValidationError: an answer is no text or number, or is blank.
     """
-    answers = value if isinstance(value, list) and value else [value]
-    first, *alternatives = [
-        re.sub(r"(?s).*####\s*", "", answer) if isinstance(answer, str) else answer
-        for answer in answers
-    ]
-    return first, alternatives
+    return [_GOLD.validate_python(answer) for answer in split_answers(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,13 +176,16 @@ class Problem:
 
     def record(self) -> dict[str, Any]:
         """The fields, without an empty cluster and without an empty list of alternatives."""
-        optional = ("cluster", "alternatives")
         return {
-            name: value for name, value in asdict(self).items() if name not in optional or value
+            name: value
+            for name, value in asdict(self).items()
+            if value or name not in ("cluster", "alternatives")
         }
 
 
 _PROBLEM = TypeAdapter(Problem)
+OTHER_NAMES = {"problem": "question", "unique_id": "id"}
+"""Other names of columns, which are read if there is no column of the usual name."""
 
 
 class DatasetConfig(Strict):
@@ -244,7 +256,7 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
         return _read_dataset(dataset)
     path = os.environ.get(PATH_VARIABLE, "").strip()
     if path:
-        return load_jsonl(Path(path))
+        return _read_dataset(DatasetConfig(path=Path(path)))
     try:
         math500 = _read_dataset(DatasetConfig(path=Path(MATH500)))
     except DataError as error:
@@ -253,11 +265,6 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
             "unique_id."
         ) from error
     return replace(math500, name="math500")
-
-
-def load_jsonl(path: Path) -> Dataset:
-    """Load problems from a file with MATH-500's fields; see `open_dataset`."""
-    return _read_dataset(DatasetConfig(path=path))
 
 
 def _read_dataset(fields: DatasetConfig) -> Dataset:
@@ -271,26 +278,25 @@ def _read_dataset(fields: DatasetConfig) -> Dataset:
 def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> tuple[Problem, ...]:
     """Read problems from records, each with its location in the source."""
     problems: dict[str, Problem] = {}
-    names: dict[str, tuple[str, ...]] = {
-        key: (key,) for key in ("solution", "subject", "level", "cluster")
-    }
-    names |= {"answer": (fields.answer,), "problem": (fields.problem,)}
-    if fields.problem == "problem":
-        names["problem"] = ("problem", "question")
+    names = {key: key for key in ("solution", "subject", "level", "cluster")}
+    names |= {"answer": fields.answer, "problem": fields.problem}
     if fields.id is not None:
-        names["id"] = (fields.id, "id") if fields.id == "unique_id" else (fields.id,)
+        names["id"] = fields.id
     for location, record in records:
-        columns = {key: find_column(record, *candidates) for key, candidates in names.items()}
+        columns = {
+            key: find_column(record, name, OTHER_NAMES.get(name, name))
+            for key, name in names.items()
+        }
         values: dict[str, Any] = {
             key: record[column] for key, column in columns.items() if column is not None
         }
         for key in ("problem", "answer"):
             if key not in values:
                 raise DataError(
-                    f"{location} has no column {names[key][0]!r}, but {', '.join(record)}. Name "
+                    f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
                     f"the column: --columns {key}=COLUMN."
                 )
-        values["answer"], values["alternatives"] = split_answers(values["answer"])
+        values["answer"], *values["alternatives"] = split_answers(values["answer"])
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))

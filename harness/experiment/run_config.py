@@ -68,7 +68,7 @@ class RunConfig(Strict):
     model: ModelConfig
     """The model."""
     dataset: AnyDataset = "math500"
-    """`math500`, a file, or arithmetic problems."""
+    """`math500`, or a mapping: a file or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
     of the filler of `mless`."""
@@ -325,9 +325,7 @@ class RunConfig(Strict):
         if self.repeats > 1:
             description += f", {self.repeats} samples a problem"
         if self.draws > 1:
-            is_subset = self.draws_per_problem < self.draws
-            subset = f"{self.draws_per_problem} of " if is_subset else ""
-            description += f" with {subset}{self.draws} draws of examples"
+            description += f" with {self.draws_per_problem} of {self.draws} draws of examples"
         return description
 
     def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:

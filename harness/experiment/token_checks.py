@@ -104,7 +104,8 @@ def build_checked_prompts(
         if model is not None:
             arm = _check_prompts(arm, baseline_prompts)
             if not arms:  # once, because all conditions have the same problems
-                notes = (*_find_control_tokens(problems, model), *arm.notes)
+                examples = settings.draw.examples if settings.draw else ()
+                notes = (*_find_control_tokens([*problems, *examples], model), *arm.notes)
                 arm = replace(arm, notes=notes)
             if settings.scored is not None:
                 arm = _add_answers(arm, settings, model)
@@ -193,13 +194,13 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> str:
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
-    """Find problems with a text that the tokenizer reads as a control token."""
+    """Find problems and examples with a text that the tokenizer reads as a control token."""
     added = model.tokenizer.added_tokens_decoder.values()
     names = [re.escape(token.content) for token in added if token.special]
     pattern = re.compile("|".join(names) or "$^")
     for problem in problems:
-        if match := pattern.search(problem.problem):
-            yield f"problem {problem.id}: its text contains the control token {match[0]!r}."
+        if match := pattern.search(f"{problem.problem}\n{problem.answer}"):
+            yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
 def _check_prompts(

@@ -5,7 +5,7 @@ The config of our own runs fixes the form before the run. There, other forms are
 
 import re
 
-from harness.grading.extract_answer import read_boxes
+from harness.boxes import read_boxes
 from harness.reasoning_markers import Markers, skip_reasoning
 
 NO_FORM = "none"

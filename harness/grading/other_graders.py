@@ -19,8 +19,9 @@ from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
+from harness.boxes import read_boxes
 from harness.grading.authors_rule import authors_rule
-from harness.grading.extract_answer import LONGEST_ANSWER, Grade, read_boxes
+from harness.grading.extract_answer import LONGEST_ANSWER, Grade
 from harness.reasoning_markers import Markers, skip_reasoning
 
 

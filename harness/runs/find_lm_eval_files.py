@@ -120,6 +120,8 @@ def find_log(path: Path) -> Path:
     Raises:
         RunError: the folder has another number of logs, or there is no such file.
     """
+    if path.suffix == ".gz":
+        raise RunError(f"{path}: unpack the log with gunzip.")
     if path.is_dir():
         logs = find_logs(path)
         if len(logs) != 1:
@@ -169,21 +171,3 @@ def read_results(log: Path) -> ResultsFile:
     results = fit(ResultsFile, values, path)
     results.task = match["task"]
     return results
-
-
-def read_prompt_text(origin: str, line: LogLine) -> tuple[str, bool]:
-    """The prompt's text, and whether the model generated (it else scored a continuation).
-
-    The text is empty where chat messages were sent, because only the server knows their text.
-
-    Raises:
-        RunError: the line has no prompt.
-    """
-    request = line.arguments.get("gen_args_0", {})
-    # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
-    text, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
-    if isinstance(text, list):
-        return "", is_generated
-    if not isinstance(text, str):
-        raise RunError(f"{origin}: no prompt text in its `arguments`.")
-    return text, is_generated

@@ -20,7 +20,7 @@ def locate(names: Sequence[str]) -> list[RunPath]:
             named so are one run.
 
     Raises:
-        ConfigError: a condition is named twice, or a name is no file name.
+        ConfigError: a condition or a log is named twice, or a name is no file name.
     """
     logs: dict[str, Path] = {}
     runs: list[RunPath] = []
@@ -32,10 +32,8 @@ def locate(names: Sequence[str]) -> list[RunPath]:
                 continue
         except OSError as error:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
-        if condition in logs:
-            raise ConfigError(
-                f"{name}: the condition {condition!r} already has the log {logs[condition]}."
-            )
+        if condition in logs or Path(file) in logs.values():
+            raise ConfigError(f"{name}: its condition or its log is named twice.")
         logs[condition] = Path(file)
     return [*runs, logs] if logs else runs
 

@@ -52,8 +52,7 @@ def read_logs(
     problems = _merge_problems(logs)
     arms = _collect_arms(name, named_logs)
     about = _describe_logs(name, logs, arms, len(problems))
-    names = dict.fromkeys([BASELINE, *named_conditions(), *(condition for condition, _ in arms)])
-    order = list(names)
+    order = [BASELINE, *named_conditions(), *(condition for condition, _ in arms)]
     prompts: list[AnsweredPrompt] = []
     # tables have this order: the study's conditions first, the others as their files come
     for arm in sorted(arms, key=lambda arm: (arm[1], order.index(arm[0]))):

@@ -4,7 +4,9 @@ Logs of our tasks have condition, segments and grades in them. In logs of other 
 what is right, and the segments are found only if `mless tasks --wrap` wrote the task.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,20 +14,20 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
+from pydantic import ValidationError
 
 from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.model_settings import fixed_arguments
-from harness.experiment.problems import read_level, split_answers
+from harness.experiment.problems import read_golds, read_level
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
-from harness.reasoning_markers import add_reasoning
+from harness.reasoning_markers import add_reasoning, find_opened
 from harness.runs.find_lm_eval_files import (
     Generation,
     LogLine,
     ResultsFile,
     find_log,
     read_lines,
-    read_prompt_text,
     read_results,
 )
 from harness.runs.prompt_sources import AnsweredPrompt
@@ -140,7 +142,7 @@ def _read_grades(
     metric = metric or next((name for name in METRICS if name in values), "")
     if not metric:
         return "", []
-    value = values.get(metric)
+    value = values.get(metric, "missing")
     if value not in (0, 1):
         metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
@@ -153,17 +155,19 @@ def _read_prompt(
     origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
-    text, is_generated = read_prompt_text(origin, line)
-    answer, alternatives = split_answers(line.target)
+    text, start, is_generated = _read_prompt_text(origin, line)
+    completions = read_completions(line.resps, origin) if is_generated else []
+    try:
+        answer, *alternatives = read_golds(line.target)
+    except ValidationError:  # a table needs no gold answer
+        answer, alternatives = "", []
     doc = {
         **line.doc,
         "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
         "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
         "level": read_level(line.doc.get("level")),
-        "answer": "" if answer is None else str(answer),
+        "answer": answer,
     }
-    if alternatives:
-        doc["alternatives"] = [str(alternative) for alternative in alternatives]
     layout = Layout.CHAT if results.chat_template else Layout.RAW
     if is_ours(doc):
         condition = doc["condition"]
@@ -179,7 +183,9 @@ def _read_prompt(
         has_segments = text and filler is not None
         doc["segments"] = _split_text(text, line.doc, str(filler)) if has_segments else []
         doc["system"] = ""
-        doc.pop("cluster", None)  # in another task this field may mean anything
+        # in another task these fields may mean anything
+        doc["alternatives"] = alternatives
+        doc.pop("cluster", None)
     return AnsweredPrompt(
         task=origin,
         condition=condition,
@@ -188,8 +194,31 @@ def _read_prompt(
         prompt_sha256=line.prompt_hash,
         prompt_token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
         doc=doc,
-        graded_samples=_graded_samples(origin, line, doc["id"], grades, is_generated),
+        graded_samples=_graded_samples(
+            origin, line, doc["id"], grades, [start + completion for completion in completions]
+        ),
     )
+
+
+def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool]:
+    """The prompt's text, the start of reasoning that ends its messages, and whether it is answered.
+
+    The text is empty where chat messages were sent, because only the server knows their text. A
+    prompt that is not answered has a continuation that was scored.
+
+    Raises:
+        RunError: the line has no prompt.
+    """
+    request = line.arguments.get("gen_args_0", {})
+    # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
+    prompt, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    if isinstance(prompt, str):
+        return prompt, "", is_generated
+    if not isinstance(prompt, list):
+        raise RunError(f"{origin}: no prompt text in its `arguments`.")
+    # lm-eval writes the messages for a chat API as a list of one JSON text
+    *_, ending = read_completions(prompt[-1:], origin)
+    return "", find_opened(ending)[0], is_generated
 
 
 def _graded_samples(
@@ -197,11 +226,10 @@ def _graded_samples(
     line: LogLine,
     problem_id: str,
     grades: Sequence[JsonObject],
-    is_generated: bool,
+    completions: Sequence[str],
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
-    completions = read_completions(line.resps, origin) if is_generated else []
-    answers = read_completions(line.filtered_resps, origin) if is_generated else []
+    answers = read_completions(line.filtered_resps, origin) if completions else []
     rows: Iterator[Any] = zip_longest(grades, completions, answers, line.generations)
     graded_samples = []
     for index, (grade, completion, answer, generation) in enumerate(rows):
@@ -251,7 +279,8 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
 def read_completions(value: Any, origin: str) -> list[str]:
     """The completions in nested lists: lm-eval nests by request, then by repeat.
 
-    A list of chat messages is one completion: what the assistant wrote. An empty list is an empty
+    A list of chat messages, perhaps as JSON text, is one completion: what the assistant wrote. An
+    empty list is an empty
     completion, because a sample that failed must not disappear.
 
     Args:
@@ -261,6 +290,9 @@ def read_completions(value: Any, origin: str) -> list[str]:
     Raises:
         RunError: an object is no message.
     """
+    if isinstance(value, str) and value.startswith('[{"role"'):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
     if value in (None, []):
         return [""]
     if isinstance(value, dict):
@@ -273,7 +305,8 @@ def read_completions(value: Any, origin: str) -> list[str]:
         contents = [
             _read_content(message)
             for message in value
-            if message.get("role", "assistant") == "assistant"
+            # Gemini's name of the assistant is `model`
+            if message.get("role", "model") in ("assistant", "model")
         ]
         return ["\n\n".join(contents)]
     except (AttributeError, KeyError, TypeError):

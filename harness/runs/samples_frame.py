@@ -226,8 +226,8 @@ def _refuse_bad_samples(
             sample = frame[is_bad].iloc[0]
             prompt = prompts[sample["prompt_index"]]
             raise RunError(
-                f"{folder}: sample {sample['sample_index']} of problem {prompt.doc['id']}, "
-                f"{prompt.task}, {problem}."
+                f"{folder or 'logs'}: sample {sample['sample_index']} of problem "
+                f"{prompt.doc['id']}, {prompt.task}, {problem}."
             )
     if folder is not None:
         counts = np.bincount(frame["prompt_index"], minlength=len(prompts)).tolist()

@@ -19,7 +19,7 @@ from harness.engines.completions import Completion
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.conditions import as_condition
-from harness.experiment.problems import load_jsonl
+from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
@@ -321,7 +321,10 @@ def test_another_dtype_reports_its_difference_from_float32(source, path):
 def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, path):
     settings = ProbeSettings(model=TOY_MODEL, conditions=("mless",))
     conditions = [as_condition(name) for name in ("wo", "mless")]
-    dataset, tokenizer = load_jsonl(TOY / "demo.jsonl"), settings.load_tokenizer()
+    dataset, tokenizer = (
+        open_dataset(DatasetConfig(path=TOY / "demo.jsonl")),
+        settings.load_tokenizer(),
+    )
     problems = (replace(problem, problem=f"{problem.problem} Now.") for problem in dataset.problems)
     default, changed = (
         build_source(prompted, conditions, tokenizer, "raw")

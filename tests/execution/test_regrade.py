@@ -20,8 +20,13 @@ def test_a_log_of_another_task_is_graded_and_compared_with_its_metric(tmp_path, 
         filtered_resps=["3"],
         target="a\n#### 3.0",
     )
-    accuracies = "right by mless 100.0%, by the log's metric 50.0%; they differ on 1"
+    accuracies = (
+        "right by mless 100.0%, by the log's metric exact_match,strict 50.0%; they differ on 1"
+    )
     assert f"2 samples: {accuracies}. Verdicts: correct 2." in regrade(path)
+    packed = tmp_path / "samples_gsm8k.jsonl.gz"
+    packed.touch()
+    regrade(packed, message="samples_gsm8k.jsonl.gz: unpack the log with gunzip.")
     unboxed = log(
         tmp_path / "samples_last.jsonl",
         [1, 0],
@@ -56,9 +61,13 @@ def test_a_file_without_completions_is_refused(name, text, message, tmp_path, re
 
 def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, regrade):
     facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"], "target": "7"}
+    turns = [{"role": "user", "content": "2 + 5?"}, {"role": "assistant", "content": "<think>\n"}]
     for name, prompt, verdict in (
         ("open", "2 + 5? <think>\n", "unfinished"),
         ("closed", "2 + 5? <think></think>", "correct"),
+        ("turns", turns, "unfinished"),
+        ("text", [json.dumps(turns)], "unfinished"),
+        ("answered", [*turns, turns[0]], "correct"),
     ):
         arguments = {"gen_args_0": {"arg_0": prompt, "arg_1": {}}}
         path = log(tmp_path / f"samples_{name}.jsonl", [1, 0], arguments=arguments, **facts)
@@ -118,7 +127,9 @@ def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_pa
     line = log_line(7, target=solution, **facts)
     (tmp_path / "samples_worked.jsonl").write_text(json.dumps(line))
     output = regrade(tmp_path / "samples_worked.jsonl")
-    assert output.startswith("1 samples: right by mless 100.0%, by the log's metric 100.0%;")
+    assert output.startswith(
+        "1 samples: right by mless 100.0%, by the log's metric exact_match,none 100.0%;"
+    )
 
 
 def test_a_filter_that_changes_only_the_spelling_extracts_no_answer(tmp_path, regrade):
@@ -165,7 +176,9 @@ def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
     assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
 
 
-@pytest.mark.parametrize("target", [None, "", " "])
+@pytest.mark.parametrize(
+    "target", [None, "", " ", float("nan"), {"value": 7}, [["7"]], ["7", None]]
+)
 def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
     path = tmp_path / "samples_blind.jsonl"
     path.write_text(json.dumps(log_line(3, target=target)))

@@ -59,7 +59,7 @@ def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(tmp_path
     output = regrade(log)
     assert output.startswith(
         "10 samples: right by mless 40.0%; of 5 that the log judges 80.0%, "
-        "by the log's metric 40.0%; they differ on 2."
+        "by the log's metric exact_match,strict-match 40.0%; they differ on 2."
     )
     assert "Forms of the answers: #### 5, filter 3, answer is 1, Answer: 1." in output
 

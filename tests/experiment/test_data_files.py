@@ -11,6 +11,7 @@ import pytest
 
 from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
@@ -92,7 +93,7 @@ def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
 
 def test_a_list_has_the_accepted_answers(tmp_path):
     path = tmp_path / "data.jsonl"
-    lists = [["70"], ["4", r"\frac{9}{2}"], 3]
+    lists = [["70"], ["4", r"so \boxed{\frac{9}{2}}"], 3]
     lines = [{"problem": str(answer), "final_answer": answer} for answer in lists]
     write_records(path, lines)
     problems = read(path, answer="final_answer").problems
@@ -140,15 +141,18 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     refused(command(*arguments, "--columns", "gold=Loesung"), message)
 
 
-def test_a_control_token_in_a_problem_is_reported_once(tmp_path, toy_tokenizer):
+def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, toy_tokenizer):
     token = toy_tokenizer.eos_token
     path = tmp_path / "data.jsonl"
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
-    write_records(path, lines)
+    write_records(path, [*lines, {"problem": "3?", "answer": f"3{token}"}])
+    *problems, example = read(path).problems
     conditions = [*named_conditions().values()][:2]
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    first, second = build_checked_prompts(read(path).problems, conditions, PromptSettings(), model)
-    assert first.notes == (f"problem 1: its text contains the control token {token!r}.",)
+    settings = PromptSettings(draw=Draw(number=0, examples=(example,), frame=FewshotConfig().frame))
+    first, second = build_checked_prompts(problems, conditions, settings, model)
+    text = "its text or answer has the control token"
+    assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))
     assert second.notes == ()
 
 

@@ -13,7 +13,7 @@ from harness.display.report.report_samples import read_samples
 from harness.experiment.conditions import Condition, Placement
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.problems import Problem, load_jsonl
+from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.experiment.prompt import (
     Layout,
     PromptSettings,
@@ -83,7 +83,7 @@ def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
 
 @pytest.mark.parametrize("name", ["capitals", "opposites"])
 def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
-    problems = load_jsonl(ROOT / f"configs/problems/{name}.jsonl").problems
+    problems = open_dataset(DatasetConfig(path=ROOT / f"configs/problems/{name}.jsonl")).problems
     words = Counter(
         word.lower()
         for problem in problems

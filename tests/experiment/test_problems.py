@@ -4,7 +4,7 @@ import operator
 
 import pytest
 
-from harness.experiment.problems import DatasetConfig, MadeConfig, load_jsonl, open_dataset
+from harness.experiment.problems import DatasetConfig, MadeConfig, open_dataset
 from tests.make import with_cases, write_records
 
 
@@ -16,9 +16,9 @@ def write_lines(tmp_path, *lines):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     path = write_lines(tmp_path, {"problem": "\U0001d465?", "answer": "2"})
-    dataset = load_jsonl(path)
+    dataset = open_dataset(DatasetConfig(path=path))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert load_jsonl(path) == dataset
+    assert open_dataset(DatasetConfig(path=path)) == dataset
 
 
 @with_cases

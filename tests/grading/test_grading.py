@@ -3,8 +3,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.boxes import read_boxes
 from harness.grading import Grade, grade
-from harness.grading.extract_answer import read_boxes
 from tests.make import with_cases
 
 

@@ -17,7 +17,7 @@ HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
         "constants errors resources smollm2_model layers_and_heads data_records yaml_settings "
-        "reasoning_markers experiment "
+        "boxes reasoning_markers experiment "
         "engines grading runs analysis lm_eval_plugin display execution check_installation "
         "commands cli"
     ).split(),

@@ -282,8 +282,9 @@ def test_logs_named_by_condition_are_one_run(results):
     assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [results / "demo", logs]
     (results / "x=y").mkdir()
     assert locate([str(results / "x=y")]) == [results / "x=y"], "what exists is a path"
-    with pytest.raises(ConfigError, match=r"the condition 'wo' already has the log a"):
-        locate(["wo=a", "wo=b"])
+    for second in ("wo=b", "mless=a"):
+        with pytest.raises(ConfigError, match=f"{second}: its condition or its log is named twice"):
+            locate(["wo=a", second])
     with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
         locate(["x" * 5000])
 
