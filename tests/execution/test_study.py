@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from harness.execution.run_study import FIGURES
-from tests.capture_errors import build_language_model
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL
+from tests.tiny_models import build_language_model
 
 PROBLEMS = 40
 OPTIONS = [
