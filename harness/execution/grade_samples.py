@@ -50,7 +50,9 @@ class Scorer:
         audit: Whether the other graders are asked as well.
     """
 
-    def __init__(self, scores: Journal, prompts: Sequence[StoredPrompt], *, audit: bool = True) -> None:
+    def __init__(
+        self, scores: Journal, prompts: Sequence[StoredPrompt], *, audit: bool = True
+    ) -> None:
         self._scores = scores
         self._prompts = prompts
         self._index = PromptIndex(prompts)

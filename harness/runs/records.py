@@ -138,7 +138,9 @@ class StoredPrompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    return [StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows]
+    return [
+        StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows
+    ]
 
 
 class AnswerScore(Struct, gc=False):
