@@ -36,6 +36,10 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
 
     graded_samples: tuple[tuple[Sample, Score], ...] = ()
 
+    def has_id(self, problem_id: str) -> bool:
+        """Whether this is the id of its problem, with its draw of examples or without."""
+        return problem_id in (self.problem_id, self.doc.get("id"))
+
     @property
     def completions(self) -> list[str]:
         """The completion of each sample; empty where nothing was generated."""
@@ -93,6 +97,10 @@ class Problem:
     prompts: Mapping[str, AnsweredPrompt]
     outcome: str | None = None
     matched_to: str | None = None
+
+    def has_id(self, problem_id: str) -> bool:
+        """Whether this is its id, with its draw of examples or without."""
+        return any(prompt.has_id(problem_id) for prompt in self.prompts.values())
 
     @property
     def is_control(self) -> bool:
