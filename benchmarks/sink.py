@@ -95,7 +95,7 @@ def draw(accuracies: dict[str, pandas.DataFrame]) -> Figure:
         "Each small mark is one of eight instructions, each large one their mean. Above: open "
         "marks count the first token 30 times in Layers 14 to 20. Below: 4-10 and 14-20 are layers."
     )
-    with figure_style.drawing(5.4, note) as figure:
+    with figure_style.drawing(5.5, note) as figure:
         dose_axes, band_axes = figure.subplots(2, height_ratios=(1, 1.3))
         for index, (task, table) in enumerate(accuracies.items()):
             colour, marker = TASK_LOOKS[index]

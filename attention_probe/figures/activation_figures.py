@@ -112,7 +112,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
         f"prompts. Changes are relative, of the same prompts. {explanation}"
     )
-    with figure_style.drawing(0.5 + sum(heights) * len(config.models), note) as figure:
+    with figure_style.drawing(0.6 + sum(heights) * len(config.models), note) as figure:
         panels = figure.subplots(2 * len(config.models), height_ratios=heights * len(config.models))
         for model, above, below in zip(config.models, panels[::2], panels[1::2], strict=True):
             draw((above, below), table[table["panel"] == model.title], model.c)

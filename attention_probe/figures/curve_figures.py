@@ -51,11 +51,11 @@ def draw_figure(
     panels, has_bars = config.panels, int(config.bars is not None)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    rows = len(config.rows) * len(kinds)
-    height = 0.6 + 1.5 * (rows + has_bars)  # in inches
+    rows = has_bars + len(config.rows) * len(kinds)
+    height = 0.7 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     with figure_style.drawing(height, note, title=config.title) as figure:
-        grid = figure.add_gridspec(rows + has_bars, len(config.heads))
+        grid = figure.add_gridspec(rows, len(config.heads))
         for panel, kind in product(panels, kinds):
             panel_points = points_of(panel, curves)
             row = has_bars + panel.row * len(kinds) + kinds.index(kind)

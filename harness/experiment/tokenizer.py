@@ -63,10 +63,9 @@ class ModelTokenizer:
         if not isinstance(name, str) or not isinstance(weights, str | None):
             return None
         path = smollm2_model.resolve_model(name)
-        revision = arguments.get("revision")
         tokenizer = load_tokenizer(
             path,
-            revision=arguments.get("tokenizer_revision") or revision,
+            revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
             trust_remote_code=_trusts_code(arguments),
         )
         length = _stated_length(arguments)

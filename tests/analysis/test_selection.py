@@ -241,7 +241,7 @@ def test_problems_are_selected_by_subject_level_and_id(demo):
     ids = [problem.id for problem in demo.problems[4:8]]
     assert [p.id for p in select(demo, Criterion(ids=tuple(reversed(ids))))] == ids
     draws = select(read_source(EXAMPLE), Criterion(ids=("4x7",)))
-    assert [p.id for p in draws] == ["4x7#9", "4x7#10", "4x7#11"], "all draws of examples"
+    assert [p.id for p in draws] == ["4x7#9", "4x7#10", "4x7#11"]
 
 
 def test_problems_are_drawn_by_the_seed_and_keep_their_order(demo):

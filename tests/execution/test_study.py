@@ -1,6 +1,5 @@
 """The complete study with four tiny models of its architectures, killed in each of its stages."""
 
-import json
 import os
 import signal
 import subprocess
@@ -88,11 +87,10 @@ def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
         "from transformers import PretrainedConfig\n"
         "class Own(PretrainedConfig):\n    model_type, num_hidden_layers = 'own', 2\n"
     )
-    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    trust = "model.model_args.trust_remote_code=true"
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "own.Own"}}')
+    overrides = ["model.model_args.trust_remote_code=true"]
     with pytest.raises(ConfigError, match=r"--layers 3: .* has 2 layers\."):
-        run_study([str(tmp_path)], tmp_path / "study", overrides=[trust], layers="3")
+        run_study([str(tmp_path)], tmp_path, overrides=overrides, layers="3")
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):

@@ -157,7 +157,7 @@ def draw_rows(
     rows_height = sum(row.height for row in rows)
     letters = [len(line) for row in rows if row.look for line in row.name.split("\n")]
     name_width = 0.14 + LETTER * FONT / 72 * max(letters)
-    with figure_style.drawing(rows_height + 0.7, note, managed=False) as figure:
+    with figure_style.drawing(rows_height + 0.84, note, managed=False) as figure:
         height = figure.get_figheight()
         axes = figure.add_axes(
             (
