@@ -46,9 +46,9 @@ class Tab:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def open(self, path, width=1280, height=900, ready=".attention[data-ready]"):
+    def open(self, path, width=1280, ready=".attention[data-ready]"):
         """Open a page, and wait until it has the element, by default a drawn view of attention."""
-        self.resize(width, height)
+        self.resize(width)
         self.call("Page.navigate", url=f"file://{path}")
         self.run(
             "new Promise((resolve) => { const wait = () => document.querySelector("
