@@ -97,7 +97,8 @@ class ProbeSettings:
 
     def load_config(self) -> PretrainedConfig:
         """The model's config, or that of its text layers."""
-        return load_model_config(smollm2_model.resolve_model(str(self.model)), self.revision)
+        name = smollm2_model.resolve_model(str(self.model))
+        return load_model_config(name, {"revision": self.revision})
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The first layers, up to the deepest of `layers`, to compute in this type."""

@@ -92,11 +92,11 @@ def pool_tasks(contrasts: pandas.DataFrame) -> pandas.DataFrame:
 def draw(accuracies: dict[str, pandas.DataFrame]) -> Figure:
     """Accuracy by the weight of the first token, and by which tokens the layers see."""
     note = (
-        "Each small mark is one of eight instructions, each large one their mean. Left: open marks "
-        "count the first token 30 times in Layers 14 to 20. Right: 4-10 and 14-20 are layers."
+        "Each small mark is one of eight instructions, each large one their mean. Above: open "
+        "marks count the first token 30 times in Layers 14 to 20. Below: 4-10 and 14-20 are layers."
     )
-    with figure_style.drawing(3.4, note, width=figure_style.WIDE) as figure:
-        dose_axes, band_axes = figure.subplots(1, 2, width_ratios=(1, 1.3))
+    with figure_style.drawing(5.5, note) as figure:
+        dose_axes, band_axes = figure.subplots(2, height_ratios=(1, 1.3))
         for index, (task, table) in enumerate(accuracies.items()):
             colour, marker = TASK_LOOKS[index]
             means = table.mean(axis=1)

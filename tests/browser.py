@@ -46,13 +46,13 @@ class Tab:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def open(self, path, width=1280, height=900):
-        """Open a page, and wait until its view of attention is drawn."""
-        self.resize(width, height)
+    def open(self, path, width=1280, ready=".attention[data-ready]"):
+        """Open a page, and wait until it has the element, by default a drawn view of attention."""
+        self.resize(width)
         self.call("Page.navigate", url=f"file://{path}")
         self.run(
             "new Promise((resolve) => { const wait = () => document.querySelector("
-            "'.attention[data-ready]') ? resolve() : setTimeout(wait, 20); wait(); })"
+            f"{json.dumps(ready)}) ? resolve() : setTimeout(wait, 20); wait(); }})"
         )
 
     def resize(self, width, height=900):

@@ -92,17 +92,17 @@ def _relative_change(table: pandas.DataFrame, without: pandas.DataFrame) -> pand
 
 
 def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
-    """One panel for each model: levels above, below them the change from the prompt without filler.
+    """Two panels for each model: levels, below them the change from the prompt without filler.
 
     Args:
         config: The figure.
         table: From `read_activations`, of all models.
     """
     if config.kind == "histogram":
-        draw, heights, y_label = _draw_histogram, (2.0, 1.1), "Activations per bin (%)"
+        draw, heights, y_label = _draw_histogram, (2.0, 1.4), "Activations per bin (%)"
         explanation = f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
     else:
-        draw, heights, y_label = _draw_token_classes, (1.6, 1.1), "Activations near zero (%)"
+        draw, heights, y_label = _draw_token_classes, (1.6, 1.2), "Activations near zero (%)"
         factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
         explanation = (
             f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
@@ -112,15 +112,13 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
         f"prompts. Changes are relative, of the same prompts. {explanation}"
     )
-    width = figure_style.WIDE
-    with figure_style.drawing(1.2 + sum(heights), note, width=width) as figure:
-        grid = figure.subplots(2, len(config.models), squeeze=False, height_ratios=heights)
-        for column, model in enumerate(config.models):
-            rows = table[table["panel"] == model.title]
-            draw(list(grid[:, column]), rows, model.c)
-            grid[0, column].set_title(model.title, pad=3)
-        grid[1, 0].set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
-        grid[0, 0].set_ylabel(y_label)
+    with figure_style.drawing(0.6 + sum(heights) * len(config.models), note) as figure:
+        panels = figure.subplots(2 * len(config.models), height_ratios=heights * len(config.models))
+        for model, above, below in zip(config.models, panels[::2], panels[1::2], strict=True):
+            draw((above, below), table[table["panel"] == model.title], model.c)
+            above.set_title(model.title, pad=3)
+            above.set_ylabel(y_label)
+            below.set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
     return figure
 
 

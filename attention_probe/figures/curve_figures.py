@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS, curve_name
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, LETTER, WIDE
+from harness.display.figures.figure_style import FONT, INCHES, LETTER
 from harness.display.format_values import label, visible
 
 QUERIES = {
@@ -49,21 +49,17 @@ def draw_figure(
         bars: Accuracies for the config's bars, from `read_bars`.
     """
     panels, has_bars = config.panels, int(config.bars is not None)
-    across = len(config.heads)
     # matched controls have panels of their own, because curves of either kind cover each other
     kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    rows = len(config.rows) * len(kinds)
-    height = 0.9 + 1.5 * rows  # in inches
+    rows = has_bars + len(config.rows) * len(kinds)
+    height = 0.7 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
-    width = WIDE if config.seed_document else INCHES
-    with figure_style.drawing(height, note, width=width, title=config.title) as figure:
-        # in widths of a panel: the bars get as much as all panels of a row
-        widths = [across] * has_bars + [1] * across
-        grid = figure.add_gridspec(rows, len(widths), width_ratios=widths)
+    with figure_style.drawing(height, note, title=config.title) as figure:
+        grid = figure.add_gridspec(rows, len(config.heads))
         for panel, kind in product(panels, kinds):
             panel_points = points_of(panel, curves)
-            row = panel.row * len(kinds) + kinds.index(kind)
-            axes = figure.add_subplot(grid[row, panel.column + has_bars])
+            row = has_bars + panel.row * len(kinds) + kinds.index(kind)
+            axes = figure.add_subplot(grid[row, panel.column])
             _draw_panel(axes, panel, panel_points[panel_points["kind"] == kind])
             _scale(axes, panel, curves[curves["row"] == panel.row])
             _label_axes(axes, panel, config, panel_points)
@@ -75,7 +71,7 @@ def draw_figure(
             warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
             stamp(axes, title, warning)
         if config.bars is not None and bars is not None:
-            axes = figure.add_subplot(grid[:, 0])
+            axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
             warning = "" if (bars["kind"] == "bar").all() else "reference numbers"
             stamp(axes, visible(config.bars.title, keep=""), warning)
@@ -186,8 +182,6 @@ def stamp(axes: Axes, title: str, warning: str) -> None:
             "axes fraction",
             "offset points",
             ha="center",
-            fontsize=FONT - 0.5,
-            fontweight="bold",
             color="#b00020",
         )
 
@@ -227,14 +221,14 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
         colour = figure_style.LOOKS[condition].colour
         bars = draw_groups(axes, condition, 0.27 * index, values, colour, 0.25)
         number_format = "{:.1f}" if is_measured else "{:g}"
-        axes.bar_label(bars, fmt=number_format, padding=1, fontsize=FONT - 1.5)
+        axes.bar_label(bars, fmt=number_format, padding=1)
     axes.set_ylim(limits)
-    # Below its bars each model has this many letters in a line: all bars together take two fifths
+    # Below its bars each model has this many letters in a line: all bars together take four fifths
     # of the figure's width.
-    letters = int(28 * WIDE / (LETTER * FONT) / len(models))
+    letters = int(0.8 * 72 * INCHES / (LETTER * FONT) / len(models))
     names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)
-    interval = ", 95 % score interval" if is_measured else ""
+    interval = "\n95 % score interval" if is_measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")
     figure_style.tidy(axes, grid="y")
 

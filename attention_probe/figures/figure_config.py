@@ -44,7 +44,7 @@ class RowConfig(Strict):
     """A line for each condition."""
     y_limits: tuple[Limits, ...] = ()
     """The axis's ends, for the row or for each head."""
-    region: str = "Meaningless tokens"
+    region: str = "Inserted tokens"
     """The name of the filler."""
 
     @property

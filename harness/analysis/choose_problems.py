@@ -160,7 +160,10 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
     for name in ("subject", "level"):
         value = getattr(criterion, name)
         required_values[name] = () if value is None else (value,)
-    required_values["id"] = criterion.ids
+    required_values["id"] = ()
+    for problem_id in criterion.ids:
+        matches = [problem.id for problem in source.problems if problem.has_id(problem_id)]
+        required_values["id"] += tuple(matches or [problem_id])
     candidates = list(source.problems)
     for name, values in required_values.items():
         present_values = {getattr(problem, name) for problem in source.problems}

@@ -87,10 +87,7 @@ def print_problem(
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
-    # with several draws of examples a problem has an id for each; the document has its own id
-    candidates = [
-        prompt for prompt in run.prompts if problem in (prompt.problem_id, prompt.doc.get("id"))
-    ]
+    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem)]
     conditions = {prompt.condition for prompt in candidates}.difference(run.reference_conditions)
     if condition:
         conditions = {condition}

@@ -6,13 +6,13 @@ from typing import Any, Self
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.reasoning_markers import find_opened
 from harness.runs.journal import Journal
-from harness.runs.records import Prompt, Sample, Score
+from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import PromptIndex
 
 _NO_AUDIT = Audit(reason="not asked for")
 
 
-def grade_job(prompt: Prompt, sample: Sample) -> GradeJob:
+def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     """The grader's job for a sample: its completion after the answer prefix of the prompt.
 
     An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
@@ -50,7 +50,9 @@ class Scorer:
         audit: Whether the other graders are asked as well.
     """
 
-    def __init__(self, scores: Journal, prompts: Sequence[Prompt], *, audit: bool = True) -> None:
+    def __init__(
+        self, scores: Journal, prompts: Sequence[StoredPrompt], *, audit: bool = True
+    ) -> None:
         self._scores = scores
         self._prompts = prompts
         self._index = PromptIndex(prompts)

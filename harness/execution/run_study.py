@@ -15,6 +15,7 @@ from harness import resources
 from harness.display.table_page import TableOptions, make_table
 from harness.errors import ConfigError, ModelError, RunError
 from harness.execution.run_in_subprocess import call_command
+from harness.experiment.run_config import config_of_model
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
 from harness.runs.run_files import RECEIPT
@@ -64,7 +65,7 @@ def run_study(
         if folder in folders.values():
             raise ConfigError(f"{model}: two models have the folder {folder}. Name each only once.")
         folders[model] = folder
-    _refuse_layers(models, max(parse_numbers(layers, "--layers")))
+    _refuse_layers(models, overrides, max(parse_numbers(layers, "--layers")))
     failures = []
     for number, (model, folder) in enumerate(folders.items(), start=1):
         for step, arguments in _steps(model, folder, overrides, limit, layers):
@@ -86,12 +87,13 @@ def run_study(
     return page
 
 
-def _refuse_layers(models: Sequence[str], last: int) -> None:
+def _refuse_layers(models: Sequence[str], overrides: Sequence[str], last: int) -> None:
     """Refuse a layer, counted from 1, that a model lacks, before the first model is loaded."""
     for model in models:
+        arguments = config_of_model(model, overrides).model.model_args
         # a model without a readable config fails in its own run, and the others continue
         with suppress(ModelError):
-            layer_count = load_model_config(resolve_model(model)).num_hidden_layers
+            layer_count = load_model_config(resolve_model(model), arguments).num_hidden_layers
             if last > layer_count:
                 raise ConfigError(f"--layers {last}: {model} has {layer_count} layers.")
 

@@ -63,18 +63,16 @@ class ModelTokenizer:
         if not isinstance(name, str) or not isinstance(weights, str | None):
             return None
         path = smollm2_model.resolve_model(name)
-        revision = arguments.get("revision")
-        trusts_code = arguments.get("trust_remote_code") in (True, "True", "true")
         tokenizer = load_tokenizer(
             path,
-            revision=arguments.get("tokenizer_revision") or revision,
-            trust_remote_code=trusts_code,
+            revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
+            trust_remote_code=_trusts_code(arguments),
         )
         length = _stated_length(arguments)
         # The model's own limit counts too, except where overrides of its config, such as of RoPE,
         # come with a stated length. Of another model's tokenizer it is not known.
         if weights == name and not (length and arguments.get("hf_overrides")):
-            config = load_model_config(path, revision, trust_remote_code=trusts_code)
+            config = load_model_config(path, arguments)
             lengths = (length, getattr(config, "max_position_embeddings", None))
             length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
@@ -159,10 +157,14 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise ModelError(explain_hub_error(name, error)) from error
 
 
-def load_model_config(
-    name: str, revision: str | None = None, *, trust_remote_code: bool = False
-) -> PretrainedConfig:
+def _trusts_code(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("trust_remote_code") in (True, "True", "true")
+
+
+def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> PretrainedConfig:
     """The config of a model, or of the text layers of a multimodal one.
+
+    Of the model's arguments, `revision` and `trust_remote_code` count.
 
     Raises:
         ModelError: it cannot be read, or the hub refuses or cannot be reached.
@@ -171,7 +173,9 @@ def load_model_config(
 
     with _hub_errors(name):
         config = AutoConfig.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
+            name,
+            revision=arguments.get("revision"),
+            trust_remote_code=_trusts_code(arguments),
         )
     return config.get_text_config()
 

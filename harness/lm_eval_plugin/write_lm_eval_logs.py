@@ -23,7 +23,7 @@ from harness import resources
 from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs import versions_and_hashes
-from harness.runs.records import Arm, Identity, Prompt, Sample, Score
+from harness.runs.records import Arm, Identity, Sample, Score, StoredPrompt
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -50,7 +50,7 @@ class Replay(LM):  # type: ignore[misc]
     loglikelihood = loglikelihood_rolling = None  # abstract in lm-eval, but unused by our tasks
 
     def __init__(
-        self, prompts: Iterable[Prompt], samples: SampleIndex, scores: Mapping[str, Score]
+        self, prompts: Iterable[StoredPrompt], samples: SampleIndex, scores: Mapping[str, Score]
     ) -> None:
         super().__init__()
         self.samples, self._scores = samples, scores
@@ -83,7 +83,7 @@ def export(
     folder: Path,
     identity: Identity,
     config: JsonObject,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[StoredPrompt],
     samples: Sequence[Sample],
     scores: Mapping[str, Score],
 ) -> list[JsonObject]:
@@ -112,7 +112,7 @@ def export(
         for sample in samples
         if sample.replicate == 0
     }
-    calls: dict[tuple[bool, str], dict[str, list[Prompt]]] = {}
+    calls: dict[tuple[bool, str], dict[str, list[StoredPrompt]]] = {}
     for prompt in prompts:
         is_chat = prompt.layout == "chat"
         # a chat whose answer has begun needs a call for its condition: lm-eval identifies a chat by
@@ -169,7 +169,7 @@ def _evaluation_facts(config: JsonObject) -> JsonObject:
 
 def _evaluate(
     identity: Identity,
-    tasks: Mapping[str, Sequence[Prompt]],
+    tasks: Mapping[str, Sequence[StoredPrompt]],
     replay: Replay,
     *,
     is_chat: bool,
@@ -214,7 +214,7 @@ def _save_logs(
     folder: Path,
     tracker: EvaluationTracker,
     logs: Mapping[str, list[JsonObject]],
-    tasks: Mapping[str, Sequence[Prompt]],
+    tasks: Mapping[str, Sequence[StoredPrompt]],
 ) -> list[JsonObject]:
     """Write the sample logs beside the results; return the entry of each task."""
     entries = []
@@ -236,7 +236,7 @@ def _save_logs(
     return entries
 
 
-def _make_task(name: str, prompts: Sequence[Prompt], arm: Arm) -> Any:
+def _make_task(name: str, prompts: Sequence[StoredPrompt], arm: Arm) -> Any:
     """The shipped task template with the run's own documents."""
     from datasets import Dataset
     from lm_eval.api.task import ConfigurableTask

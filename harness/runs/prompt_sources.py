@@ -21,13 +21,13 @@ from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_text
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
-from harness.runs.records import Prompt, Sample, Score
+from harness.runs.records import Sample, Score, StoredPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class AnsweredPrompt(Prompt, kw_only=True):
+class AnsweredPrompt(StoredPrompt, kw_only=True):
     """A stored prompt with its samples.
 
     Attributes:
@@ -35,6 +35,10 @@ class AnsweredPrompt(Prompt, kw_only=True):
     """
 
     graded_samples: tuple[tuple[Sample, Score], ...] = ()
+
+    def has_id(self, problem_id: str) -> bool:
+        """Whether this is the id of its problem, with its draw of examples or without."""
+        return problem_id in (self.problem_id, self.doc.get("id"))
 
     @property
     def completions(self) -> list[str]:
@@ -93,6 +97,10 @@ class Problem:
     prompts: Mapping[str, AnsweredPrompt]
     outcome: str | None = None
     matched_to: str | None = None
+
+    def has_id(self, problem_id: str) -> bool:
+        """Whether this is its id, with its draw of examples or without."""
+        return any(prompt.has_id(problem_id) for prompt in self.prompts.values())
 
     @property
     def is_control(self) -> bool:
@@ -163,7 +171,7 @@ def build_source(
     prompts = []
     for arm in arms:
         for problem, built_prompt in zip(dataset.problems, arm.prompts, strict=True):
-            stored_prompt = Prompt.of(dataset.source, arm, problem, built_prompt)
+            stored_prompt = StoredPrompt.of(dataset.source, arm, problem, built_prompt)
             prompts.append(AnsweredPrompt(**structs.asdict(stored_prompt)))
     return Source(
         name=f"{dataset.name} ({dataset.source})",

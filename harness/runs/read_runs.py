@@ -29,7 +29,7 @@ from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
-from harness.runs.records import Prompt, Sample, Score
+from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import (
     JOURNAL,
     SCORES,
@@ -289,7 +289,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _answered_prompts(
-    path: Path, receipt: Mapping[str, Any], prompts: Sequence[Prompt]
+    path: Path, receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]
 ) -> list[AnsweredPrompt]:
     """The prompts with the samples of the first replicate; further replicates measure noise.
 

@@ -19,8 +19,7 @@ from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Prompt as RequestedPrompt
-from harness.experiment.prompt import Segment, document_prompt, make_document
+from harness.experiment.prompt import Prompt, Segment, document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
@@ -67,7 +66,7 @@ def prompt_id(problem_id: str, draw: int) -> str:
     return f"{problem_id}#{draw}" if draw else problem_id
 
 
-class Prompt(Struct, omit_defaults=True):
+class StoredPrompt(Struct, omit_defaults=True):
     """A stored prompt: a line of `prompts.jsonl`, or the content of a line of lm-eval's logs.
 
     Attributes:
@@ -110,9 +109,9 @@ class Prompt(Struct, omit_defaults=True):
         *,
         read: str = "box",
         thinking: Markers = (),
-    ) -> Prompt:
+    ) -> StoredPrompt:
         """The stored form of a built prompt of a condition."""
-        return Prompt(
+        return StoredPrompt(
             task=task,
             condition=arm.condition.name,
             layout=str(arm.layout),
@@ -132,14 +131,16 @@ class Prompt(Struct, omit_defaults=True):
         return prompt_id(self.doc["id"], self.draw)
 
     @property
-    def requested(self) -> RequestedPrompt:
+    def requested(self) -> Prompt:
         """Its segments and turns without the answer prefix; no segment if the document has none."""
         return document_prompt(self.doc)
 
 
-def stored_prompts(plan: Plan) -> list[Prompt]:
+def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     """The stored form of every prompt of a plan, by problem and then by arm."""
-    return [Prompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows]
+    return [
+        StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows
+    ]
 
 
 class AnswerScore(Struct, gc=False):
@@ -436,7 +437,7 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
 
 SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     "model": ("string", "the model's label"),
-    **_columns(Prompt, "condition", "layout"),
+    **_columns(StoredPrompt, "condition", "layout"),
     "filler": (
         "string",
         "the repeated text, or the kind of filler; missing without a filler",
@@ -449,7 +450,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     ),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),
-    **_columns(Prompt, "draw"),
+    **_columns(StoredPrompt, "draw"),
     **_columns(Document, "subject", "level", "cluster"),
     **_columns(Graded, "verdict"),
     "correct": ("bool", "whether the verdict is correct"),
@@ -465,7 +466,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     ),
     "answer_rank": ("int32", "rank of its first token; 1 is the likeliest"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
-    **_columns(Prompt, "prompt_sha256", "prompt_token_sha256"),
+    **_columns(StoredPrompt, "prompt_sha256", "prompt_token_sha256"),
     **_columns(Sample, "prompt_tokens", "completion_tokens"),
     **_columns(Graded, "reason"),
     **_columns(AuditColumns, *AuditColumns.__struct_fields__),

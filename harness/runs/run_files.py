@@ -15,12 +15,12 @@ from harness.runs.records import (
     TIMING,
     Document,
     Identity,
-    Prompt,
     Receipt,
     Sample,
     Score,
     ScoredBy,
     SessionNote,
+    StoredPrompt,
     fit,
 )
 from harness.runs.stored_files import is_stored, open_stored
@@ -132,7 +132,7 @@ def read_scored_by(path: Path) -> ScoredBy | None:
     return fit(ScoredBy, header, file) if header else None
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[StoredPrompt]:
     """Every prompt with its document.
 
     Raises:
@@ -142,7 +142,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     reason = "its prompts are not those of the journal"
     try:
         with open_stored(path / PROMPTS) as stream:
-            prompts = [msgspec.json.decode(line, type=Prompt) for line in stream]
+            prompts = [msgspec.json.decode(line, type=StoredPrompt) for line in stream]
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
         are_intact = all(
@@ -166,7 +166,7 @@ class PromptIndex:
         prompts: The run's prompts.
     """
 
-    def __init__(self, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, prompts: Sequence[StoredPrompt]) -> None:
         self._indices = {
             (prompt.task, prompt.doc["id"]): index for index, prompt in enumerate(prompts)
         }
@@ -186,7 +186,7 @@ class PromptIndex:
 
 
 def refuse_missing(
-    path: Path, prompts: Sequence[Prompt], identity: Identity, counts: Sequence[int]
+    path: Path, prompts: Sequence[StoredPrompt], identity: Identity, counts: Sequence[int]
 ) -> None:
     """Refuse a run in which a prompt has fewer samples than in a finished run.
 

@@ -21,7 +21,7 @@ from harness.runs.journal import (
     read_records,
     replace_header,
 )
-from harness.runs.records import SESSION, TIMING, Identity, Keyed, Prompt, as_json
+from harness.runs.records import SESSION, TIMING, Identity, Keyed, StoredPrompt, as_json
 from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
@@ -52,7 +52,7 @@ class RunFolder:
             not a run folder, or it cannot be written.
     """
 
-    def __init__(self, path: Path, identity: Identity, prompts: Sequence[Prompt]) -> None:
+    def __init__(self, path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> None:
         self.path, self.identity, self.prompts = path, identity, prompts
         journal = path / JOURNAL
         with clear_messages(path), ExitStack() as stack:
@@ -109,7 +109,7 @@ class RunFolder:
         self._resources.close()
 
 
-def _write_prompts(file: IO[bytes], prompts: Sequence[Prompt]) -> None:
+def _write_prompts(file: IO[bytes], prompts: Sequence[StoredPrompt]) -> None:
     file.writelines(msgspec.json.encode(prompt) + b"\n" for prompt in prompts)
 
 
@@ -161,7 +161,7 @@ def has_sample(path: Path) -> bool:
     return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
 
 
-def continue_identity(path: Path, identity: Identity, prompts: Sequence[Prompt]) -> Identity:
+def continue_identity(path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> Identity:
     """The identity of the folder's run after it is continued as the requested run.
 
     A run can be extended by problems, samples and conditions, as long as its prompts stay the same:
@@ -195,9 +195,9 @@ def continue_identity(path: Path, identity: Identity, prompts: Sequence[Prompt])
 
 def _describe_changes(
     stored_identity: Identity,
-    stored_prompts: Sequence[Prompt],
+    stored_prompts: Sequence[StoredPrompt],
     identity: Identity,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[StoredPrompt],
 ) -> list[str]:
     """The settings in which an identity is no extension of the stored one, old and new."""
     header, requested_header = as_json(stored_identity), as_json(identity)
@@ -222,7 +222,7 @@ def _describe_changes(
 
 
 def _describe_changed_prompts(
-    stored_prompts: Sequence[Prompt], prompts: Sequence[Prompt]
+    stored_prompts: Sequence[StoredPrompt], prompts: Sequence[StoredPrompt]
 ) -> list[str]:
     """What differs between the stored prompts and the requested ones of the same problems."""
     requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
@@ -240,9 +240,9 @@ def _describe_changed_prompts(
 
 def _adds_answers(
     stored_identity: Identity,
-    stored_prompts: Sequence[Prompt],
+    stored_prompts: Sequence[StoredPrompt],
     identity: Identity,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[StoredPrompt],
 ) -> bool:
     """Whether stored conditions get problems or samples beyond the planned number of problems."""
     stored_counts = Counter(prompt.task for prompt in stored_prompts)

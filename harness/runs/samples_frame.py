@@ -22,7 +22,7 @@ from harness.grading import GRADERS, Verdict
 from harness.grading.answer_forms import has_other_form
 from harness.reasoning_markers import find_opened
 from harness.runs.journal import read_records
-from harness.runs.records import SAMPLE_COLUMNS, Prompt, Sample, Score
+from harness.runs.records import SAMPLE_COLUMNS, Sample, Score, StoredPrompt
 from harness.runs.run_files import (
     SCORES,
     PromptIndex,
@@ -130,7 +130,7 @@ def load_run(
 def read_frame(
     folder: Path | None,
     receipt: Mapping[str, Any],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[StoredPrompt],
     *,
     texts: bool = False,
     records: Iterable[Iterable[Any]] | None = None,
@@ -184,7 +184,7 @@ def read_frame(
     return _choose_columns(frame, texts=texts)
 
 
-def _prompt_columns(prompts: Sequence[Prompt]) -> Columns:
+def _prompt_columns(prompts: Sequence[StoredPrompt]) -> Columns:
     """The columns of a sample that depend on its prompt: its index, and the form of the answer."""
     find_index = PromptIndex(prompts).find
     starts = [find_opened(prompt.prompt, prompt.thinking)[0] for prompt in prompts]
@@ -215,7 +215,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
 
 
 def _refuse_bad_samples(
-    folder: Path | None, frame: pandas.DataFrame, prompts: Sequence[Prompt]
+    folder: Path | None, frame: pandas.DataFrame, prompts: Sequence[StoredPrompt]
 ) -> None:
     """Raise RunError if a sample has no score or is there twice, or a folder lacks samples."""
     for is_bad, problem in (
@@ -251,7 +251,7 @@ def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:
 
 
 def _prompt_facts(
-    receipt: Mapping[str, Any], prompts: Sequence[Prompt], *, texts: bool
+    receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt], *, texts: bool
 ) -> pandas.DataFrame:
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
     import pandas

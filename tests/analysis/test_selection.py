@@ -14,6 +14,7 @@ from harness.runs.read_runs import Run
 from harness.runs.run_files import read_prompts
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
+    EXAMPLE,
     GREEDY_RUN,
     TOY_PROBLEMS,
     answered_prompt,
@@ -239,6 +240,8 @@ def test_problems_are_selected_by_subject_level_and_id(demo):
     assert {p.outcome for p in selected} <= set(FLIPS)
     ids = [problem.id for problem in demo.problems[4:8]]
     assert [p.id for p in select(demo, Criterion(ids=tuple(reversed(ids))))] == ids
+    draws = select(read_source(EXAMPLE), Criterion(ids=("4x7",)))
+    assert [p.id for p in draws] == ["4x7#9", "4x7#10", "4x7#11"]
 
 
 def test_problems_are_drawn_by_the_seed_and_keep_their_order(demo):

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.errors import HarnessError
-from tests.capture_errors import build_whole
 from tests.make import TOY, write_traces
+from tests.tiny_models import build_whole
 
 STUDY_MODELS = {
     "Qwen/Qwen2.5-Math-7B": ("qwen2", 28, 4),

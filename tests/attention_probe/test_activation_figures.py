@@ -16,7 +16,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
 from tests.attention_probe.conftest import bar_containers, run_command, traces_under
-from tests.display.test_figures import covered, cut_off
+from tests.display.test_figures import covered, cut_off, too_small
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
 
 CONFIGS = {
@@ -110,8 +110,7 @@ def test_texts_of_the_study_figures_neither_overlap_nor_leave_the_page(traces, n
     config = load(name)
     figure = draw(config, traces)
     assert len(figure.axes) == 2 * len(config.models)
-    assert not cut_off(figure)
-    assert not covered(figure)
+    assert not cut_off(figure) and not covered(figure) and not too_small(figure)
 
 
 def test_the_command_measures_once_for_both_figures(tmp_path):

@@ -17,9 +17,9 @@ from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel, load_model
 from harness.errors import ModelError
-from tests.capture_errors import ARCHITECTURES, VOCABULARY, build_whole, largest_error
 from tests.conftest import mark_slow
 from tests.make import with_cases
+from tests.tiny_models import ARCHITECTURES, VOCABULARY, build_whole, largest_error
 
 LENGTH, PADDING = 45, 13
 LAYERS = (0, 1, 2)

@@ -126,11 +126,16 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     assert load_figure_config(tmp_path / "figure.yaml", model="smollm2").models == (model,)
 
 
-def test_traces_of_another_model_are_refused(tmp_path):
+def test_traces_of_another_model_and_missing_heads_are_refused_before_a_measurement(tmp_path):
     traces = write_traces(tmp_path / "tiny.traces", [make_trace()])
-    config = load(tmp_path, MINIMAL, f"traces={traces}")
-    with pytest.raises(ConfigError, match="traces of tiny, and the figure is of"):
-        make_figure(config, folder=tmp_path)
+    for override, message in (
+        (f"traces={traces}", "traces of tiny, and the figure is of"),
+        ("heads.0.head=99", r"^heads\.0: Head 99: .* has 6 heads\.$"),
+    ):
+        config = load(tmp_path, MINIMAL, override)
+        with pytest.raises(ConfigError, match=message):
+            make_figure(config, folder=tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
 
 
 @with_cases

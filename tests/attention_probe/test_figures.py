@@ -12,7 +12,7 @@ from harness.display.figures.figure_style import LOOKS, write_figure
 from harness.display.format_values import label
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import bar_containers
-from tests.display.test_figures import cut_off
+from tests.display.test_figures import covered, cut_off, too_small
 from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace
 
 START, FILLER = 18, 55
@@ -132,8 +132,8 @@ def texts_on_lines(figure):
 )
 def test_legends_and_labels_cover_no_data_and_fit_the_page(name, traces):
     figure = draw(load(name), traces)
-    assert texts_on_lines(figure) == []
-    assert cut_off(figure) == []
+    assert not texts_on_lines(figure) and not cut_off(figure)
+    assert not covered(figure) and not too_small(figure)
     for axes in figure.axes:
         regions = [patch for patch in axes.patches if patch.get_label() == ""]
         for text in axes.texts:
@@ -145,8 +145,7 @@ def test_heads_are_one_row_and_the_caption_explains_only_what_is_drawn(traces):
     heads = ", ".join(f"{{layer: 1, head: {head}}}" for head in range(7, 10))
     rows = "[{view: aligned, series: {wo: {}, mless: {}, mful: {}, random: {}}}]"
     figure = draw(load("flipped-demo", f"heads=[{heads}]", f"rows={rows}"), traces)
-    assert texts_on_lines(figure) == []
-    assert cut_off(figure) == []
+    assert not texts_on_lines(figure) and not cut_off(figure)
     heights = [round(axes.get_position().y0, 3) for axes in figure.axes]
     assert len(set(heights)) == 1
     titles = [axes.get_title() for axes in figure.axes]
@@ -181,7 +180,7 @@ def test_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
     (region,) = below.patches
     end = region.get_x() + region.get_width()
     assert (region.get_x(), end) == (START - 0.5, START + FILLER - 0.5)
-    assert "Meaningless tokens" in texts(below)
+    assert "Inserted tokens" in texts(below)
     assert not above.patches
     assert not texts(above)
 
@@ -198,7 +197,7 @@ def test_labels_are_those_of_the_config_and_a_condition_has_one_colour_and_one_l
         assert len(axes.collections) == len(lines_by_name(axes)), "a band for each line"
     faces = [to_hex(bar.patches[0].get_facecolor()) for bar in bar_containers(bars)]
     assert faces == list(colour.values())
-    assert bars.get_ylim() == (30, 78)
+    assert bars.get_ylim() == (30, 84)
     study_names = ["w/o Meaningless tokens", "w/ Meaningless tokens"]
     (legend,) = draw(load("qwen-heads-12-13-14"), traces).legends
     assert legend_texts(legend) == study_names

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from attention_probe.model.load_first_layers import load_model
 from harness.errors import ModelError
-from tests.capture_errors import ARCHITECTURES, MODELS, SHAPE, VOCABULARY, largest_error
 from tests.conftest import load_eager, run_python
 from tests.make import with_cases
+from tests.tiny_models import ARCHITECTURES, MODELS, SHAPE, VOCABULARY, largest_error
 
 TOKENS = 7 * torch.arange(45)[None] % VOCABULARY
 """Longer than all windows, with the id of padding."""

@@ -346,7 +346,7 @@ def test_everything_is_reached_with_the_keyboard(opened):
     trace = make_traced(condition="mless")
     filler = trace.rows[1, 1, -2, trace.roles == FILLER].sum()
     masses = opened.text(".masses")
-    shown = re.search(r"filler\s+0.00 %\s+([\d.]+) %\s+\+", masses)[1]
+    shown = re.search(r"filler\s+none\s+([\d.]+) %\s+\+", masses)[1]
     assert float(shown) == pytest.approx(100 * filler, abs=0.051)
     opened.press("ArrowUp")
     assert "token 12, " in opened.text(".readout")
@@ -354,6 +354,8 @@ def test_everything_is_reached_with_the_keyboard(opened):
     assert opened.run(asked) == "mean over all later tokens"
     mass = trace.measures["mass_filler"][1, 1]
     assert f"{100 * mass:.1f} %" in opened.text(".masses")
+    opened.press("ArrowRight")
+    assert "token 14, " in opened.run(asked)
 
 
 @in_a_browser

@@ -17,7 +17,7 @@ from harness.analysis import compare
 from harness.display.format_values import count, signed
 from harness.display.report.report_page import write_report
 from harness.runs.read_runs import Run
-from tests.browser import CHROMIUM, in_a_browser
+from tests.browser import CHROMIUM, in_a_browser, open_tab
 from tests.conftest import run_program
 from tests.display.test_attention_page import unpack
 from tests.make import (
@@ -400,6 +400,17 @@ def test_a_page_opens_with_the_first_flip(demo_page):
     verdicts = re.findall(r'<span class="chip[^"]*">(\w+)</span>', detail)
     assert verdicts == ["incorrect", "correct"]
     assert re.findall(r"<mark>(.*?)</mark>", detail) == ["\\boxed{1}", "\\boxed{2}"]
+
+
+@in_a_browser
+def test_in_a_narrow_window_the_problems_are_near_and_figures_fill_the_width(tmp_path):
+    path, _ = write_page(tmp_path, EXAMPLE)
+    with open_tab(tmp_path / "profile") as tab:
+        tab.open(path, 400, ready=".list [aria-current]")
+        assert tab.run("document.querySelector('#samples').offsetTop") < 2000
+        width = tab.run("document.documentElement.clientWidth")
+        widths = "document.querySelector('figure img').offsetWidth, document.body.scrollWidth"
+        assert tab.run(f"[{widths}]") == [width, width]
 
 
 @in_a_browser

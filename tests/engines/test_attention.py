@@ -23,10 +23,10 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import read_prompts
 from tests.attention_probe.test_probe import column_means, eager
-from tests.capture_errors import build_language_model
 from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests, slow_engine
 from tests.make import EXAMPLE, ROOT, TOY_MODEL, with_cases
+from tests.tiny_models import build_language_model
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -9,7 +9,7 @@ from harness.errors import RunError
 from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
-from harness.runs.records import Prompt, Sample
+from harness.runs.records import Sample, StoredPrompt
 from tests.conftest import installed
 from tests.engines.test_backends import request
 from tests.make import TOY_CONFIG, with_cases
@@ -17,7 +17,7 @@ from tests.make import TOY_CONFIG, with_cases
 
 def prompt(text="What is 2 + 2?", **fields):
     document = {"id": "p", "answer": "4", "solution": ""}
-    return Prompt(
+    return StoredPrompt(
         task="made",
         condition="wo",
         layout="raw",

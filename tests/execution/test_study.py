@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from harness.execution.run_study import FIGURES
-from tests.capture_errors import build_language_model
+from harness.errors import ConfigError
+from harness.execution.run_study import FIGURES, run_study
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL
+from tests.tiny_models import build_language_model
 
 PROBLEMS = 40
 OPTIONS = [
@@ -79,6 +80,17 @@ def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that
         assert (folder / name / "report.html").exists()
     assert f"of {PROBLEMS} problems, changed" in (folder / "trained/flipped.txt").read_text()
     assert [*(folder / "trained/flipped.traces").glob("*.safetensors")]
+
+
+def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from transformers import PretrainedConfig\n"
+        "class Own(PretrainedConfig):\n    model_type, num_hidden_layers = 'own', 2\n"
+    )
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "own.Own"}}')
+    overrides = ["model.model_args.trust_remote_code=true"]
+    with pytest.raises(ConfigError, match=r"--layers 3: .* has 2 layers\."):
+        run_study([str(tmp_path)], tmp_path, overrides=overrides, layers="3")
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):

@@ -52,15 +52,13 @@ def draw_figures(
 def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     table = without_reference_conditions(board.comparison)
     title = f"Results on {name_datasets(board.receipt)}"
-    return draw_accuracies(table, title=title, families=_name_families(runs)), table
+    families = name_families(join_conditions(runs))
+    return draw_accuracies(table, title=title, families=families), table
 
 
 def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    return draw_forest(board.comparison, families=_name_families(runs)), board.comparison
-
-
-def _name_families(runs: Sequence[Run]) -> dict[str, str]:
-    return name_families(join_conditions(runs))
+    families = name_families(join_conditions(runs))
+    return draw_forest(board.comparison, families=families), board.comparison
 
 
 def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:

@@ -13,22 +13,30 @@ from matplotlib.figure import Figure
 from harness.analysis.other_texts_and_instructions import KINDS
 from harness.constants import PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, INK, LOOKS, MUTED, Look
+from harness.display.figures.figure_style import (
+    FONT,
+    INCHES,
+    INK,
+    LETTER,
+    LINE_HEIGHT,
+    LOOKS,
+    MUTED,
+    Look,
+)
 from harness.display.format_values import number, signed
 from harness.experiment.conditions import Condition
 
-ROW_HEIGHT, LINE_HEIGHT = 0.19, 0.12
-"""The height of a row, and of each further line in it, in inches."""
+ROW_HEIGHT = 0.19
+"""The height of a row with one line of text, in inches."""
 MOST_ROWS = 20
 """In a figure with more rows, the conditions of a family share a row."""
 FEWEST_MEMBERS = 3
 """A smaller family keeps its rows."""
 COLUMN_WIDTHS = {
-    "%": 0.38,
-    "points": 0.38,
-    "interval": 0.76,
-    "adj. p": 0.42,
-    "verdict": 0.66,
+    "%": 0.4,
+    "points": 0.4,
+    "interval": 0.84,
+    "verdict": 0.7,
 }
 """The columns of text to the right of the axes, in their order, with their widths in inches."""
 
@@ -146,13 +154,11 @@ def draw_rows(
     note += explain_families(rows)
     columns, right = _place_columns(rows)
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
-    note_height = 1.35 * (FONT - 1) / 72 * (figure_style.wrap(note).count("\n") + 1)
     rows_height = sum(row.height for row in rows)
     letters = [len(line) for row in rows if row.look for line in row.name.split("\n")]
-    name_width = 0.14 + 0.056 * max(letters)
-    # matplotlib places the note 1 % of the height above the lower edge.
-    height = (0.42 + note_height + rows_height + 0.2) / 0.99
-    with figure_style.drawing(height, note, managed=False) as figure:
+    name_width = 0.14 + LETTER * FONT / 72 * max(letters)
+    with figure_style.drawing(rows_height + 0.84, note, managed=False) as figure:
+        height = figure.get_figheight()
         axes = figure.add_axes(
             (
                 name_width / INCHES,
@@ -198,7 +204,6 @@ def _write_row(
         "xycoords": axes.get_yaxis_transform(),
         "textcoords": "offset points",
         "va": "center",
-        "fontsize": FONT - 0.5,
     }
     is_header = y < 0
     colour = MUTED if is_header else INK

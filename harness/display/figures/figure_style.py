@@ -18,13 +18,18 @@ from harness.display.format_values import label, name_character, visible
 from harness.runs.stored_files import clear_messages
 
 INCHES, FONT = 4.6, 7.5
-"""The width of a figure and the size of its font in points: readable at a width of 400 pixels."""
-WIDE = 7.0
-"""The width of a figure that has the layout of one of the study's, in inches."""
+"""The width of every figure, and the size of all its text in points.
+
+In a window of 400 pixels the text is 9 pixels high.
+"""
 NAME_LETTERS = 24
 """The most letters in a line of a name."""
 LETTER = 0.54
 """The width of an average letter, in font sizes."""
+NOTE_LETTERS = int(0.98 * 72 * INCHES / (LETTER * FONT))
+"""The most letters in a line of the note."""
+LINE_HEIGHT = 1.35 * FONT / 72
+"""The height of a line of text, in inches."""
 
 
 class Look(NamedTuple):
@@ -38,9 +43,8 @@ class Look(NamedTuple):
 _SETTINGS: Any = {
     "font.size": FONT,
     "axes.titlesize": FONT,
-    "xtick.labelsize": FONT - 0.5,
-    "ytick.labelsize": FONT - 0.5,
-    "legend.fontsize": FONT - 0.5,
+    "figure.labelsize": FONT,
+    "figure.titlesize": FONT,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "legend.columnspacing": 1.2,
@@ -120,21 +124,21 @@ def drawing(
     height: float,
     note: str,
     *,
-    width: float = INCHES,
     managed: bool = True,
     title: str = "",
 ) -> Iterator[Figure]:
     """A new figure to draw on. On leaving, the legend is added above and the note below.
 
     Args:
-        height: The height in inches.
+        height: The height in inches, with one line of the note.
         note: The meaning of the marks.
-        width: The width in inches.
         managed: Whether matplotlib makes room for labels; False if the caller positions the axes.
         title: The title of the figure.
     """
+    note = textwrap.fill(note, NOTE_LETTERS, break_on_hyphens=False)
+    size = (INCHES, height + LINE_HEIGHT * note.count("\n"))
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(width, height), layout="constrained" if managed else None)
+        figure = Figure(figsize=size, layout="constrained" if managed else None)
         yield figure
         handles = {}
         for axes in figure.axes:
@@ -143,7 +147,7 @@ def drawing(
         if handles:
             # a line of 4 font sizes stands before each name
             letters = max(map(len, handles)) + 4 / LETTER
-            columns = int(72 * width / (LETTER * FONT * letters))
+            columns = int(72 * INCHES / (LETTER * FONT * letters))
             figure.legend(
                 handles.values(),
                 handles,
@@ -152,9 +156,9 @@ def drawing(
                 title=title or None,
             )
         elif title:
-            figure.suptitle(title, fontsize=FONT)
+            figure.suptitle(title)
         # matplotlib makes room below the axes for this label, as for no other text
-        figure.supxlabel(wrap(note, width), x=0.01, ha="left", fontsize=FONT - 1, color=MUTED)
+        figure.supxlabel(note, x=0.01, ha="left", color=MUTED)
 
 
 def tidy(
@@ -164,12 +168,6 @@ def tidy(
     axes.grid(axis=grid, color=GRID, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[list(hidden)].set_visible(False)
-
-
-def wrap(note: str, width: float = INCHES) -> str:
-    """A note below a figure, in a smaller font, broken to the figure's width."""
-    letters = int(0.98 * 72 * width / (LETTER * (FONT - 1)))
-    return textwrap.fill(note, letters, break_on_hyphens=False)
 
 
 def write_figure(

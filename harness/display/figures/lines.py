@@ -1,6 +1,5 @@
 """Sweeps: lines of differences over the length of the filler."""
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,9 +14,6 @@ from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT
 from harness.display.format_values import LEVEL
 from harness.experiment.conditions import Condition
-
-PANELS_ACROSS = 2
-"""Panels side by side."""
 
 
 def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> Figure:
@@ -44,18 +40,13 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
         "cover each other are moved apart a little."
     )
-    columns = min(len(settings), PANELS_ACROSS)
-    lines = math.ceil(len(settings) / columns)
-    with figure_style.drawing(0.8 + 2.1 * lines, note) as figure:
-        grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).ravel()
-        for axes in grid[len(settings) :]:
-            axes.set_visible(False)
-        for axes, (setting, rows) in zip(grid, settings.items(), strict=False):
+    with figure_style.drawing(0.6 + 2.1 * len(settings), note) as figure:
+        panels = figure.subplots(len(settings), squeeze=False, sharex=True, sharey=True)
+        for axes, (setting, rows) in zip(panels.ravel(), settings.items(), strict=True):
             axes.set_title(setting)
-            axes.tick_params(labelbottom=True)
+            axes.set_ylabel(f"Difference from {baseline} (points)")
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
-            axes.set_xlabel("Tokens of filler")
             differences = figure_style.without_reference_conditions(rows).set_index("condition")
             # The baseline is the point with no filler and has no difference from itself.
             differences = differences.fillna({"difference": 0.0})
@@ -65,8 +56,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 shift = step * (index - (len(doses) - 1) / 2)
                 points["x"] += np.where(points["x"] > 0, shift, 0)
                 _draw_filler(axes, points, looks[filler], names[filler])
-        for axes in grid[::PANELS_ACROSS]:
-            axes.set_ylabel(f"Difference from {baseline} (points)")
+        figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
 

@@ -14,6 +14,7 @@
   let pairs = []; // for each place in the text, the element of each side, or null
   let head = [0, 0]; // indices of the chosen layer and head
   let query = null; // the chosen place whose attention is shown; null for the mean
+  let earlier = null; // the place that was chosen before the mean
   let key = null; // the place that is read out
   let cells = []; // the elements on the page: [side][place]
 
@@ -110,6 +111,12 @@
     return sides[0].prompt.sums.map((heads, layer) => heads.map((_, number) => [layer, number]));
   }
 
+  /** A mass in percent, or "none" if the prompt has no token of the region. */
+  function shareOf({ prompt }, region, mass) {
+    const role = facts.roles.indexOf(facts.regions[region]);
+    return role === -1 || prompt.role.includes(role) ? percent(mass) : "none";
+  }
+
   function shownMass(cell) {
     const region = choice.region.value;
     const masses = sides.map((side) => massOf(side, region, cell));
@@ -128,7 +135,7 @@
     $(".heads tbody").replaceChildren(...rows.map((row, layer) => make("tr", {}, make("th", { scope: "row" }, `Layer ${view.layers[layer]}`), row.map((cell) => {
       const mass = shownMass(cell);
       const is = String(cell) === String(head);
-      const text = isDifference ? `${points(mass)}` : percent(mass);
+      const text = isDifference ? points(mass) : shareOf(sides[choice.shown.value], choice.region.value, mass);
       const button = make("button", {
         type: "button", "data-cell": cell.join(), "aria-pressed": String(is), tabindex: is ? "0" : "-1",
         class: !isDifference ? `s${sides[choice.shown.value].slot}` : mass < 0 ? "less" : "more",
@@ -142,7 +149,7 @@
   function readCell(cell) {
     const region = choice.region.value;
     const masses = sides.map((side) => massOf(side, region, cell));
-    const parts = sides.map((side, number) => `${side.label} ${percent(masses[number])}`);
+    const parts = sides.map((side, number) => `${side.label} ${shareOf(side, region, masses[number])}`);
     if (sides.length > 1) parts.push(`difference ${points(masses[1] - masses[0])} points`);
     readOut([`Layer ${view.layers[cell[0]]} Head ${cell[1] + 1}, ${nameOf(facts.regions[region])}: ${parts.join("; ")}`]);
   }
@@ -228,10 +235,10 @@
     $(".masses caption").replaceChildren("Where the attention goes: ", ...asking);
     const heading = ["", ...names, ...(sides.length > 1 ? ["change"] : [])];
     $(".masses thead").replaceChildren(make("tr", {}, heading.map((text) => make("th", { scope: "col", class: "number" }, plain(text)))));
-    const rows = facts.regions.map((region, index) => [region, sides.map((side) => sumOf(side, index))]);
+    const rows = facts.regions.map((_, region) => [region, sides.map((side) => sumOf(side, region))]);
     $(".masses tbody").replaceChildren(...rows.filter(([, sums]) => sums.some(Boolean)).map(([region, sums]) => make("tr", {},
-      make("th", { scope: "row" }, nameOf(region)),
-      sums.map((sum) => make("td", { class: "number" }, sum === null ? "\u2013" : percent(sum))),
+      make("th", { scope: "row" }, nameOf(facts.regions[region])),
+      sums.map((sum, number) => make("td", { class: "number" }, sum === null ? "\u2013" : shareOf(sides[number], region, sum))),
       sides.length > 1 ? make("td", { class: "number" }, sums.includes(null) ? "\u2013" : points(sums[1] - sums[0])) : null,
     )));
     const changes = sides.length < 2 ? [] : pairs.map((_, place) => [sides.map((side) => levelAt(side, place)), place])
@@ -268,6 +275,7 @@
   }
 
   function ask(place) {
+    earlier = query ?? earlier;
     query = place;
     paint();
   }
@@ -292,9 +300,9 @@
   }
 
   async function setProblem() {
-    const earlier = facts.views.slice(0, choice.view.value).reduce((sum, { problems }) => sum + problems.length, 0);
+    const before = facts.views.slice(0, choice.view.value).reduce((sum, { problems }) => sum + problems.length, 0);
     const wanted = problem();
-    const prompts = await unpack(`attention-${earlier + Number(choice.problem.value)}`);
+    const prompts = await unpack(`attention-${before + Number(choice.problem.value)}`);
     if (wanted !== problem()) return; // another problem was chosen meanwhile
     const names = [...new Set([choice.left.value, choice.right.value])].filter((name) => name in prompts);
     sides = names.map((name, number) => ({ ...view.conditions.find((condition) => condition.name === name), number, prompt: prompts[name] }));
@@ -309,6 +317,7 @@
     wanted.hasRows = queries.length > 0;
     const isPrompt = (place) => sides.some(({ prompt, number }) => pairs[place][number] !== null && roleOf(prompt, pairs[place][number]) !== "completion");
     query = queries.findLast(isPrompt) ?? queries[0] ?? null;
+    earlier = null;
     const titles = queries.map((place) => {
       const [text, facts] = describe(place).map((node) => node.textContent ?? node);
       return [place, `\u201c${text}\u201d${facts}${place === query ? ": the answer begins after it" : ""}`];
@@ -368,8 +377,8 @@
     const places = pairs.map((_, place) => place).filter((place) => (reads
       ? !cells[side].get(place)?.hidden && pairs[place][side] !== null
       : sides.some((one) => queryIn(one, place) !== null)));
-    const now = places.indexOf(reads ? key : query);
-    const next = places[Math.min(Math.max(now + steps[event.key], 0), places.length - 1)];
+    const start = (reads ? key ?? query : query ?? earlier) ?? -1;
+    const next = steps[event.key] > 0 ? places.find((place) => place > start) : places.findLast((place) => place < start);
     if (next === undefined) return;
     if (!reads) ask(next);
     inspect(next);

@@ -84,7 +84,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     from transformers import AutoModelForCausalLM
 
     name = str(arguments["pretrained"])
-    config = load_model_config(name, arguments.get("revision"))
+    config = load_model_config(name, arguments)
     last = 0
     for numbers in layers.values():
         if numbers != "all":
