@@ -1,6 +1,6 @@
 """`compare`: every condition against the baseline, with tests, intervals and verdicts."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,25 +191,6 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     columns = [model_column, layout_column, *design.by, *columns]
     types = dict.fromkeys(_COUNTS, "Int64") | dict.fromkeys(_BOOLEANS, "boolean")
     return pandas.DataFrame(rows, columns=columns).astype(types)
-
-
-def measure_effects_by_draw(
-    outcomes: Iterable[Outcomes], contrast: tuple[str, str]
-) -> Iterator[Row]:
-    """A contrast's difference with each draw of examples, in points. A single draw has no row."""
-    condition, baseline = contrast
-    for setting, arms in group_by_setting(outcomes).items():
-        if condition not in arms or baseline not in arms:
-            continue
-        new, old = arms[condition][0], arms[baseline][0]
-        changes = old.sum_by_draw(new.right_by_prompt - old.right_by_prompt).sum(axis=1)
-        samples = old.sum_by_draw(old.samples_by_prompt).sum(axis=1)
-        if len(samples) > 1:
-            yield {
-                **dict(setting),
-                "contrast": contrast_name(*contrast),
-                "differences": (100 * changes / samples).tolist(),
-            }
 
 
 def _compare_arms(arms: Arms, design: Design) -> list[Row]:

@@ -8,11 +8,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.compare_with_baseline import (
-    Design,
-    compare_outcomes,
-    measure_effects_by_draw,
-)
+from harness.analysis.compare_with_baseline import Design, compare_outcomes
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts_and_instructions import (
@@ -47,8 +43,6 @@ class Leaderboard:
         by: Columns that the rows are split by, besides model, layout and condition.
         clusters: The number of clusters of problems; 0 if the problems have no clusters.
         omitted: The number of problems that are left out, because not all models have them.
-        draws: The difference of the primary contrast, else of the first, with each draw of
-            examples. Empty if there is a single draw.
         score: As of `Design`; `answer_logprob` if that is the runs' endpoint.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
@@ -62,7 +56,6 @@ class Leaderboard:
     by: tuple[str, ...]
     clusters: int
     omitted: int
-    draws: Sequence[Mapping[str, Any]]
     score: str | None
     receipt: tuple[Mapping[str, Any], ...]
 
@@ -119,7 +112,6 @@ def make_leaderboard(
         by=tuple(by),
         clusters=merged_frame["cluster"].nunique() if "cluster" in merged_frame else 0,
         omitted=omitted_problems,
-        draws=_measure_draws(outcomes, design),
         score=score,
         receipt=tuple({"name": run.name, **run.about} for run in runs),
     )
@@ -210,16 +202,6 @@ def _make_side_tables(
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),
     }
-
-
-def _measure_draws(outcomes: Sequence[Outcomes], design: Design) -> list[Mapping[str, Any]]:
-    """`Leaderboard.draws`; empty if the table is split."""
-    contrasts = list(_pair_conditions(outcomes, design).values())
-    if design.primary is not None:
-        contrasts = [read_contrast(design.primary)]
-    if design.by or not contrasts:
-        return []
-    return list(measure_effects_by_draw(outcomes, contrasts[0]))
 
 
 def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:
@@ -325,8 +307,6 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
         "rows": records(board.comparison),
     }
     values |= {key: records(table) for key, table in board.side_tables.items()}
-    if board.draws:
-        values["draws"] = board.draws
     if reference:
         values["reference"] = reference
     values["receipt"] = board.receipt

@@ -18,7 +18,6 @@ from harness.display.format_values import (
     name_score,
     p_value,
     plural,
-    signed,
 )
 from harness.errors import list_first
 
@@ -84,7 +83,6 @@ def explain_comparison(
     if not board.by:
         for remark, is_warning in remark_noise(board):
             (warnings if is_warning else remarks).append(remark)
-        remarks += _remark_draws(board)
     return facts, warnings, remarks
 
 
@@ -139,15 +137,6 @@ def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
                 f"{receipt['model']}: look {looks}. Problems or samples were added after a table "
                 f"was printed, so p is multiplied by {looks}."
             )
-
-
-def _remark_draws(board: Leaderboard) -> Iterator[str]:
-    """The differences of each contrast, draw by draw."""
-    has_settings = has_several_settings(board.draws)
-    for contrast in board.draws:
-        setting = f", {contrast['model']}, {contrast['layout']}" if has_settings else ""
-        differences = ", ".join(map(signed, contrast["differences"]))
-        yield f"{contrast['contrast']} by draw{setting}: {differences}"
 
 
 def has_several_settings(rows: Sequence[Row]) -> bool:

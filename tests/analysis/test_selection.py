@@ -157,7 +157,7 @@ def test_the_metric_and_the_filter_of_logs_of_another_task_can_be_chosen(filtere
 
 def test_a_metric_that_logs_do_not_have_is_refused(filtered_logs, tmp_path):
     for path, metric, message in (
-        (filtered_logs, "acc", r"line 1: the metric 'acc' is None.*The log has exact_match"),
+        (filtered_logs, "acc", r"line 1: the metric 'acc' is missing.*The log has exact_match"),
         (filtered_logs, "exact_match,x", r"0 under the filter 'x'; the log has boxed, last\."),
         (tmp_path, None, "names no condition: name that of each log"),
     ):

@@ -35,16 +35,11 @@ def write_csv(path, delimiter=",", encoding="utf-8"):
         writer.writerows(ROWS)
 
 
-def write_gzip(path):
-    with gzip.open(path, "wt") as stream:
-        stream.write(TEXT)
-
-
 WRITERS = {
     "data.jsonl": lambda path: path.write_text(TEXT),
     "lines.json": lambda path: path.write_text(TEXT),
     "array.json": lambda path: path.write_text(json.dumps(ROWS, indent=1)),
-    "data.jsonl.gz": write_gzip,
+    "data.jsonl.gz": lambda path: path.write_bytes(gzip.compress(TEXT.encode())),
     "data.csv": write_csv,
     "DATA.CSV": write_csv,
     "semicolons.csv": lambda path: write_csv(path, ";", "utf-8-sig"),

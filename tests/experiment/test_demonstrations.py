@@ -195,7 +195,6 @@ def test_tables_show_the_draws(run, command):
     page = " ".join(table_page(run).split())
     for text in (
         "5 problems, 4 samples each",
-        "x - wo by draw, made, raw: -100.0, 0.0",
         "for this prompt with these examples",
         "p are for these examples",
     ):
@@ -221,7 +220,6 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40)
     assert row["low"] < -99
     assert row["p"] > 0.05
-    assert table["draws"][0]["differences"] == [-100, -100, 0, 0, 0]
     assert "for this prompt with new draws of examples. " in " ".join(table_page(run).split())
     receipt = json.loads((run / RECEIPT).read_text())
     receipt["config"]["fewshot"]["instructions"] = ["Go"] * 5
