@@ -11,6 +11,8 @@ from harness.runs.read_runs import Run
 
 SCORER = "mless"
 """The name of our grader in the logs."""
+STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
+"""Inspect's words for the reasons why generation ended."""
 
 
 def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
@@ -64,6 +66,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     # a server that applied its own template did not show the text
     question = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
+        reason = STOP_REASONS.get(sample.finish_reason or "", "unknown")
         message = {"role": "assistant", "content": sample.completion}
         grade = {
             "value": "C" if score.verdict == "correct" else "I",
@@ -74,8 +77,8 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
             "id": prompt.problem_id,
             "epoch": epoch,
             "input": question,
-            "target": prompt.doc["answer"],
+            "target": [prompt.doc["answer"], *prompt.doc.get("alternatives", ())],
             "messages": [{"role": "user", "content": question}, message],
-            "output": {"choices": [{"message": message}]},
+            "output": {"choices": [{"message": message, "stop_reason": reason}]},
             "scores": {SCORER: grade},
         }

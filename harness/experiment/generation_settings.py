@@ -14,7 +14,7 @@ from harness.yaml_settings import Strict
 GENERATE_TOP_K = 50
 """The default top_k of transformers' `generate`, if the model's generation_config has none."""
 
-Source = Literal["greedy", "model_default", "explicit"]
+Source = Literal["greedy", "model_default", "server_default", "explicit"]
 
 _UNSUPPORTED = (
     "num_beams no_repeat_ngram_size typical_p epsilon_cutoff eta_cutoff diversity_penalty "
@@ -49,8 +49,8 @@ class Sampling:
 
     Attributes:
         source: `greedy`, `model_default` (the model's generation_config, as plain `generate` reads
-            it), or `explicit`.
-        temperature: 0 is greedy.
+            it), `server_default` (no temperature is sent), or `explicit`.
+        temperature: 0 is greedy; None is the server's own.
         top_p, top_k, min_p, repetition_penalty: As in vLLM; the defaults switch them off.
         max_tokens: The maximum number of generated tokens.
         stop: Strings that end a completion.
@@ -58,7 +58,7 @@ class Sampling:
     """
 
     source: Source = "greedy"
-    temperature: float = 0.0
+    temperature: float | None = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

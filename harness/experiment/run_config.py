@@ -316,12 +316,20 @@ class RunConfig(Strict):
         return ((self.thinking.start, self.thinking.end),) if self.thinking else ()
 
     @property
+    def omits_temperature(self) -> bool:
+        """Whether the server gets no temperature, and so decides how it samples."""
+        # the backend checks its arguments later, so that this may be anything
+        return "temperature" in str(self.model.model_args.get("omit"))
+
+    @property
     def sampling_words(self) -> str:
         """A short description of the sampling."""
         description = str(self.gen_kwargs)
         if isinstance(self.gen_kwargs, ExplicitSampling):
             values = self.gen_kwargs.model_dump(exclude_defaults=True)
             description = ", ".join(f"{key} {value:g}" for key, value in values.items())
+        if self.omits_temperature:
+            description = "the server's default"
         if self.repeats > 1:
             description += f", {self.repeats} samples a problem"
         if self.draws > 1:
@@ -339,6 +347,8 @@ class RunConfig(Strict):
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
         sampling = replace(sampling, thinking_budget=self.thinking_budget)
+        if self.omits_temperature:
+            sampling = replace(sampling, source="server_default", temperature=None)
         if self.repeats_per_draw > 1 and sampling.greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "

@@ -133,6 +133,8 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
     if receipt.get("greedy"):
         return "greedy"
     sampling = receipt.get("sampling") or {}
+    if sampling.get("temperature", 0) is None:
+        return "the server's default"
     names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
     return ", ".join(f"{name} {sampling[name]:g}" for name in names)
 

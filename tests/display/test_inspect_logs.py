@@ -27,8 +27,9 @@ for file in list_eval_logs(sys.argv[-1]):
     samples = []
     for sample in log.samples:
         grade = sample.scores["mless"]
-        facts = [sample.id, sample.epoch - 1, sample.target, grade.value == "C", grade.explanation]
-        samples.append([*facts, grade.answer, sample.output.completion])
+        facts = [sample.id, sample.epoch - 1, *sample.target, grade.value == "C", grade.explanation]
+        facts += [grade.answer, sample.output.completion]
+        samples.append([*facts, sample.output.stop_reason == "max_tokens"])
     facts = [log.status, log.eval.task, log.eval.model, score.metrics["accuracy"].value]
     print(json.dumps([*facts, samples]))
 """
@@ -57,7 +58,8 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
         assert (status, model) == ("success", rows["model"].iloc[0])
         assert accuracy == pytest.approx(rows["correct"].mean())
         columns = ["problem_id", "sample_index", "target", "correct", "verdict", "answer"]
-        expected = rows[[*columns, "completion"]].astype(object)
+        rows = rows.assign(is_truncated=rows["verdict"] == "truncated")
+        expected = rows[[*columns, "completion", "is_truncated"]].astype(object)
         # Inspect has its own order of samples
         assert sorted(samples) == sorted(expected.where(expected.notna(), None).values.tolist())
     assert len({accuracy for *_, accuracy, _ in logs}) > 1

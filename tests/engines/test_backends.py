@@ -16,9 +16,19 @@ from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
+from harness.runs.versions_and_hashes import describe_sampling
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
+
+
+def test_a_server_that_gets_no_temperature_samples_by_its_default():
+    config = load_config(SERVED, ["gen_kwargs=greedy", "model.model_args.omit=[temperature]"])
+    sampling = config.resolve_sampling(None)
+    receipt = {"greedy": sampling.greedy, "sampling": sampling.lm_eval()}
+    assert (sampling.source, sampling.temperature) == ("server_default", None)
+    assert describe_sampling(receipt) == "the server's default"
+    assert config.sampling_words == "the server's default, 4 samples a problem"
 
 
 class Model:

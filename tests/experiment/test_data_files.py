@@ -8,6 +8,7 @@ import time
 
 import pandas
 import pytest
+from datasets import Dataset
 
 from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
@@ -74,7 +75,7 @@ def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
 
     def load_dataset(*names, **options):
         calls.append((names, options))
-        return [{"question": "1+1?", "answer": "It is\n#### 2"}]
+        return Dataset.from_list([{"question": "1+1?", "answer": "It is\n#### 2"}])
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     dataset = read("openai/gsm8k@abc:main:test")
@@ -107,12 +108,13 @@ def test_a_list_has_the_accepted_answers(tmp_path):
 
 def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path):
     path = tmp_path / "data.parquet"
-    pandas.DataFrame({"q": ["1+1?"], "answer": [2.5]}).to_parquet(path)
+    answers = pandas.Series([0.1], dtype="float32")
+    pandas.DataFrame({"q": ["1+1?"], "answer": answers}).to_parquet(path)
     message = "row 0 has no column 'problem', but q, answer."
     with pytest.raises(DataError, match=message):
         read(path)
     (problem,) = read(path, problem="Q").problems
-    assert (problem.problem, problem.answer) == ("1+1?", "2.5")
+    assert (problem.problem, problem.answer) == ("1+1?", "0.1")
     path.write_text("no")
     with pytest.raises(DataError, match=r"data\.parquet cannot be loaded: "):
         read(path)

@@ -32,6 +32,7 @@ FOREIGN = {
     "process_docs",  # of lm-eval
     "up_proj",  # of models
     "PR_SET_PDEATHSIG",  # of Linux
+    *("figure.labelsize", "figure.titlesize"),  # of matplotlib
     "np.repeat",
     "pandas.read_csv",
 }
