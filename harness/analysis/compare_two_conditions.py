@@ -9,9 +9,10 @@ from pathlib import Path
 import pandas
 from scipy.special import ndtri
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard
+from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
+from harness.experiment.conditions import POSITIVE_CONTROL
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
@@ -66,6 +67,15 @@ class Side:
         return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
 
 
+class _Pair(Run):
+    """Both sides as one run."""
+
+    @property
+    def baseline(self) -> str:
+        """The name of the first side."""
+        return str(self.about["baseline"])
+
+
 def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
@@ -81,23 +91,39 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     sides = (old, new)
     _refuse_incomparable(old, new)
     model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))
+    layouts = pandas.concat([side.samples["layout"].astype(str) for side in sides])
     names = [old.name, new.name]
     if old.name == new.name:
         names = [old.run.name, new.run.name]
+    samples = {name: side.samples for name, side in zip(names, sides, strict=True)}
+    controls = {}
+    # the positive control shows whether a change from its run's baseline would be seen
+    if (old.samples["condition"] == old.run.baseline).all():
+        for name, fields in old.run.reference_conditions.items():
+            if fields["kind"] == POSITIVE_CONTROL:
+                controls[name] = fields
+                samples[name] = old.run.samples[old.run.samples["condition"] == name]
     frames = [
-        side.samples.assign(
+        frame.assign(
             model=model,
-            layout="paired",
+            layout=" / ".join(layouts.unique()),
             condition=name,
-            problem_id=side.samples["problem_id"].astype(str),
-            draw=side.samples.get("draw", 1),
+            problem_id=frame["problem_id"].astype(str),
+            draw=frame.get("draw", 1),
         )
-        for name, side in zip(names, sides, strict=True)
+        for name, frame in samples.items()
     ]
     joined_frame = pandas.concat(frames, ignore_index=True)
-    about = {"source": "pair", "model": model, "greedy": old.run.about.get("greedy")}
-    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
-    board = make_leaderboard([run], baseline=names[0], score=score)
+    about = {
+        "source": "pair",
+        "model": model,
+        "baseline": names[0],
+        "reference_conditions": controls,
+        "looks": max(side.run.about.get("looks", 1) for side in sides),
+        "greedy": old.run.about.get("greedy"),
+    }
+    run = _Pair(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
+    board = make_leaderboard([run], score=score)
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
     return replace(board, receipt=tuple(receipts.values()))
 
@@ -130,7 +156,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     """
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
-    (row,) = board.comparison[board.comparison["role"] != "baseline"].to_dict("records")
+    (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]
     unit, digits = ("nat", 2) if board.score == ANSWER_LOGPROB else ("point", 1)
     name, low = row["condition"], f"{row['low']:+.{digits}f}"
     margin = f"{points:g} {unit if points == 1 else f'{unit}s'}"

@@ -93,6 +93,20 @@ def test_accuracies_of_0_cannot_be_judged(compare_logs):
     assert "both accuracies are 0 or 100 %" in process.stderr
 
 
+@with_cases
+def test_the_gate_needs_a_positive_control_that_was_detected(accuracy, code, message):
+    verdicts = drawn(3, 200, 1, {"wo": 0.5, "mless": 0.55, "control": accuracy})
+    run = evaluation(verdicts, reference_conditions=CONTROL, looks=2)
+    samples = run.samples
+    sides = [
+        Side(name=name, samples=samples[samples["condition"] == name], run=run)
+        for name in ("wo", "mless")
+    ]
+    board = compare_pair(*sides)
+    assert check_not_worse(board, 60) == (code, message)
+    assert by_condition(board).loc["mless", "looks"] == 2
+
+
 def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
     """Of two conditions with an accuracy of 50 percent, at a margin of 3 points."""
     code, message = check_not_worse(make_board(drawn(4, 200, 1, {"wo": 0.5, "mless": 0.5})), 3)

@@ -13,7 +13,7 @@ from harness.display.format_values import label
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import bar_containers
 from tests.display.test_figures import covered, cut_off, too_small
-from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace
+from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace, with_cases
 
 START, FILLER = 18, 55
 SHAPE = (3, 28)
@@ -158,19 +158,14 @@ def test_heads_are_one_row_and_the_caption_explains_only_what_is_drawn(traces):
         assert absent not in caption(figure)
 
 
-def test_axis_labels_give_the_quantity_its_definition_and_what_is_left_out(tmp_path):
+@with_cases
+def test_axis_labels_give_the_quantity_its_definition_and_what_is_left_out(
+    options, definition, omitted, tmp_path
+):
     with create_traces(tmp_path / "llama.traces", model_type="llama") as traces:
-        for options, definition, omitted in (
-            ((), "published definition", "filler and first token left out"),
-            (
-                ("definition=common", "exclude_first_token=false"),
-                "common queries",
-                "filler left out",
-            ),
-        ):
-            first, *_, last = draw(load("llama-heads-20-25-26", *options), traces).axes
-            assert first.get_ylabel() == f"Average Attention Weight\n({definition})"
-            assert one_line(first.get_xlabel()) == f"Token position ({omitted})"
+        first, *_, last = draw(load("llama-heads-20-25-26", *options), traces).axes
+    assert first.get_ylabel() == f"Average Attention Weight\n({definition})"
+    assert one_line(first.get_xlabel()) == f"Token position ({omitted})"
     assert (first.get_xlim(), last.get_xlim()) == ((0, 60), (0, 120))
     assert (first.get_ylim(), last.get_ylim()) == ((0, 0.08), (0, 0.05))
 

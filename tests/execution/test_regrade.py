@@ -176,9 +176,7 @@ def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
     assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
 
 
-@pytest.mark.parametrize(
-    "target", [None, "", " ", float("nan"), {"value": 7}, [["7"]], ["7", None]]
-)
+@with_cases
 def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
     path = tmp_path / "samples_blind.jsonl"
     path.write_text(json.dumps(log_line(3, target=target)))

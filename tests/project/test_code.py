@@ -10,6 +10,7 @@ import pytest
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.runs.versions_and_hashes import package_version
 from tests.conftest import run_python
+from tests.make import read_data
 from tools.size import count_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,23 +29,7 @@ FOLDERS = {
 }
 """The stages of the work. A folder imports only the folders before it."""
 
-NEED_HEAVY = {
-    "attention_probe.figures.make_figure",
-    "attention_probe.measure.measure_in_engine",
-    "attention_probe.measure.measure_prompts",
-    "attention_probe.model",
-    "attention_probe.open_model",
-    "attention_probe.probe_settings",
-    "attention_probe.run_probe",
-    "attention_probe.run_recorder",
-    "attention_probe.check_probe",
-    "harness.engines.interventions.arithmetic",
-    "harness.engines.interventions.hugging_face_answers",
-    "harness.engines.interventions.open_worker",
-    "harness.engines.interventions.step_rows",
-    "harness.engines.interventions.vllm_worker",
-    "harness.lm_eval_plugin.write_lm_eval_logs",
-}
+NEED_HEAVY = read_data("heavy_modules")
 """Modules and folders that need torch or lm-eval when they are imported. Others must not."""
 
 
