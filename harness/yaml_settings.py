@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from harness import resources
 from harness.data_records import refuse_lost_backslash
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError, list_near, name_similar_files
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
@@ -103,9 +103,10 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        names = list_near(path.name, os.listdir(shipped.parent))
+        names = list_near(path.name, sorted(os.listdir(shipped.parent)))
         raise ConfigError(
-            f"Config {path}: {error.strerror}. Shipped in {shipped.parent}: {names}."
+            f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
+            f"{shipped.parent}: {names}."
         ) from None
     except _NOT_YAML as error:
         # PyYAML marks the column with ^, which has no meaning in one line

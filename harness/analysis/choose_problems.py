@@ -169,9 +169,10 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
         present_values = {getattr(problem, name) for problem in source.problems}
         for value in values:
             if value not in present_values:
-                near = list_near(str(value), sorted(present_values))
+                near = list_near(str(value), sorted(filter(None, present_values)))
                 raise ConfigError(
-                    f"{source.name} has no problem of the {name} {value!r}: expected one of {near}."
+                    f"{source.name} has no problem of the {name} {value!r}: expected one of "
+                    f"{near or 'none'}."
                 )
         if values:
             candidates = [problem for problem in candidates if getattr(problem, name) in values]

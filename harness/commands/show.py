@@ -47,9 +47,11 @@ def show(
 
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
+    if (problem is not None) == changed:
+        raise ConfigError("Expected the id of a problem or --changed, one of the two.")
     if problem is not None:
         print_problem(console, loaded, problem, condition=condition, layout=layout)
-    elif changed:
+    else:
         choice = {
             "flip": direction,
             "baseline": baseline or loaded.baseline,
@@ -57,8 +59,6 @@ def show(
         }
         criterion = validate(Criterion, choice, "--changed")
         _show_changes(console, loaded, criterion, layout)
-    else:
-        raise ConfigError("Expected the id of a problem, or --changed.")
 
 
 def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:

@@ -29,8 +29,8 @@ def tasks(
     from harness.errors import ConfigError
     from harness.lm_eval_plugin.task_folders import write_wrapped
 
-    if (wrap is None) != (output is None):
-        raise ConfigError("Expected --wrap TASK with --output DIR, both or neither.")
+    if (wrap is None) != (output is None) or (wrap is None and (conditions or model)):
+        raise ConfigError("Expected --wrap TASK with --output DIR; no other option without them.")
     lines = [str(resources.folder("tasks"))]
     if wrap and output:
         lines = write_wrapped(output, wrap, conditions, model)

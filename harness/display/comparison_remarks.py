@@ -7,7 +7,7 @@ from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
 from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS
-from harness.display import comparison_columns
+from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.format_table import Row
 from harness.display.format_values import (
     count,
@@ -180,32 +180,33 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
 
 
 def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
-    """How the ungraded samples ended, for the conditions with the fewest and the most of them."""
-    shares: dict[str, dict[str, float]] = {}
-    has_settings = has_several_settings(records(board.comparison))
+    """How the ungraded samples ended, in each model and layout.
+
+    The conditions with the fewest and the most of them stand for all.
+    """
+    settings: dict[str, list[Row]] = {}
     for row in records(board.side_tables["mediators"]):
-        if row["condition"] in board.reference_conditions:
-            continue
-        name = label(row["condition"])
-        if has_settings:
-            name = f"{row['model']}, {row['layout']}, {name}"
-        shares[name] = {
-            ending: row[column.key]
-            for ending, column in comparison_columns.UNGRADED_ENDINGS.items()
-        }
-    names = sorted(shares, key=lambda name: sum(shares[name].values()))
-    if not names or sum(shares[names[-1]].values()) < MANY_UNGRADED:
-        return
-    texts = []
-    for name in dict.fromkeys((names[-1], names[0])):
-        endings = [
-            f"{ending} {percent:.1f} %"
-            for ending, percent in shares[name].items()
-            if percent >= ROUNDS_TO_ZERO
+        if row["condition"] not in board.reference_conditions:
+            settings.setdefault(f", {row['model']}, {row['layout']}", []).append(row)
+    for setting, rows in settings.items():
+        shares = [
+            {ending: row[column.key] for ending, column in UNGRADED_ENDINGS.items()} for row in rows
         ]
-        texts.append(f"{name}: {', '.join(endings) or '0 %'}")
-    ending = max(shares[names[-1]], key=shares[names[-1]].__getitem__)
-    yield f"Not graded: {'; '.join(texts)}. {ADVICE[ending]}"
+        order = sorted(range(len(rows)), key=lambda index: sum(shares[index].values()))
+        most = shares[order[-1]]
+        if sum(most.values()) < MANY_UNGRADED:
+            continue
+        texts = []
+        for index in dict.fromkeys((order[0], order[-1])):
+            endings = [
+                f"{ending} {percent:.1f} %"
+                for ending, percent in shares[index].items()
+                if percent >= ROUNDS_TO_ZERO
+            ]
+            texts.append(f"{label(rows[index]['condition'])} ({', '.join(endings) or '0 %'})")
+        advice = ADVICE[max(most, key=most.__getitem__)]
+        name = setting if len(settings) > 1 else ""
+        yield f"Not graded{name}: {' up to '.join(texts)}. {advice}"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

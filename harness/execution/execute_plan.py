@@ -266,6 +266,9 @@ def finish(path: Path) -> None:
     samples, scores = list(read_samples(path)), read_scores(path)
     prompts, identity, scored_by = read_prompts(path), read_identity(path), read_scored_by(path)
     sessions, timing = read_sessions(path)
+    stored_receipt: JsonObject = {}
+    with suppress(RunError):
+        stored_receipt = read_receipt(path)
     config = sessions[-1]["config"]
     assert scored_by is not None
     with clear_messages(path):
@@ -290,6 +293,9 @@ def finish(path: Path) -> None:
         # lm-eval would generate, and here nothing was
         if config.get("endpoint") != ANSWER_LOGPROB:
             receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
+        # nothing was generated or graded, so the receipt stays that of the samples
+        if stored_receipt.get("files") == receipt["files"]:
+            receipt = stored_receipt
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 

@@ -8,9 +8,9 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, DataError
@@ -85,6 +85,14 @@ class FewshotConfig(Strict):
     """The seed of pool and draws."""
     format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
     """The text of an example and of the question in `raw`."""
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        # from a pool of this size all draws would have the same examples
+        least = self.num_fewshot + (self.draws > 1)
+        if self.pool is not None and self.pool < least:
+            raise ValueError(f"pool: expected {least} problems or more, got {self.pool}")
+        return self
 
     @property
     def frame(self) -> tuple[str, str, str]:
@@ -170,9 +178,9 @@ class FewshotConfig(Strict):
         if not names:
             problems = sum(map(len, pool))
             raise ConfigError(
-                f"fewshot.num_fewshot is {self.num_fewshot}: expected that many examples of "
-                f"different clusters, {size} problems in their pool and one question, got "
-                f"{problems} problems in {len(pool)} clusters."
+                f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
+                f"a pool of {size} problems and one question, got {problems} problems in "
+                f"{len(pool)} clusters."
             )
         draws = []
         for _ in range(self.draws):

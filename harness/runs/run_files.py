@@ -152,7 +152,7 @@ def read_prompts(path: Path) -> list[StoredPrompt]:
         if are_intact and hash_prompts(prompts) == identity.prompts_sha256:
             return prompts
     except (OSError, ValueError, RecursionError, JournalError) as error:
-        reason = str(error)
+        reason = str(error).rstrip(".")
     raise JournalError(
         f"{path / PROMPTS} is missing or damaged: {reason}. Repeat the command that made the run: "
         "it writes the file again."

@@ -251,7 +251,8 @@ def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
     except Exception as error:  # a user's file can raise any error
         message = quote(f"{type(error).__name__}: {error}")
         raise ConfigError(
-            f"{file}: expected change(activations, positions, **arguments), got {message}."
+            f"{file}: expected change(activations, positions, **arguments), got the arguments "
+            f"{', '.join(arguments) or 'none'}: {message}."
         ) from error
 
 
