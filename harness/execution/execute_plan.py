@@ -48,7 +48,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
-from harness.runs.stored_files import clear_messages, hash_stored, write_whole
+from harness.runs.stored_files import clear_messages, hash_stored, is_stored, write_whole
 
 PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
@@ -293,16 +293,16 @@ def finish(path: Path) -> None:
         # lm-eval would generate, and here nothing was
         if config.get("endpoint") != ANSWER_LOGPROB:
             receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
-        # nothing was generated or graded, so the receipt stays that of the samples
+        # nothing was generated or graded, so date and versions stay those of the samples
         if stored_receipt.get("files") == receipt["files"]:
-            receipt = stored_receipt
+            receipt = {**stored_receipt, "tasks": receipt["tasks"]}
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
 def _is_finished(path: Path) -> bool:
     """Whether the receipt and lm-eval's logs are there and complete."""
     with suppress(RunError):
-        return all((path / task["samples"]).is_file() for task in read_receipt(path)["tasks"])
+        return all(is_stored(path / task["samples"]) for task in read_receipt(path)["tasks"])
     return False
 
 

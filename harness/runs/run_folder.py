@@ -69,13 +69,16 @@ class RunFolder:
             if is_new:  # a run may have begun here, but without a sample nothing needs protection
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
-            elif differences(read_header(journal), header):
+            elif read_identity(path) != self.identity:
                 # an extended run is unfinished again, and a receipt would say that it is finished
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
                     # before the old prompts go, so that on a full disk the old run stays whole
                     replace_header(journal, header)
+            else:
+                # an earlier mless may have written further fields, which now mean nothing
+                header = read_header(journal)
             self.journal = stack.enter_context(Journal(journal, header))
             try:
                 read_prompts(path)
