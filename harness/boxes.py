@@ -22,8 +22,8 @@ _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 def read_boxes(text: str) -> list[str]:
     r"""Read the contents of all closed `\boxed{...}` and `\fbox{...}` that are not empty, in order.
 
-    A box inside a closed box is part of its content, and a box that contains only a box is that
-    box. Escaped braces do not nest.
+    A box inside a closed box is part of its content, and a box that contains only a box counts as
+    the inner box. Escaped braces do not nest.
 
     An unclosed box is skipped, so an earlier closed box still counts. An empty box is skipped too:
     a base model that repeats its prompt ("put your final answer within \boxed{}") has not withdrawn

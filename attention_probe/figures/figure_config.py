@@ -45,7 +45,7 @@ class RowConfig(Strict):
     y_limits: tuple[Limits, ...] = ()
     """The axis's ends, for the row or for each head."""
     region: str = "Inserted tokens"
-    """The name of the filler."""
+    """The label of the filler's shaded region."""
 
     @property
     def limits(self) -> Limits:

@@ -68,7 +68,7 @@ class Side:
 
 
 class _Pair(Run):
-    """Both sides as one run."""
+    """Both sides as one run, with the positive control of the first side's run."""
 
     @property
     def baseline(self) -> str:

@@ -24,7 +24,7 @@ from harness.experiment.conditions import Condition, ReferenceConditions, read_c
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 
-SCHEMA = "mless-table/1"
+SCHEMA = "mless-table/2"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 

@@ -30,7 +30,9 @@ def tasks(
     from harness.lm_eval_plugin.task_folders import write_wrapped
 
     if (wrap is None) != (output is None) or (wrap is None and (conditions or model)):
-        raise ConfigError("Expected --wrap TASK with --output DIR; no other option without them.")
+        raise ConfigError(
+            "Expected --wrap TASK with --output DIR; --conditions and --model need both."
+        )
     lines = [str(resources.folder("tasks"))]
     if wrap and output:
         lines = write_wrapped(output, wrap, conditions, model)

@@ -182,13 +182,13 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
 def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
     """How the ungraded samples ended, in each model and layout.
 
-    The conditions with the fewest and the most of them stand for all.
+    Only the conditions with the fewest and the most are named.
     """
-    settings: dict[str, list[Row]] = {}
+    rows_by_setting: dict[str, list[Row]] = {}
     for row in records(board.side_tables["mediators"]):
         if row["condition"] not in board.reference_conditions:
-            settings.setdefault(f", {row['model']}, {row['layout']}", []).append(row)
-    for setting, rows in settings.items():
+            rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
+    for setting, rows in rows_by_setting.items():
         shares = [
             {ending: row[column.key] for ending, column in UNGRADED_ENDINGS.items()} for row in rows
         ]
@@ -205,8 +205,8 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             ]
             texts.append(f"{label(rows[index]['condition'])} ({', '.join(endings) or '0 %'})")
         advice = ADVICE[max(most, key=most.__getitem__)]
-        name = setting if len(settings) > 1 else ""
-        yield f"Not graded{name}: {' up to '.join(texts)}. {advice}"
+        name = f", {setting}" if len(rows_by_setting) > 1 else ""
+        yield f"Not graded{name}: from {' to '.join(texts)}. {advice}"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

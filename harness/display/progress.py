@@ -66,17 +66,17 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        due = math.inf
+        next_line_at = math.inf
 
         def advance(finished: int, total: int) -> None:
-            nonlocal due
+            nonlocal next_line_at
             bars.update(bar, completed=finished, total=total)
             # the first line is due two seconds after the first step, so that short work prints none
-            if math.isinf(due):
-                due = time.monotonic() + 2
-            if bars.disable and time.monotonic() >= due:
+            if math.isinf(next_line_at):
+                next_line_at = time.monotonic() + 2
+            if bars.disable and time.monotonic() >= next_line_at:
                 print_message(f"{title}: {finished} of {total}")
-                due = time.monotonic() + LOG_SECONDS
+                next_line_at = time.monotonic() + LOG_SECONDS
 
         yield advance
 

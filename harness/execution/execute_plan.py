@@ -102,7 +102,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str
 
 
 def refuse_layers(plan: Plan) -> None:
-    """Refuse interventions and recording that the model does not allow.
+    """Refuse interventions and recording that cannot work with this model.
 
     Raises:
         HarnessError: the model has no such layer, cannot be opened, or its config cannot be read;
@@ -293,7 +293,7 @@ def finish(path: Path) -> None:
         # lm-eval would generate, and here nothing was
         if config.get("endpoint") != ANSWER_LOGPROB:
             receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
-        # nothing was generated or graded, so date and versions stay those of the samples
+        # files that did not change keep their date and versions
         if stored_receipt.get("files") == receipt["files"]:
             receipt = {**stored_receipt, "tasks": receipt["tasks"]}
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")

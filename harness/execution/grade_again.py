@@ -113,8 +113,7 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
 
 
 Row = dict[str, Any]
-"""A completion's name, its gold answer, the form of its answer, and whether it is right by the
-log's metric."""
+"""A row of `regrade_logs`, before grading without `answer`, `verdict` and `by_mless`."""
 Answered = tuple[str, str, Sequence[str], str, bool | None, str | None]
 """A completion: its name, its text, its gold answers, the answer that a filter extracted, whether
 it is right by the log's metric, and this metric."""

@@ -156,11 +156,11 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
             "in the templated prompt."
         )
     # Entire words first: the problem 2 must not be found in the 12 of an example.
-    entire = [position for position in positions if _is_entire(body, text, position)]
+    entire = [position for position in positions if _stands_at_word_ends(body, text, position)]
     return (entire or positions)[-1 if is_last else 0]
 
 
-def _is_entire(body: str, text: str, start: int) -> bool:
+def _stands_at_word_ends(body: str, text: str, start: int) -> bool:
     """Whether the occurrence of a turn begins and ends where words of the text do."""
     end = start + len(body)
     # at the beginning and at the end of the text these are empty

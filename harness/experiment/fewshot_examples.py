@@ -88,7 +88,7 @@ class FewshotConfig(Strict):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
-        # from a pool of this size all draws would have the same examples
+        # from a pool of `num_fewshot` problems all draws would have the same examples
         least = self.num_fewshot + (self.draws > 1)
         if self.pool is not None and self.pool < least:
             raise ValueError(f"pool: expected {least} problems or more, got {self.pool}")

@@ -250,7 +250,7 @@ def _build_arms(
         )
         groups.append((problems, conditions, settings))
     total = sum(count_prompts(problems, conditions) for problems, conditions, _ in groups)
-    numbers = count(1)
+    prompt_numbers = count(1)
     arms = {}
     for problems, conditions, settings in groups:
         for arm in build_checked_prompts(
@@ -259,7 +259,7 @@ def _build_arms(
             settings,
             model,
             max_gen_toks=config.max_gen_toks,
-            advance=lambda: advance(next(numbers), total),
+            advance=lambda: advance(next(prompt_numbers), total),
         ):
             task = config.task_name(dataset.name, arm.condition.name, arm.layout, arm.draw)
             arms[task] = arm

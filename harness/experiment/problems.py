@@ -121,7 +121,7 @@ def read_level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def split_answers(value: Any) -> list[Any]:
+def extract_gold_answers(value: Any) -> list[Any]:
     """The accepted answers of a field. A worked solution is the answer that it states."""
     answers = []
     for answer in value if isinstance(value, list) and value else [value]:
@@ -138,7 +138,7 @@ def read_golds(value: Any) -> list[str]:
     Raises:
         ValidationError: an answer is no text or number, or is blank.
     """
-    return [_GOLD.validate_python(answer) for answer in split_answers(value)]
+    return [_GOLD.validate_python(answer) for answer in extract_gold_answers(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class Problem:
 
 
 _PROBLEM = TypeAdapter(Problem)
-OTHER_NAMES = {"problem": "question", "unique_id": "id"}
+COLUMN_ALIASES = {"problem": "question", "unique_id": "id"}
 """Other names of columns, which are read if there is no column of the usual name."""
 
 
@@ -284,7 +284,7 @@ def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> t
         names["id"] = fields.id
     for location, record in records:
         columns = {
-            key: find_column(record, name, OTHER_NAMES.get(name, name))
+            key: find_column(record, name, COLUMN_ALIASES.get(name, name))
             for key, name in names.items()
         }
         values: dict[str, Any] = {
@@ -296,7 +296,7 @@ def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> t
                     f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
                     f"the column: --columns {key}=COLUMN."
                 )
-        values["answer"], *values["alternatives"] = split_answers(values["answer"])
+        values["answer"], *values["alternatives"] = extract_gold_answers(values["answer"])
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))

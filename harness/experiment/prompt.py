@@ -1,7 +1,7 @@
 """Builds the prompt of a problem under a condition, and the document that lm-eval gets.
 
 A prompt has four forms: requested (`Prompt`), built with its text and tokens
-(`built_prompts.BuiltPrompt`), stored (`records.Prompt`) and sent to an engine (`plan.Request`).
+(`built_prompts.BuiltPrompt`), stored (`records.StoredPrompt`) and sent to an engine (`plan.Request`).
 A requested prompt is a sequence of segments, each with a role. The joined segments are the raw
 text. Split after the system turn and at segments of the role `turn`, they are the messages of a
 chat. lm-eval's tasks, the token checks and the probe read the positions of instruction, filler and
@@ -130,8 +130,8 @@ class PromptSettings:
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
         thinking: The markers of the model's reasoning; those of all families if there are none.
-        scored: Where gold answers are read whose log-probability is measured: `box` or `line`.
-            None: nothing of the kind is measured.
+        scored: Where the gold answer stands when its log-probability is measured: `box` or `line`.
+            None: it is not measured.
     """
 
     layout: Layout = Layout.RAW

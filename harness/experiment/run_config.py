@@ -68,7 +68,7 @@ class RunConfig(Strict):
     model: ModelConfig
     """The model."""
     dataset: AnyDataset = "math500"
-    """`math500`, or a mapping: a file or arithmetic problems."""
+    """`math500`, or a mapping for a file or for arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
     of the filler of `mless`."""
@@ -318,7 +318,7 @@ class RunConfig(Strict):
     @property
     def omits_temperature(self) -> bool:
         """Whether the server gets no temperature, and so decides how it samples."""
-        # the backend checks its arguments later, so that this may be anything
+        # the backend checks its arguments later, so `omit` may have any type here
         return "temperature" in str(self.model.model_args.get("omit"))
 
     @property

@@ -164,7 +164,7 @@ def _trusts_code(arguments: Mapping[str, Any]) -> bool:
 def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> PretrainedConfig:
     """The config of a model, or of the text layers of a multimodal one.
 
-    Of the model's arguments, `revision` and `trust_remote_code` count.
+    Of the model's arguments, `revision` and `trust_remote_code` are used.
 
     Raises:
         ModelError: it cannot be read, or the hub refuses or cannot be reached.

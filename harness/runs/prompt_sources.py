@@ -37,7 +37,7 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
     graded_samples: tuple[tuple[Sample, Score], ...] = ()
 
     def has_id(self, problem_id: str) -> bool:
-        """Whether this is the id of its problem, with its draw of examples or without."""
+        """Whether it names the problem, with the draw of examples (`ID#2`) or without (`ID`)."""
         return problem_id in (self.problem_id, self.doc.get("id"))
 
     @property
@@ -99,7 +99,7 @@ class Problem:
     matched_to: str | None = None
 
     def has_id(self, problem_id: str) -> bool:
-        """Whether this is its id, with its draw of examples or without."""
+        """As `AnsweredPrompt.has_id`, of any of its prompts."""
         return any(prompt.has_id(problem_id) for prompt in self.prompts.values())
 
     @property

@@ -159,7 +159,7 @@ def _read_prompt(
     completions = read_completions(line.resps, origin) if is_generated else []
     try:
         answer, *alternatives = read_golds(line.target)
-    except ValidationError:  # a table needs no gold answer
+    except ValidationError:  # `mless table` needs no gold answer
         answer, alternatives = "", []
     doc = {
         **line.doc,
@@ -280,8 +280,7 @@ def read_completions(value: Any, origin: str) -> list[str]:
     """The completions in nested lists: lm-eval nests by request, then by repeat.
 
     A list of chat messages, perhaps as JSON text, is one completion: what the assistant wrote. An
-    empty list is an empty
-    completion, because a sample that failed must not disappear.
+    empty list is an empty completion, because a sample that failed must not disappear.
 
     Args:
         value: The lists.
