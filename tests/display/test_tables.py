@@ -249,7 +249,7 @@ def test_no_character_of_a_label_controls_a_terminal():
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     data = table_data(GREEDY_RUN)
-    assert data["schema"] == "mless-table/1" and data["primary"] == "mless - wo"
+    assert data["schema"] == "mless-table/2" and data["primary"] == "mless - wo"
     assert data["contrasts"] == REGISTERED["contrasts"]
     assert all(list(row) == list(COMPARISON_COLUMNS) for row in data["rows"])
     columns = ["model", "layout", "condition", *MEDIATOR_COLUMNS]
