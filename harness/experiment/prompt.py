@@ -2,10 +2,10 @@
 
 A prompt has four forms: requested (`Prompt`), built with its text and tokens
 (`built_prompts.BuiltPrompt`), stored (`records.StoredPrompt`) and sent to an engine
-(`plan.Request`). A requested prompt is a sequence of segments, each with a role. The joined segments are the raw
-text. Split after the system turn and at segments of the role `turn`, they are the messages of a
-chat. lm-eval's tasks, the token checks and the probe read the positions of instruction, filler and
-problem from the segments, never from the text.
+(`plan.Request`). A requested prompt is a sequence of segments, each with a role. The joined
+segments are the raw text. Split after the system turn and at segments of the role `turn`, they are
+the messages of a chat. lm-eval's tasks, the token checks and the probe read the positions of
+instruction, filler and problem from the segments, never from the text.
 """
 
 import hashlib
