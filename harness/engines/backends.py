@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.engines import served_model
 from harness.engines.completions import Completion, FinishedRequests
-from harness.engines.engine_options import engine_arguments, refuse_budget
+from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
@@ -51,8 +51,6 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        if config.thinking_budget:
-            refuse_budget()
         return check_engines(engines, arguments)
     if engines is not None:
         raise ConfigError(

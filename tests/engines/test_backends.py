@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import resources
-from harness.engines import devices, engine_options
+from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
 from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
@@ -102,15 +102,6 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
 def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         check_backend(load_config(SERVED, overrides))
-
-
-def test_a_budget_of_reasoning_is_refused_by_a_vllm_that_has_none(monkeypatch):
-    source = "max_tokens: int"
-    monkeypatch.setattr(engine_options, "_read_vllm_source", lambda name: source)
-    with pytest.raises(ConfigError, match="thinking_budget: the installed vLLM has no `thinking_t"):
-        engine_options.refuse_budget()
-    source = "thinking_token_budget: int"
-    engine_options.refuse_budget()
 
 
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
