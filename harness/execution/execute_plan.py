@@ -259,8 +259,6 @@ def finish(path: Path) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    from harness.lm_eval_plugin.write_lm_eval_logs import export
-
     samples, scores = list(read_samples(path)), read_scores(path)
     prompts, identity, scored_by = read_prompts(path), read_identity(path), read_scored_by(path)
     sessions, timing = read_sessions(path)
@@ -287,6 +285,8 @@ def finish(path: Path) -> None:
         read_frame(path, receipt, prompts, records=(samples, scores.values()))
         # lm-eval would generate, and here nothing was
         if config.get("endpoint") != ANSWER_LOGPROB:
+            from harness.lm_eval_plugin.write_lm_eval_logs import export
+
             receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 

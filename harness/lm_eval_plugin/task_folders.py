@@ -178,10 +178,10 @@ def _find_task(name: str) -> str:
 
 def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Write texts by file name into a new or empty folder and return their paths."""
-    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise ConfigError(f"{folder} exists and is not an empty folder.")
     with clear_messages(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} exists and is not an empty folder.")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     return [str(folder / name) for name in sorted(files)]

@@ -103,7 +103,7 @@ class Run:
         path = Path(path)
         if path.is_dir() and not has_run_files(path):
             files = [(None, file) for file in find_logs(path)]
-        elif path.is_file() or (path.suffix == ".jsonl" and not path.is_dir()):
+        elif not path.is_dir():
             files = [(None, path)]
         if files:
             return cls(**read_logs(str(path), files, metric=metric))
