@@ -1,7 +1,5 @@
 """A run from its plan to its receipt: its folder, its identity, and the files of a finished run."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Mapping

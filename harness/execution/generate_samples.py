@@ -115,7 +115,11 @@ class _Session:
         """Load the model and generate the missing samples."""
         from harness.engines.backends import open_backend
 
-        self._announce_loading()
+        message = f"loading {self._plan.config.model.display_name}"
+        if recorded := len(self._folder.sample_keys):
+            total = len(self._requests)
+            message += f": {recorded:,} of {total:,} samples are in {self._folder.path} already"
+        print_message(message)
         log = self._folder.path / LOG
         with library_log(log), ExitStack() as stack:
             arguments = self._model_arguments()
@@ -156,14 +160,6 @@ class _Session:
     def _line(self, key: str) -> str:
         """The line of the display that counts a sample."""
         return self._task_lines[self._requests[key].task]
-
-    def _announce_loading(self) -> None:
-        message = f"loading {self._plan.config.model.display_name}"
-        total = len(self._requests)
-        if recorded := len(self._folder.sample_keys):
-            path = self._folder.path
-            message += f": {recorded:,} of {total:,} samples are in {path} already"
-        print_message(message)
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference.

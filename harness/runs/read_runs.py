@@ -213,7 +213,7 @@ def _read_model_arguments(run: Run) -> JsonObject:
         return {}
     model = run.receipt["config"]["model"]
     arguments: JsonObject = model["model_args"]
-    if model.get("backend") != "vllm":
+    if model["backend"] != "vllm":
         # the probe's engine is vLLM, which refuses other backends' arguments
         return {"revision": arguments.get("revision")}
     return arguments

@@ -421,7 +421,8 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
     """Type and meaning of fields of a form; `renamed` maps the name of a column to its field."""
     hints = get_type_hints(form, include_extras=True)
     columns = {}
-    for column_name, field in {**dict(zip(names, names, strict=True)), **renamed}.items():
+    fields = {name: name for name in names} | renamed
+    for column_name, field in fields.items():
         field_type, meta = get_args(hints[field])
         # an optional field, `int | None`, has the kind of its value
         types = (field_type, *get_args(field_type))

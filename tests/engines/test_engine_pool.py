@@ -252,14 +252,14 @@ def test_a_long_number_is_refused_in_a_short_line():
         check_engines("9" * 5000, {})
 
 
-def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch):
-    arguments = {"data_parallel_size": 4}
-    assert check_engines(None, {}) == 1
-    assert check_engines(None, arguments) == 4
-    assert check_engines("2", arguments) == 2
-    assert check_engines("auto", arguments) == "auto"
+@with_cases
+def test_the_option_of_the_command_comes_before_the_model_arguments(option, arguments, engines):
+    assert check_engines(option, arguments) == engines
+
+
+def test_several_engines_need_ray(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert check_engines("1", arguments) == 1, "one engine needs no Ray"
+    assert check_engines("1", {}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`"):
         check_engines("2", {})
 
