@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 def open_recorder(
-    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int = 3
+    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int
 ) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
 

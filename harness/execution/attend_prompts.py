@@ -1,12 +1,13 @@
 """`mless.attention`: the attention of any prompts, recorded in the engine."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import closing
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from harness import smollm2_model
 from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
@@ -23,6 +24,9 @@ from harness.engines.attention_sums import (
 from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.runs.attention_file import AttentionView
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Page(str):

