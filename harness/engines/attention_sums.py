@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 
 
 def open_recorder(
-    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int = 3
+    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int
 ) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
 
@@ -82,12 +82,11 @@ def separate_rows(sums: Floats, count: int) -> Floats:
     return rows
 
 
-def means(sums: Floats | None, sets: Sequence[Sequence[int]] | None) -> Floats:
+def means(sums: Floats, sets: Sequence[Sequence[int]] | None) -> Floats:
     """The mean weight [layer, set, head, key] over the queries of each set but the last.
 
     It is NaN where a key has no later query in the set.
     """
-    assert sums is not None  # because the request has `record`
     queries = np.array(sets, dtype=np.float32)[:-1]
     # [set, key] the queries of a set that come after a key
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries

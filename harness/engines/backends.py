@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.engines import served_model
 from harness.engines.completions import Completion, FinishedRequests
-from harness.engines.engine_options import engine_arguments, refuse_budget
+from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
@@ -25,9 +25,6 @@ from harness.errors import ConfigError, ModelError, list_near
 from harness.experiment.generation_settings import sample_seed
 from harness.experiment.plan import Request
 from harness.experiment.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from lm_eval.api.model import LM
 
 LM_EVAL_BATCH = 64
 """Requests that a model of lm-eval's gets at once, and so the most that an interruption costs."""
@@ -51,8 +48,6 @@ def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        if config.thinking_budget:
-            refuse_budget()
         return check_engines(engines, arguments)
     if engines is not None:
         raise ConfigError(
@@ -114,9 +109,9 @@ def open_backend(
 
 
 class LmEvalBackend:
-    """A model of lm-eval's as a stream of completions."""
+    """A model of lm-eval's (`lm_eval.api.model.LM`) as a stream of completions."""
 
-    def __init__(self, model: LM) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:

@@ -72,29 +72,14 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def refuse_budget() -> None:
-    """Raise ConfigError if the installed vLLM cannot end the reasoning of a model."""
-    source = _read_vllm_source("sampling_params.py")
-    if source is not None and "thinking_token_budget" not in source:
-        raise ConfigError(
-            "thinking_budget: the installed vLLM has no `thinking_token_budget`. Install a newer "
-            "one, or remove the key."
-        )
-
-
-def _read_vllm_source(name: str) -> str | None:
-    """A file of vLLM's source, because importing it takes eight seconds; None without vLLM."""
-    package = find_spec("vllm")
-    if package is None:
-        return None
-    return (Path(str(package.origin)).parent / name).read_text(encoding="utf-8")
-
-
 def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     """Raise ConfigError if an argument has none of the names that the installed vLLM knows."""
-    source = _read_vllm_source("engine/arg_utils.py")
-    if source is None:
+    package = find_spec("vllm")
+    if package is None:
         return
+    # the source is read, because importing vLLM takes eight seconds
+    path = Path(str(package.origin)).parent / "engine" / "arg_utils.py"
+    source = path.read_text(encoding="utf-8")
     # The fields of all classes in the file. EngineArgs has nearly all of them, so hardly any
     # unknown name passes.
     names = re.findall(r"^    (\w+): ", source, re.M)

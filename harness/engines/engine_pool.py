@@ -5,23 +5,19 @@ happens when an engine is lost. The carrier decides where the engines live and h
 see `ray_carrier`.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
+from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
 from harness.errors import HarnessError, StartEndedError, print_message
 from harness.experiment.plan import Request
-
-if TYPE_CHECKING:
-    from harness.engines.ray_carrier import RayCarrier
 
 FRUITLESS_STARTS = 3
 """After this number of starts in a row without a sample no engine is started any more."""

@@ -44,8 +44,8 @@ def open_engines(
     engines: int | str,
     *,
     sampled: bool,
-    most: int | None = None,
-    log: Path | None = None,
+    most: int,
+    log: Path,
 ) -> VLLMEngine | EnginePool:
     """One engine in this process, or several in Ray actors.
 
@@ -83,6 +83,4 @@ def open_engines(
             f"{engine_gpus} GPUs of one machine, and the machines have {carrier.gpus}, with "
             f"{carrier.cores} CPU cores."
         )
-    if most:
-        size = min(size, most)
-    return EnginePool(carrier, size)
+    return EnginePool(carrier, min(size, most))

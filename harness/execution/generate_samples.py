@@ -115,8 +115,13 @@ class _Session:
         """Load the model and generate the missing samples."""
         from harness.engines.backends import open_backend
 
-        self._announce_loading()
-        log = self._folder.path / LOG
+        folder = self._folder.path
+        message = f"loading {self._plan.config.model.display_name}"
+        if recorded := len(self._folder.sample_keys):
+            total = len(self._requests)
+            message += f": {recorded:,} of {total:,} samples are in {folder} already"
+        print_message(message)
+        log = folder / LOG
         with library_log(log), ExitStack() as stack:
             arguments = self._model_arguments()
             started = time.monotonic()
@@ -134,7 +139,10 @@ class _Session:
                 facts = backend.facts()  # waits for the first of several engines
             recorder, requests = None, self.missing
             if self._plan.config.record_attention:
-                recorder = _open_recorder(self._plan, self._folder.path, facts)
+                # found by its name, because this package must not import the probe
+                open_recorder = import_module("attention_probe.run_recorder").RunRecorder
+                with clear_messages(folder / RECORDED):
+                    recorder = open_recorder(self._plan, folder / RECORDED, facts["dtype"])
                 stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):
@@ -156,14 +164,6 @@ class _Session:
     def _line(self, key: str) -> str:
         """The line of the display that counts a sample."""
         return self._task_lines[self._requests[key].task]
-
-    def _announce_loading(self) -> None:
-        message = f"loading {self._plan.config.model.display_name}"
-        total = len(self._requests)
-        if recorded := len(self._folder.sample_keys):
-            path = self._folder.path
-            message += f": {recorded:,} of {total:,} samples are in {path} already"
-        print_message(message)
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference.
@@ -235,16 +235,6 @@ class _Session:
         self._progress.sample(self._line(key), tokens)
         self.timing["samples"] += 1
         self.timing["tokens"] += tokens or 0
-
-
-def _open_recorder(plan: Plan, folder: Path, facts: JsonObject) -> Any:
-    """The probe's recorder of the attention that the engine sums.
-
-    This package must not import the probe, so the recorder is found by its name.
-    """
-    recorder = import_module("attention_probe.run_recorder").RunRecorder
-    with clear_messages(folder / RECORDED):
-        return recorder(plan, folder / RECORDED, facts["dtype"])
 
 
 def session_facts(plan: Plan) -> JsonObject:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas
 from pydantic import ValidationError
 
+from harness.constants import JsonObject
 from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
@@ -112,8 +113,6 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
         return None, {}
 
 
-Row = dict[str, Any]
-"""A row of `regrade_logs`, before grading without `answer`, `verdict` and `by_mless`."""
 Answered = tuple[str, str, Sequence[str], str, bool | None, str | None]
 """A completion: its name, its text, its gold answers, the answer that a filter extracted, whether
 it is right by the log's metric, and this metric."""
@@ -161,10 +160,11 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     return pandas.DataFrame([row for row, _ in jobs])
 
 
-def _make_jobs(answered: Iterator[Answered]) -> list[tuple[Row, GradeJob]]:
-    """Grade the answer that a log's filter extracted, else the answer in any form.
+def _make_jobs(answered: Iterator[Answered]) -> list[tuple[JsonObject, GradeJob]]:
+    """The beginning of each row of `regrade_logs`, and its job.
 
-    If the reasoning did not end, nothing is an answer, not even what a filter extracted.
+    A job grades the answer that a log's filter extracted, else the answer in any form. If the
+    reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
     rows, jobs = list(answered), []
     hidden_start = find_hidden_start([completion for _, completion, *_ in rows])

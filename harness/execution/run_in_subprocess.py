@@ -43,11 +43,11 @@ def run(
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary, f"{settings.name}.yaml")
         path.write_text(yaml.safe_dump(settings.as_written()), encoding="utf-8")
-        arguments = ["run", str(path), "--quiet"]
-        options = {"--output": folder, "--limit": limit, "--engines": engines}
-        for name, value in options.items():
-            if value not in (None, ""):
-                arguments += [name, str(value)]
+        arguments = ["run", str(path), "--quiet", "--output", str(folder)]
+        if limit is not None:
+            arguments += ["--limit", str(limit)]
+        if engines != "":
+            arguments += ["--engines", str(engines)]
         call_command(arguments)
     return Run.load(folder)
 

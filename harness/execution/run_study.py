@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from subprocess import DEVNULL
 
 from harness import resources
 from harness.display.table_page import TableOptions, make_table
@@ -19,7 +18,6 @@ from harness.experiment.run_config import config_of_model
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
 from harness.runs.run_files import RECEIPT
-from harness.runs.stored_files import is_stored
 from harness.smollm2_model import resolve_model
 
 ACCURACY_FIGURE = "accuracy-bars-and-head-14"
@@ -38,9 +36,9 @@ def run_study(
     models: Sequence[str],
     output: Path,
     *,
-    overrides: Sequence[str] = (),
-    limit: int | None = None,
-    layers: str = "1-3",
+    overrides: Sequence[str],
+    limit: int | None,
+    layers: str,
 ) -> str:
     """Run the study, or continue it.
 
@@ -77,7 +75,7 @@ def run_study(
                 failures.append(f"{model}: {step}: {error}")
                 if step == "run":
                     break
-    finished = [str(folder) for folder in folders.values() if is_stored(folder / RECEIPT)]
+    finished = [str(folder) for folder in folders.values() if (folder / RECEIPT).is_file()]
     if not finished:
         raise RunError(f"no model has a finished run. {' '.join(failures)}")
     page = make_table(finished, TableOptions(models=True))
@@ -125,7 +123,7 @@ def _steps(
 def _take_step(folder: Path, step: str, arguments: Sequence[str]) -> None:
     """Call the command of a step. The flipped problems, which it prints, go to flipped.txt."""
     if step != "flipped problems":
-        call_command(arguments, DEVNULL)
+        call_command(arguments)
         return
     with (folder / "flipped.txt").open("w", encoding="utf-8") as file:
         call_command(arguments, file)

@@ -4,13 +4,11 @@ A wrapped task is a task of lm-eval, loaded by its name, with its documents, exa
 and scoring. Only the text of the question changes: the condition's filler stands before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import yaml
 
@@ -24,9 +22,6 @@ from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
-
-if TYPE_CHECKING:
-    from lm_eval.tasks import TaskManager
 
 _NOT_BEFORE = ("instruction", "cue", "answer_prefix", "repeat_problem", "random_ids")
 """Keys of a condition that are not possible before the question of another task."""
@@ -144,8 +139,8 @@ def _read_conditions(text: str | None) -> list[Condition]:
 
 
 @cache
-def _all_tasks() -> TaskManager:
-    """lm-eval's own tasks; reading all their files takes a quarter of a minute."""
+def _all_tasks() -> Any:
+    """lm-eval's manager of its own tasks; reading all their files takes a quarter of a minute."""
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -178,10 +173,10 @@ def _find_task(name: str) -> str:
 
 def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Write texts by file name into a new or empty folder and return their paths."""
-    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
-        raise ConfigError(f"{folder} exists and is not an empty folder.")
     with clear_messages(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} exists and is not an empty folder.")
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
     return [str(folder / name) for name in sorted(files)]

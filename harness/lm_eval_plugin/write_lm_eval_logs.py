@@ -5,8 +5,6 @@ and the tasks' grading filter takes the grades that come with it. So lm-eval its
 and nothing new is computed.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
@@ -15,9 +13,19 @@ from contextlib import redirect_stderr
 from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datasets import Dataset
+from lm_eval import evaluate
+from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+
+# private: no public function reads a task's YAML with `!function` values without its data
+from lm_eval.tasks._yaml_loader import load_yaml
+from lm_eval.utils import sanitize_model_name
 
 from harness import resources
 from harness.constants import JsonObject
@@ -25,9 +33,14 @@ from harness.errors import JournalError
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Sample, Score, StoredPrompt
 
-if TYPE_CHECKING:
-    from lm_eval.api.instance import Instance
-    from lm_eval.loggers import EvaluationTracker
+GENERATION_FACTS = (
+    "finish_reason",
+    "prompt_tokens",
+    "prompt_token_sha256",
+    "completion_tokens",
+    "seed",
+)
+"""The facts of a sample that lm-eval does not record."""
 
 
 class Completion(str):
@@ -140,9 +153,6 @@ def export(
 
 def _make_tracker(folder: Path, identity: Identity, config: JsonObject) -> EvaluationTracker:
     """lm-eval's writer of files, which also takes the time from here on."""
-    from lm_eval.loggers import EvaluationTracker
-    from lm_eval.utils import sanitize_model_name
-
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     label = config["model"]["label"] or identity.model.name
     facts = tracker.general_config_tracker
@@ -175,9 +185,6 @@ def _evaluate(
     is_chat: bool,
 ) -> tuple[JsonObject, dict[str, list[JsonObject]]]:
     """lm-eval's results and its sample logs by task, for tasks with or without a chat template."""
-    from lm_eval import evaluate
-    from lm_eval.tasks import TaskManager
-
     manager = TaskManager(include_defaults=False)  # reading all of lm-eval's tasks would take 10 s
     task_objects = [_make_task(task, tasks[task], identity.arms[task]) for task in tasks]
     # not simple_evaluate: it seeds random, numpy and torch for the process, and runs git in the
@@ -192,22 +199,12 @@ def _evaluate(
     logs = results.pop("samples")
     for task, lines in logs.items():
         for line in lines:
-            line["generations"] = [
-                _generation_facts(replay.samples[task, line["doc"]["id"], index])
-                for index in range(identity.arms[task].samples)
-            ]
+            line["generations"] = []
+            for index in range(identity.arms[task].samples):
+                sample = replay.samples[task, line["doc"]["id"], index]
+                facts = {name: getattr(sample, name) for name in GENERATION_FACTS}
+                line["generations"].append(facts)
     return results, logs
-
-
-def _generation_facts(sample: Sample) -> JsonObject:
-    """The facts of a completion that lm-eval does not record."""
-    return {
-        "finish_reason": sample.finish_reason,
-        "prompt_tokens": sample.prompt_tokens,
-        "prompt_token_sha256": sample.prompt_token_sha256,
-        "completion_tokens": sample.completion_tokens,
-        "seed": sample.seed,
-    }
 
 
 def _save_logs(
@@ -238,11 +235,6 @@ def _save_logs(
 
 def _make_task(name: str, prompts: Sequence[StoredPrompt], arm: Arm) -> Any:
     """The shipped task template with the run's own documents."""
-    from datasets import Dataset
-    from lm_eval.api.task import ConfigurableTask
-
-    # private: no public function reads a task's YAML with `!function` values without its data
-    from lm_eval.tasks._yaml_loader import load_yaml
 
     class Recorded(ConfigurableTask):  # type: ignore[misc]
         """Has the run's documents; with a `custom_dataset` in the config lm-eval would warn."""

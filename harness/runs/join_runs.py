@@ -43,7 +43,7 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
     joined: dict[str, Any] = {}
     for name in frames[0].columns:
         columns = [frame[name] for frame in frames]
-        if all(isinstance(column.dtype, pandas.CategoricalDtype) for column in columns):
+        if isinstance(columns[0].dtype, pandas.CategoricalDtype):
             # `concat` would make objects of columns whose categories differ, which take far more
             # memory
             joined[name] = pandas.Series(union_categoricals(columns, ignore_order=True))

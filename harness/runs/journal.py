@@ -31,6 +31,10 @@ _HEADER_DECODER = msgspec.json.Decoder(JsonObject)
 class Journal:
     """One append-only file. It holds the keys of its records in memory, never the records.
 
+    Args:
+        path: The file.
+        header: The first line, in the form in which JSON is read: with lists, not tuples.
+
     Attributes:
         path: The file.
         keys: Keys of all records, including those just appended.
@@ -93,8 +97,7 @@ class Journal:
             size += len(line)
             if number == 1:
                 stored_header = _decode(_HEADER_DECODER, self.path, number, line)
-                # as it would be read from the file, with lists in place of tuples
-                if changes := differences(stored_header, json.loads(json.dumps(header))):
+                if changes := differences(stored_header, header):
                     raise changed_settings(self.path, changes)
                 continue
             key = _decode(decoder, self.path, number, line).key
@@ -187,12 +190,10 @@ def differences(old: Any, new: Any, key: str = "") -> list[str]:
 
 def describe_differences(old: JsonObject, new: JsonObject) -> str:
     """The settings that are in both mappings and differ; empty if there are none."""
-    shared_keys = old.keys() & new.keys()
-    return "; ".join(
-        differences(
-            {name: old[name] for name in shared_keys}, {name: new[name] for name in shared_keys}
-        )
-    )
+    lines = []
+    for name in sorted(old.keys() & new.keys()):
+        lines += differences(old[name], new[name], name)
+    return "; ".join(lines)
 
 
 def changed_settings(path: Path, changes: list[str]) -> JournalError:

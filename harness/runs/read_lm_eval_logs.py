@@ -32,7 +32,7 @@ Arms = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
 
 
 def read_logs(
-    name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None = None
+    name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None
 ) -> JsonObject:
     """Several sample logs as the fields of a `read_runs.Run`.
 

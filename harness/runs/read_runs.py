@@ -52,6 +52,18 @@ VERSIONS = ("prompt_version", "task_version", "grader_version")
 """Versions of mless in which all runs of a table agree."""
 
 
+_RECEIPT_FACTS = (
+    "problems",
+    *VERSIONS,
+    "prompts_sha256",
+    "seed",
+    "created",
+    "versions",
+    "git_revision",
+)
+"""Facts that a table's receipt has as the run's receipt has them."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """A run. Its facts and outcomes are cheap; texts are read when they are needed.
@@ -101,10 +113,10 @@ class Run:
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
             return cls(**read_logs(name, files, metric=metric))
         path = Path(path)
-        if path.is_dir() and not has_run_files(path):
-            files = [(None, file) for file in find_logs(path)]
-        elif path.is_file() or (path.suffix == ".jsonl" and not path.is_dir()):
+        if not path.is_dir():
             files = [(None, path)]
+        elif not has_run_files(path):
+            files = [(None, file) for file in find_logs(path)]
         if files:
             return cls(**read_logs(str(path), files, metric=metric))
         run = _read_folder(path)
@@ -213,7 +225,7 @@ def _read_model_arguments(run: Run) -> JsonObject:
         return {}
     model = run.receipt["config"]["model"]
     arguments: JsonObject = model["model_args"]
-    if model.get("backend") != "vllm":
+    if model["backend"] != "vllm":
         # the probe's engine is vLLM, which refuses other backends' arguments
         return {"revision": arguments.get("revision")}
     return arguments
@@ -266,7 +278,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
-        **{name: receipt[name] for name in ("problems", *VERSIONS, "prompts_sha256")},
+        **{name: receipt[name] for name in _RECEIPT_FACTS},
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
         "endpoint": config.get("endpoint", "accuracy"),
@@ -284,7 +296,6 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
             for name, condition in read_conditions(config).items()
             if condition.kind
         },
-        **{name: receipt[name] for name in ("seed", "created", "versions", "git_revision")},
     }
 
 

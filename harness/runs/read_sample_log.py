@@ -75,7 +75,7 @@ class SampleLog:
         return {name: value for name, value in settings.items() if value is not None}
 
 
-def read_log(path: Path, *, metric: str | None = None) -> SampleLog:
+def read_log(path: Path, *, metric: str | None) -> SampleLog:
     """Read a sample log.
 
     Args:

@@ -32,12 +32,7 @@ Form = TypeVar("Form")
 
 SESSION, TIMING = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
-NOTES = tuple(
-    # as msgspec and as Python's json write them
-    f'{{"key":{blank}"{prefix}'.encode()
-    for prefix in (SESSION, TIMING)
-    for blank in ("", " ")
-)
+NOTES = tuple(f'{{"key":"{prefix}'.encode() for prefix in (SESSION, TIMING))
 """Prefixes of the lines of notes."""
 
 
@@ -350,10 +345,9 @@ class Identity(Struct, kw_only=True):
 
         A folder is known by the hash of its files, whatever its name.
         """
-        model = msgspec.to_builtins(self.model)
         values = {
             "prompts": self.prompt_version,
-            "model": model.get("sha256") or model,
+            "model": self.model.sha256 or msgspec.to_builtins(self.model),
             "arguments": self.config["model"]["model_args"],
             "engine": msgspec.to_builtins(self.engine),
         }
@@ -426,7 +420,8 @@ def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple
     """Type and meaning of fields of a form; `renamed` maps the name of a column to its field."""
     hints = get_type_hints(form, include_extras=True)
     columns = {}
-    for column_name, field in {**dict(zip(names, names, strict=True)), **renamed}.items():
+    fields = {name: name for name in names} | renamed
+    for column_name, field in fields.items():
         field_type, meta = get_args(hints[field])
         # an optional field, `int | None`, has the kind of its value
         types = (field_type, *get_args(field_type))

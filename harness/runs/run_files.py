@@ -7,7 +7,7 @@ import msgspec
 
 from harness import resources
 from harness.constants import JsonObject
-from harness.errors import JournalError, RunError, list_first, name_similar_files
+from harness.errors import JournalError, RunError, name_similar_files
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.runs.journal import read_header, read_notes, read_records
 from harness.runs.records import (
@@ -183,31 +183,3 @@ class PromptIndex:
                 f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}."
             )
         return index
-
-
-def refuse_missing(
-    path: Path, prompts: Sequence[StoredPrompt], identity: Identity, counts: Sequence[int]
-) -> None:
-    """Refuse a run in which a prompt has fewer samples than in a finished run.
-
-    Args:
-        path: The run folder, for the message.
-        prompts: The run's prompts.
-        identity: Its journal's first line.
-        counts: Number of recorded samples of each prompt.
-
-    Raises:
-        JournalError: a prompt lacks samples; the message names their problems.
-    """
-    arms = [identity.arms[prompt.task] for prompt in prompts]
-    expected = [arm.replicates * arm.samples for arm in arms]
-    short = [
-        f"{prompt.doc['id']} ({prompt.task})"
-        for prompt, count, expected_count in zip(prompts, counts, expected, strict=True)
-        if count < expected_count
-    ]
-    if short:
-        raise JournalError(
-            f"{path}: samples are missing: expected {sum(expected)}, got {sum(counts)}, too few of "
-            f"problem {list_first(short)}. Repeat the command that began the run."
-        )

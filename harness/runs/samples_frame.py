@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.constants import ANSWER_LOGPROB
-from harness.errors import RunError
+from harness.errors import JournalError, RunError, list_first
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
 from harness.grading.answer_forms import has_other_form
@@ -30,7 +30,6 @@ from harness.runs.run_files import (
     read_prompts,
     read_receipt,
     read_samples,
-    refuse_missing,
 )
 from harness.smollm2_model import label_model
 
@@ -230,8 +229,23 @@ def _refuse_bad_samples(
                 f"{prompt.doc['id']}, {prompt.task}, {problem}."
             )
     if folder is not None:
-        counts = np.bincount(frame["prompt_index"], minlength=len(prompts)).tolist()
-        refuse_missing(folder, prompts, read_identity(folder), counts)
+        _refuse_missing_samples(folder, frame, prompts)
+
+
+def _refuse_missing_samples(
+    folder: Path, frame: pandas.DataFrame, prompts: Sequence[StoredPrompt]
+) -> None:
+    """Raise JournalError if a prompt has fewer samples than in a finished run."""
+    arms = read_identity(folder).arms
+    expected = [arms[prompt.task].replicates * arms[prompt.task].samples for prompt in prompts]
+    counts = np.bincount(frame["prompt_index"], minlength=len(prompts))
+    short = [prompts[index] for index in np.flatnonzero(counts < expected)]
+    if short:
+        names = [f"{prompt.doc['id']} ({prompt.task})" for prompt in short]
+        raise JournalError(
+            f"{folder}: samples are missing: expected {sum(expected)}, got {len(frame)}, too few "
+            f"of problem {list_first(names)}. Repeat the command that began the run."
+        )
 
 
 def _gather(records: Iterable[Any], columns: Columns) -> pandas.DataFrame:

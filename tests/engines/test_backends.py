@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import resources
-from harness.engines import devices, engine_options
+from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
 from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
@@ -104,15 +104,6 @@ def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message
         check_backend(load_config(SERVED, overrides))
 
 
-def test_a_budget_of_reasoning_is_refused_by_a_vllm_that_has_none(monkeypatch):
-    source = "max_tokens: int"
-    monkeypatch.setattr(engine_options, "_read_vllm_source", lambda name: source)
-    with pytest.raises(ConfigError, match="thinking_budget: the installed vLLM has no `thinking_t"):
-        engine_options.refuse_budget()
-    source = "thinking_token_budget: int"
-    engine_options.refuse_budget()
-
-
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
     renamed = {"pretrained": "m", "max_length": 9, "seed": 5}
     dropped = {"batch_size": 3, "dtype": None, "data_parallel_size": 4}
@@ -120,13 +111,10 @@ def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
     assert engine_arguments(renamed | dropped) == expected
 
 
-def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(tmp_path):
-    file = tmp_path / "cpuinfo"
-    for flags in ("avx512f avx512_bf16", "avx512f amx_bf16 amx_tile", "asimd bf16 i8mm"):
-        file.write_text(f"model name : x\nflags : {flags}\n")
-        assert devices.computes_bf16(file)
-    file.write_text("model name : EPYC\nflags : fpu avx2 avx512f avx512_vnni f16c\n")
-    assert not devices.computes_bf16(file)
+@with_cases
+def test_the_flags_of_a_processor_say_whether_it_computes_in_bf16(flags, bf16, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"model name : x\nflags : {flags}\n")
+    assert devices.computes_bf16(tmp_path / "cpuinfo") == bf16
 
 
 @with_cases

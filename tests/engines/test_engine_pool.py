@@ -3,6 +3,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -22,6 +23,8 @@ from harness.errors import (
 from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
 from tests.make import with_cases
+
+OPTIONS = {"sampled": False, "log": Path(os.devnull)}
 
 
 def make_requests(count, *, size=3):
@@ -249,14 +252,14 @@ def test_a_long_number_is_refused_in_a_short_line():
         check_engines("9" * 5000, {})
 
 
-def test_the_option_of_the_command_comes_before_the_model_arguments(monkeypatch):
-    arguments = {"data_parallel_size": 4}
-    assert check_engines(None, {}) == 1
-    assert check_engines(None, arguments) == 4
-    assert check_engines("2", arguments) == 2
-    assert check_engines("auto", arguments) == "auto"
+@with_cases
+def test_the_option_of_the_command_comes_before_the_model_arguments(option, arguments, engines):
+    assert check_engines(option, arguments) == engines
+
+
+def test_several_engines_need_ray(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert check_engines("1", arguments) == 1, "one engine needs no Ray"
+    assert check_engines("1", {}) == 1, "one engine needs no Ray"
     with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`"):
         check_engines("2", {})
 
@@ -269,11 +272,11 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
     carrier.gpus, carrier.cores = gpus, cores
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
     for engines in fit:
-        open_engines(arguments, engines, sampled=False)
+        open_engines(arguments, engines, most=1000, **OPTIONS)
     assert not carrier.closed
     message = f"number of engines is {too_many}, and there is room for "
     with pytest.raises(ConfigError, match=message):
-        open_engines(arguments, too_many, sampled=False)
+        open_engines(arguments, too_many, most=1000, **OPTIONS)
     assert carrier.closed
 
 
@@ -299,7 +302,7 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
     ray_carrier.os.environ.update(environment)
     message = rf"cannot be used \(RAY_ADDRESS: {address}\): {message}"
     with pytest.raises(EngineError, match=message):
-        ray_carrier.RayCarrier({}, sampled=False)
+        ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
     once = fake_ray.environment_at_start.get("RAY_gcs_server_port_wait_time_s")
     assert once == ("1" if "RAY_ADDRESS" in environment else None)
 
@@ -327,7 +330,7 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     actor.load.remote = lambda *arguments: ray_carrier.EngineActor().load(*arguments)
     if threads:
         environment["OMP_NUM_THREADS"] = threads
-    carrier = ray_carrier.RayCarrier({}, sampled=False)
+    carrier = ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
     environment["OMP_NUM_THREADS"] = "1"  # Ray's, in the actor
     carrier.start()
     carrier.close()

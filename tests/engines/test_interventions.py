@@ -347,9 +347,9 @@ def engine_options(smollm2, tmp_path_factory):
     settings = config(ARMS, arguments=arguments, **PRODUCTS)
     plan, requests = plan_requests(settings, 32)
     folder = tmp_path_factory.mktemp("arms")
-    reference = ask_reference(plan, requests, folder)
+    reference = ask_reference(plan, requests, folder, print)
     written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
-    assert ask_reference(plan, requests, folder) == reference
+    assert ask_reference(plan, requests, folder, print) == reference
     assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
     interventions = {"layers": opened_layers(settings), "reference": reference}
     return settings.model_arguments() | {"interventions": interventions}

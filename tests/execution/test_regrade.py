@@ -7,6 +7,13 @@ from tests.analysis.test_pair import log
 from tests.make import find_log, log_line, with_cases, write_records
 
 
+def write_line(folder, number=7, **changes):
+    """Write a log of one line."""
+    path = folder / "samples_task.jsonl"
+    path.write_text(json.dumps(log_line(number, **changes)))
+    return path
+
+
 def test_a_log_of_our_own_task_has_the_verdicts_that_it_had(regrade):
     output = regrade(find_log("mless"))
     assert output.startswith("500 samples: right by mless 8") and "; they differ on 0." in output
@@ -59,19 +66,16 @@ def test_a_file_without_completions_is_refused(name, text, message, tmp_path, re
     regrade(tmp_path / name, message=message)
 
 
+@with_cases
+def test_what_follows_reasoning_that_the_prompt_began_is_no_answer(
+    prompt, verdict, tmp_path, regrade
+):
+    facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"]}
+    arguments = {"gen_args_0": {"arg_0": prompt, "arg_1": {}}}
+    assert f"Verdicts: {verdict} 1." in regrade(write_line(tmp_path, arguments=arguments, **facts))
+
+
 def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, regrade):
-    facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"], "target": "7"}
-    turns = [{"role": "user", "content": "2 + 5?"}, {"role": "assistant", "content": "<think>\n"}]
-    for name, prompt, verdict in (
-        ("open", "2 + 5? <think>\n", "unfinished"),
-        ("closed", "2 + 5? <think></think>", "correct"),
-        ("turns", turns, "unfinished"),
-        ("text", [json.dumps(turns)], "unfinished"),
-        ("answered", [*turns, turns[0]], "correct"),
-    ):
-        arguments = {"gen_args_0": {"arg_0": prompt, "arg_1": {}}}
-        path = log(tmp_path / f"samples_{name}.jsonl", [1, 0], arguments=arguments, **facts)
-        assert f"Verdicts: {verdict} 2." in regrade(path)
     table = tmp_path / "mine.csv"
     table.write_text(
         "completion,gold\n[THINK]\\boxed{3}[/THINK]\\boxed{4},4\n[THINK]\\boxed{3}[/THINK]4,4\n"
@@ -80,14 +84,13 @@ def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, reg
     assert "Verdicts: correct 2, unfinished 2." in regrade(table)
 
 
-@pytest.mark.parametrize(("extracted", "verdict"), [("C", "incorrect"), ("B", "correct")])
+@with_cases
 def test_what_a_filter_took_from_finished_reasoning_is_no_answer(
     extracted, verdict, tmp_path, regrade
 ):
     text = "<think>The answer is (C)? No.</think>The Correct answer is (B)."
     facts = {"resps": [[text]], "filtered_resps": [extracted], "target": extracted}
-    (tmp_path / "samples_choice.jsonl").write_text(json.dumps(log_line(1, **facts)))
-    assert f"Verdicts: {verdict} 1." in regrade(tmp_path / "samples_choice.jsonl")
+    assert f"Verdicts: {verdict} 1." in regrade(write_line(tmp_path, **facts))
 
 
 def test_an_empty_completion_has_no_box(tmp_path, regrade):
@@ -100,10 +103,8 @@ def test_messages_and_lists_are_taken_apart(completions, summary, tmp_path, regr
     path = tmp_path / "saved.jsonl"
     path.write_text(json.dumps({"completion": completions, "gold": "7"}))
     assert regrade(path).startswith(summary)
-    facts = {"target": "7", "filtered_resps": [completions], "resps": [completions]}
-    line = log_line(7, **facts)
-    (tmp_path / "samples_other.jsonl").write_text(json.dumps(line))
-    assert regrade(tmp_path / "samples_other.jsonl").startswith(summary.partition(".")[0])
+    log_path = write_line(tmp_path, filtered_resps=[completions], resps=[completions])
+    assert regrade(log_path).startswith(summary.partition(".")[0])
 
 
 @with_cases
@@ -124,9 +125,7 @@ def test_a_gold_answer_that_is_no_text_is_refused_with_its_line(gold, message, t
 def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_path, regrade):
     solution = r"Half of \boxed{} is $\boxed{\frac{7}{2}}$, so we are done."
     facts = {"resps": [["The answer is 3.5."]], "filtered_resps": ["3.5"]}
-    line = log_line(7, target=solution, **facts)
-    (tmp_path / "samples_worked.jsonl").write_text(json.dumps(line))
-    output = regrade(tmp_path / "samples_worked.jsonl")
+    output = regrade(write_line(tmp_path, target=solution, **facts))
     assert output.startswith(
         "1 samples: right by mless 100.0%, by the log's metric exact_match,none 100.0%;"
     )
@@ -134,9 +133,8 @@ def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_pa
 
 def test_a_filter_that_changes_only_the_spelling_extracts_no_answer(tmp_path, regrade):
     text = "We add. The Answer is 7."
-    facts = {"resps": [[text]], "filtered_resps": [text.lower().replace(".", "")], "target": "7"}
-    (tmp_path / "samples_lower.jsonl").write_text(json.dumps(log_line(7, **facts)))
-    output = regrade(tmp_path / "samples_lower.jsonl")
+    lower = text.lower().replace(".", "")
+    output = regrade(write_line(tmp_path, resps=[[text]], filtered_resps=[lower]))
     assert "they differ on 0. Verdicts: correct 1. Forms of the answers: answer is 1." in output
 
 
@@ -158,33 +156,26 @@ def test_reasoning_that_an_unknown_prompt_opened_is_no_answer(prompt, tmp_path, 
     assert "Verdicts: correct 1, unfinished 1." in regrade(path)
 
 
-@pytest.mark.parametrize("name", ["samples_mine.csv", "samples_mine.tsv", "samples_mine.json"])
-def test_a_table_may_be_named_like_a_log(name, tmp_path, regrade):
-    text = "completion,gold\n7,7\n".replace(",", "\t" if name.endswith("tsv") else ";")
-    if name.endswith("json"):
-        text = '[{"completion": "7", "gold": 7}]'
+@with_cases
+def test_a_table_may_be_named_like_a_log(name, text, tmp_path, regrade):
     (tmp_path / name).write_text(text)
     assert regrade(tmp_path / name).startswith("1 samples: right by mless 100.0%.")
 
 
 def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
     resps = [["The answer is 7.", "The answer is 9.", "The answer is 9."]]
-    line = log_line(7, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
-    path = tmp_path / "samples_majority.jsonl"
-    path.write_text(json.dumps(line))
+    path = write_line(tmp_path, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
     output = regrade(path)
     assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
 
 
 @with_cases
 def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
-    path = tmp_path / "samples_blind.jsonl"
-    path.write_text(json.dumps(log_line(3, target=target)))
-    regrade(path, message="samples_blind.jsonl: sample 3 has no gold answer")
+    path = write_line(tmp_path, 3, target=target)
+    regrade(path, message="samples_task.jsonl: sample 3 has no gold answer")
 
 
 def test_a_log_of_a_task_that_scores_continuations_holds_no_completion(tmp_path, regrade):
-    path = tmp_path / "samples_choices.jsonl"
     arguments = {"gen_args_0": {"arg_0": "Q", "arg_1": " yes"}}
-    path.write_text(json.dumps(log_line(1, arguments=arguments, resps=[[["-1.5", "False"]]])))
-    regrade(path, message="samples_choices.jsonl holds no completion")
+    path = write_line(tmp_path, arguments=arguments, resps=[[["-1.5", "False"]]])
+    regrade(path, message="samples_task.jsonl holds no completion")

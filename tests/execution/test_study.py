@@ -90,7 +90,7 @@ def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "own.Own"}}')
     overrides = ["model.model_args.trust_remote_code=true"]
     with pytest.raises(ConfigError, match=r"--layers 3: .* has 2 layers\."):
-        run_study([str(tmp_path)], tmp_path, overrides=overrides, layers="3")
+        run_study([str(tmp_path)], tmp_path, overrides=overrides, limit=None, layers="3")
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):

@@ -253,7 +253,7 @@ def test_the_local_folder_of_a_served_model_is_hashed(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     fingerprint = model_fingerprint(str(tmp_path), served=True)
     assert fingerprint.sha256.keys() == {"config.json"}
-    assert engine_identity("local-completions", {}).device == "server"
+    assert engine_identity("local-completions", {}, {}).device == "server"
 
 
 def test_a_folder_has_one_writer(open_run):

@@ -36,7 +36,7 @@ def ask_reference(
     plan: Plan,
     requests: Iterable[Request],
     folder: Path,
-    advance: Callable[[int, int], None] = lambda count, total: None,
+    advance: Callable[[int, int], None],
 ) -> JsonObject:
     """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
 
