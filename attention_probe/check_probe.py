@@ -47,7 +47,11 @@ def self_check(
     Raises:
         ModelError: the model gives no attention, or lacks what is to be recorded.
     """
-    prompt = max(prompts, key=_closeness_to_limit)
+    # prompts within the limit are better, then those nearest to it
+    prompt = max(
+        prompts,
+        key=lambda prompt: (len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)),
+    )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     capture(loaded, token_ids[None, :1], request=CaptureRequest(activations=record.activations))
     means = column_means(loaded, token_ids)
@@ -60,11 +64,6 @@ def self_check(
         float32_means = column_means(float32_model, token_ids)
         checks["dtype_error"] = largest_difference(means, float32_means)
     return checks
-
-
-def _closeness_to_limit(prompt: TokenizedPrompt) -> tuple[bool, int]:
-    """Orders prompts: those within CHECKED_TOKENS are better, then those nearest to it."""
-    return len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)
 
 
 def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:

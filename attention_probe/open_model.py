@@ -41,16 +41,15 @@ def open_model(
         ConfigError: the rows to store are too large, or the engine cannot record the model.
     """
     record, every_prompt = settings.record, list(flatten_prompts(prompts))
+    refuse_large_prompts(settings, every_prompt)
     if settings.engine is None:
         loaded = settings.load_model(settings.dtype)
-        refuse_large_prompts(settings, every_prompt)
         token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every_prompt]))
         loaded.keep_embeddings(torch.from_numpy(token_ids).long())
         float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
         checks = self_check(loaded, every_prompt, record, float32_model)
         yield partial(measure_group, loaded, record=record), checks
         return
-    refuse_large_prompts(settings, every_prompt)
     arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,

@@ -33,9 +33,6 @@ GROUP_TOKENS = 1024
 """Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
 is not faster, because its tensors no longer fit into the caches."""
 
-SOURCE_FACTS = ("name", "kind", "prompts_sha256", "metric")
-"""The attributes of a `Source` that a receipt has."""
-
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
 
@@ -69,14 +66,22 @@ def run_probe(
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
-    prompts = tokenize_problems(problems.values(), tokenizer, settings)
+    prompts = {
+        problem_id: tokenize(
+            problem,
+            tokenizer,
+            conditions=settings.conditions,
+            completion=settings.record.completion,
+        )
+        for problem_id, problem in problems.items()
+    }
     selection = {
         # a figure's prompts are a criterion too, with further fields
         "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
         "outcomes": count_outcomes(source, criterion),
         "problems": len(problems),
     }
-    facts = {name: getattr(source, name) for name in SOURCE_FACTS}
+    facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
     with open_model(settings, prompts) as (measure, checks):
         receipt = make_receipt(
             settings, tokenizer, source=facts, selection=selection, self_check=checks
@@ -92,21 +97,6 @@ def run_probe(
             refuse_differing_traces(traces, prompts, problems)
             add_missing_traces(traces, prompts, problems, measure, advance)
     return receipt
-
-
-def tokenize_problems(
-    problems: Iterable[Problem], tokenizer: PreTrainedTokenizerBase, settings: ProbeSettings
-) -> dict[str, PromptsByCondition]:
-    """The prompts of each problem by condition, under the problem's id."""
-    return {
-        problem.id: tokenize(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            completion=settings.record.completion,
-        )
-        for problem in problems
-    }
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,6 @@ from harness import smollm2_model
 from harness.engines.attention_sums import Floats
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.plan import Plan, Request
-from harness.experiment.run_config import RunConfig
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.prompt_sources import Problem, filled_answers
 from harness.runs.records import prompt_id
@@ -41,7 +40,9 @@ class RunRecorder:
         built_prompts: dict[str, dict[str, BuiltPrompt]] = {}
         self._recorded: dict[tuple[str, str], tuple[Problem, str]] = {}
         """Problem and condition of a trace, by the task and the problem of its requests."""
-        conditions = recorded_conditions(plan.config)
+        in_answer = filled_answers(plan.config.conditions)
+        names = [condition.name for condition in plan.config.conditions]
+        conditions = tuple(name for name in names if name not in in_answer)
         for task, arm, problem, prompt in plan.rows:
             condition = arm.condition.name
             # one layout, because the header of a folder of traces names one
@@ -59,14 +60,16 @@ class RunRecorder:
             problem_id: align_prompts(problem_id, by_condition, model.tokenizer)
             for problem_id, by_condition in built_prompts.items()
         }
-        self._traces = self._open_traces(path, model, dtype)
+        self._traces = self._open_traces(path, model, dtype, conditions)
 
-    def _open_traces(self, path: Path, model: ModelTokenizer, dtype: Any) -> AttentionTraces:
+    def _open_traces(
+        self, path: Path, model: ModelTokenizer, dtype: Any, conditions: tuple[str, ...]
+    ) -> AttentionTraces:
         """The folder of traces, with the header that `mless probe` would write."""
         plan, config = self._plan, self._plan.config
         settings = ProbeSettings(
             model=smollm2_model.name_model(str(plan.model_arguments["pretrained"])),
-            conditions=recorded_conditions(config),
+            conditions=conditions,
             dtype=dtype,
             revision=plan.model_arguments.get("revision"),
             engine={},
@@ -117,11 +120,3 @@ class RunRecorder:
     def close(self) -> None:
         """Release the folder."""
         self._traces.close()
-
-
-def recorded_conditions(config: RunConfig) -> tuple[str, ...]:
-    """The conditions whose fillers are not in the answer; their prompts align to the baseline's."""
-    in_answer = filled_answers(config.conditions)
-    return tuple(
-        condition.name for condition in config.conditions if condition.name not in in_answer
-    )

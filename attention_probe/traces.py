@@ -36,8 +36,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 HEADER = "header.json"
-FORMAT: Literal[10] = 10
-"""Incremented when the format of the folder changes. Only this format can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,7 +141,15 @@ class TraceHeader:
 
 
 class _HeaderFile(msgspec.Struct):
-    """The content of `header.json`."""
+    """The content of `header.json`.
+
+    Attributes:
+        mless_traces: Incremented when the format of the folder changes. Only this format can be
+            read.
+        header: What all traces share.
+        receipt: Of the session that created the folder.
+        arrays: The axes, unit and definition of each array.
+    """
 
     mless_traces: Literal[10]
     header: TraceHeader
@@ -204,7 +210,7 @@ class AttentionTraces:
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(FORMAT, header, dict(receipt), quantities))
+            content = msgspec.to_builtins(_HeaderFile(10, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them
@@ -302,7 +308,7 @@ class AttentionTraces:
             self._lock.release()
 
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
-        entry = TraceEntry(**{field.name: facts[field.name] for field in fields(TraceEntry)})
+        entry = msgspec.convert(facts, TraceEntry)
         self._files[entry.problem_id, entry.condition] = path, entry
 
 

@@ -191,7 +191,9 @@ def _notes(
             f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded "
             "positions"
         )
-    if baseline is not None and has_one_filler(traces, condition, baseline):
+    filled = {entry.condition for entry in traces.entries() if entry.filler_span}
+    # softmax guarantees a difference if only one of the two conditions has a filler
+    if baseline is not None and len({condition, baseline} & filled) == 1:
         yield (
             "all tokens' sum differs by the filler's mass: softmax guarantees it, "
             "whatever is inserted"
@@ -229,12 +231,6 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     if not chosen:
         raise ConfigError(f"{traces.path} holds only controls.")
     return chosen
-
-
-def has_one_filler(traces: AttentionTraces, condition: str, baseline: str) -> bool:
-    """Whether only one of two conditions has a filler: softmax then guarantees differences."""
-    filled = {entry.condition for entry in traces.entries() if entry.filler_span}
-    return len({condition, baseline} & filled) == 1
 
 
 def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:

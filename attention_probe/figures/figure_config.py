@@ -48,11 +48,6 @@ class RowConfig(Strict):
     """The label of the filler's shaded region."""
 
     @property
-    def limits(self) -> Limits:
-        """Token positions in the study's figures: 0 to 120 in full views, 0 to 60 in others."""
-        return (0, 120) if self.view == "full" else (0, 60)
-
-    @property
     def subtracted(self) -> str | None:
         """The condition that is subtracted from each."""
         return BASELINE if self.view == "difference" else None
@@ -239,8 +234,9 @@ class FigureConfig(Strict):
         """All panels of curves, row by row."""
         condition_looks, title, panels = looks(self.conditions), self.title, []
         for row_index, row in enumerate(self.rows):
-            # a figure that reproduces one of the study's has its axes
-            limits = row.limits if self.seed_document else None
+            # a figure that reproduces one of the study's has its token positions
+            end = 120 if row.view == "full" else 60
+            limits = (0, end) if self.seed_document else None
             row_looks = {name: condition_looks[name] for name in row.series}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""

@@ -49,7 +49,13 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
             masses = {name: _list_masses(trace) for name, trace in by_condition.items()}
             problems.append({"id": problem_id, "masses": masses})
-            packed.append(pack({name: _describe(trace) for name, trace in by_condition.items()}))
+            prompts = {
+                name: describe_prompt(
+                    trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
+                )
+                for name, trace in by_condition.items()
+            }
+            packed.append(pack(prompts))
             if sum(map(len, packed)) >= most_bytes:
                 break
         hashes = [
@@ -79,13 +85,6 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         model=str(header.fingerprint["name"]),
         hashes=hashes,
         receipt=traces.receipt,
-    )
-
-
-def _describe(trace: Trace) -> JsonObject:
-    """The prompt of a trace with its attention."""
-    return describe_prompt(
-        trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
     )
 
 

@@ -33,7 +33,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,7 +202,8 @@ def _read_lexicon() -> dict[tuple[str, str], int]:
     classes: dict[tuple[str, str], int] = {}
     for name, kinds in lexicon.items():
         for kind, entries in kinds.items():
-            classes |= dict.fromkeys(zip(repeat(kind), entries, strict=False), CLASSES.index(name))
+            for entry in entries:
+                classes[kind, entry] = CLASSES.index(name)
     return classes
 
 

@@ -68,7 +68,6 @@ def causal_mask(
     *,
     q_length: int,
     kv_length: int,
-    attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     **arguments: Any,
@@ -78,20 +77,22 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    names = arguments.keys() & {"batch_size", "mask_function", "use_vmap", "device"}
+    names = arguments.keys() & {
+        "attention_mask",
+        "batch_size",
+        "mask_function",
+        "use_vmap",
+        "device",
+    }
     rule = partial(
         sdpa_mask,
-        attention_mask=attention_mask,
         # otherwise `sdpa_mask` returns None for a plain causal mask
         allow_is_causal_skip=False,
         **{name: arguments[name] for name in names},
     )
-    # Padding on the right comes after every real query. The attention of padding itself is unused.
-    has_early_padding = attention_mask is not None and bool(
-        (attention_mask[:, 1:] & ~attention_mask[:, :-1]).any()
-    )
     is_windowed = local_size is not None and kv_length > local_size
-    is_plain = allow_is_causal_skip and not has_early_padding and not is_windowed
+    # Padding comes after every real query. The attention of padding itself is unused.
+    is_plain = allow_is_causal_skip and not is_windowed
     mask = CausalMask(is_plain=is_plain, window=local_size, rule=rule)
     if not is_plain:
         last_key = slice(q_length - 1, q_length)

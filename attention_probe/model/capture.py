@@ -42,8 +42,8 @@ def capture(
     Args:
         loaded: The model's first layers.
         token_ids: Vocabulary ids; those at padding are ignored.
-        attention_mask: 1 for a token, 0 for padding, on either side; None without padding.
-        position_ids: None to count from each prompt's first token. They may have a gap.
+        attention_mask: 1 for a token, 0 for padding, which stands on the right; None without it.
+        position_ids: None to count from the first token. They may have a gap.
         request: What to keep.
 
     Raises:
@@ -57,11 +57,8 @@ def capture(
     mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask
     real = mask.to(model.device).bool()
     if position_ids is None:
-        # padding on the left takes no positions
-        position_ids = (real.long().cumsum(-1) - 1).clamp_min(0)
+        position_ids = torch.arange(token_ids.shape[1]).expand_as(token_ids)
     captured = Capture(request=request, real=real, layer_indices=loaded.layers)
-    # An id at padding may not be in the vocabulary, so it becomes a copy of the first real token.
-    first_ids = token_ids.gather(1, real.long().argmax(-1, keepdim=True))
     with (
         torch.inference_mode(),
         _recorded_activations(loaded, captured),
@@ -70,7 +67,8 @@ def capture(
     ):
         # Without a mask Hugging Face takes a gap in the positions for a border between documents.
         model(
-            token_ids.where(real, first_ids),
+            # an id at padding may not be in the vocabulary, so it becomes that of the first token
+            token_ids.where(real, token_ids[:, :1]),
             attention_mask=real.long(),
             position_ids=position_ids.to(model.device),
             use_cache=False,
