@@ -85,7 +85,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
                 records = _read_rows(path, "parquet", data_files=str(path), split="train")
             elif suffix in (".csv", ".tsv"):
                 records = _read_csv(path, stream)
-            elif suffix in ("", ".json", ".jsonl"):
+            elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
                 records = _read_json(path, stream.read())
             else:
                 raise DataError(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas
 from scipy.special import ndtri
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
-from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
+from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
+from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL
 from harness.runs.join_runs import describe_problem_differences
@@ -79,6 +79,9 @@ class _Pair(Run):
 def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
+    The positive control of the old side's run counts if this side is the run's baseline, and so do
+    the looks at growing runs.
+
     Args:
         old: The side that is the baseline.
         new: The other side.
@@ -114,7 +117,7 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         for name, frame in samples.items()
     ]
     joined_frame = pandas.concat(frames, ignore_index=True)
-    about = {
+    about: JsonObject = {
         "source": "pair",
         "model": model,
         "baseline": names[0],
@@ -122,6 +125,8 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         "looks": max(side.run.about.get("looks", 1) for side in sides),
         "greedy": old.run.about.get("greedy"),
     }
+    for receipt in find_interim(side.run.about for side in sides):
+        about |= {"planned": receipt["planned"], "problems": receipt["problems"]}
     run = _Pair(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
     board = make_leaderboard([run], score=score)
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
@@ -156,14 +161,20 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     """
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
-    (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]
+    (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]
     unit, digits = ("nat", 2) if board.score == ANSWER_LOGPROB else ("point", 1)
-    name, low = row["condition"], f"{row['low']:+.{digits}f}"
+    name = row["condition"]
+    if row["role"] == "exploratory":
+        return 3, "Not shown: a run has fewer problems than planned."
+    # at a further look the interval of equivalence is the wider one, as looks share alpha
+    lower_end = min(row["low"], row["equivalence_low"])
+    low = f"{lower_end:+.{digits}f}"
     margin = f"{points:g} {unit if points == 1 else f'{unit}s'}"
-    if row["low"] > -points and not row["unmeasured"]:
+    if lower_end > -points and not row["unmeasured"]:
         return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
-        return 1, f"{name} is worse: {row['difference']:+.{digits}f} {unit}s, p {row['p']:.3g}."
+        difference = f"{row['difference']:+.{digits}f} {unit}s"
+        return 1, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
     if row["unmeasured"]:
         return 3, f"Not shown: {row['unmeasured']}."
     # the length of an interval falls with the root of the number of problems

@@ -88,10 +88,10 @@ class FewshotConfig(Strict):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
-        # from a pool of `num_fewshot` problems all draws would have the same examples
-        least = self.num_fewshot + (self.draws > 1)
-        if self.pool is not None and self.pool < least:
-            raise ValueError(f"pool: expected {least} problems or more, got {self.pool}")
+        if self.pool is not None and self.pool < self.num_fewshot:
+            raise ValueError(
+                f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"
+            )
         return self
 
     @property

@@ -126,8 +126,9 @@ def extract_gold_answers(value: Any) -> list[Any]:
     answers = []
     for answer in value if isinstance(value, list) and value else [value]:
         if isinstance(answer, str):
-            # its last box, or in GSM8K the text after `####`
-            answer = [re.sub(r"(?s).*####\s*", "", answer), *read_boxes(answer)][-1]
+            # in GSM8K the text after `####`, in MATH the last box
+            conclusion = re.sub(r"(?s).*####\s*", "", answer)
+            answer = [conclusion, *read_boxes(conclusion)][-1]
         answers.append(answer)
     return answers
 

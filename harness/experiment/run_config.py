@@ -329,7 +329,7 @@ class RunConfig(Strict):
             values = self.gen_kwargs.model_dump(exclude_defaults=True)
             description = ", ".join(f"{key} {value:g}" for key, value in values.items())
         if self.omits_temperature:
-            description = "the server's default"
+            description = f"the server's temperature instead of {description}"
         if self.repeats > 1:
             description += f", {self.repeats} samples a problem"
         if self.draws > 1:

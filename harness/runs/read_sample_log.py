@@ -217,6 +217,8 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool]:
     if not isinstance(prompt, list):
         raise RunError(f"{origin}: no prompt text in its `arguments`.")
     # lm-eval writes the messages for a chat API as a list of one JSON text
+    if prompt and isinstance(prompt[0], str):
+        prompt = _decode_messages(prompt[0])
     *_, ending = read_completions(prompt[-1:], origin)
     return "", find_opened(ending)[0], is_generated
 
@@ -289,9 +291,7 @@ def read_completions(value: Any, origin: str) -> list[str]:
     Raises:
         RunError: an object is no message.
     """
-    if isinstance(value, str) and value.startswith('[{"role"'):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    value = _decode_messages(value)
     if value in (None, []):
         return [""]
     if isinstance(value, dict):
@@ -312,6 +312,14 @@ def read_completions(value: Any, origin: str) -> list[str]:
         raise RunError(
             f"{origin}: expected a text, or messages with `role` and `content`, got {value!r:.80}."
         ) from None
+
+
+def _decode_messages(value: Any) -> Any:
+    """Chat messages that are stored as JSON text; any other value unchanged."""
+    if isinstance(value, str) and value.startswith('[{"role"'):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def _read_content(message: JsonObject) -> str:

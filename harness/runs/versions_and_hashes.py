@@ -133,10 +133,11 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
     if receipt.get("greedy"):
         return "greedy"
     sampling = receipt.get("sampling") or {}
-    if sampling.get("temperature", 0) is None:
-        return "the server's default"
     names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
-    return ", ".join(f"{name} {sampling[name]:g}" for name in names)
+    texts = [f"{name} {sampling[name]:g}" for name in names]
+    if sampling.get("temperature", 0) is None:
+        texts.insert(0, "the server's temperature")
+    return ", ".join(texts)
 
 
 def _short_hash(value: Any) -> str:

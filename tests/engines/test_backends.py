@@ -27,8 +27,8 @@ def test_a_server_that_gets_no_temperature_samples_by_its_default():
     sampling = config.resolve_sampling(None)
     receipt = {"greedy": sampling.greedy, "sampling": sampling.lm_eval()}
     assert (sampling.source, sampling.temperature) == ("server_default", None)
-    assert describe_sampling(receipt) == "the server's default"
-    assert config.sampling_words == "the server's default, 4 samples a problem"
+    assert describe_sampling(receipt) == "the server's temperature"
+    assert config.sampling_words.startswith("the server's temperature instead of greedy, ")
 
 
 class Model:

@@ -455,6 +455,14 @@ def test_a_finished_run_is_not_run_again(plan, finished_run, capsys):
     execute(plan, output=finished_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err
     assert hash_files(finished_run) == before
+    # a log that is lost is written again, and then too the date is that of the samples
+    receipt = json.loads((finished_run / RECEIPT).read_text())
+    (finished_run / RECEIPT).write_text(json.dumps({**receipt, "created": "2001-01-01"}))
+    (finished_run / receipt["tasks"][0]["samples"]).unlink()
+    for _ in range(2):
+        execute(plan, output=finished_run, quiet=True)
+        assert read_receipt(finished_run)["created"] == "2001-01-01"
+    assert "is finished, nothing was left to do" in capsys.readouterr().err
 
 
 def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
