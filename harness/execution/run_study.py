@@ -50,7 +50,8 @@ def run_study(
         layers: The layers of the flipped problems whose attention is recorded, such as `1-3`.
 
     Returns:
-        The table of all models, and below it the steps that failed. It is also in table.txt.
+        The table of all models, and below it the steps that were not completed. It is also in
+        table.txt.
 
     Raises:
         ConfigError: two models have the same folder, or a model lacks a layer.
@@ -80,7 +81,7 @@ def run_study(
         raise RunError(f"no model has a finished run. {' '.join(failures)}")
     page = make_table(finished, TableOptions(models=True))
     if failures:
-        page += "\n\nFailed:\n" + "\n".join(failures)
+        page += "\n\nNot completed:\n" + "\n".join(failures)
     (output / "table.txt").write_text(f"{page}\n", encoding="utf-8")
     return page
 

@@ -272,11 +272,12 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
     ]
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
+    model = {"backend": "vllm", "model_args": {}}
     run = Run(
         name="RUN",
         about={"source": "run"},
         model="toy",
-        receipt={"config": {"conditions": conditions, "model": {"model_args": {}}}},
+        receipt={"config": {"conditions": conditions, "model": model}},
         read=pytest.fail,
         read_prompts=lambda: prompts,
     )

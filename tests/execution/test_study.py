@@ -72,7 +72,7 @@ def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that
     assert (folder / "table.txt").read_text() == page
     finished = [Path(model).name for model in models if not model.endswith("missing")]
     assert all(name in page for name in finished)
-    assert "missing: run: Model folder " in page.partition("Failed:")[2]
+    assert "missing: run: Model folder " in page.partition("Not completed:")[2]
     assert "qwen: attention: " in page, "no problem of a random model flips"
     for name in finished:
         for figure in FIGURES:
