@@ -206,7 +206,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             texts.append(f"{label(rows[index]['condition'])} ({', '.join(endings) or '0 %'})")
         advice = ADVICE[max(most, key=most.__getitem__)]
         name = f", {setting}" if len(rows_by_setting) > 1 else ""
-        yield f"Not graded{name}: from {' to '.join(texts)}. {advice}"
+        yield f"Not graded{name}: least in {'; most in '.join(texts)}. {advice}"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

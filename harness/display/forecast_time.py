@@ -32,7 +32,7 @@ def describe_time(config: RunConfig, requests: int, prompt_tokens: int = 0) -> s
     """
     timing = max(_read_timings(config), key=itemgetter("tokens"), default=None)
     if timing is None:
-        return f"unknown: no finished run of this model in {config.output}"
+        return f"unknown: no finished run with these model_args in {config.output}"
     speed, devices = timing["tokens_per_second"], timing["device_names"]
     seconds = timing["load_seconds"] + requests * timing["request_seconds"]
     if config.endpoint == ANSWER_LOGPROB:

@@ -98,7 +98,10 @@ def show_reference(table: pandas.DataFrame, reference: Reference) -> Table:
     shared_values, word_columns = describe_words(rows, ("model", "layout", "condition"))
     title = ", ".join([f"Reference: {reference.source}", *shared_values])
     columns = [*word_columns, Column("reference", "published %", number), ACCURACY]
-    return Table(title, rows, columns, [f"Published numbers: {reference.setup}."])
+    notes = [f"Published numbers: {reference.setup}."]
+    if table["accuracy"].isna().all():
+        notes.append("None of these models is among the runs.")
+    return Table(title, rows, columns, notes)
 
 
 def _normalise(model: str) -> str:

@@ -74,7 +74,7 @@ def test_the_time_of_log_probabilities_is_that_of_all_prompt_tokens(tmp_path):
 def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
     settings = {"conditions": ["wo", "mless", "mful"], **SAMPLED, "model": toy_model()}
     planned = config(tmp_path, **settings)
-    message = f"unknown: no finished run of this model in {tmp_path}"
+    message = f"unknown: no finished run with these model_args in {tmp_path}"
     assert describe_time(planned, 7500) == message
     shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
     path = tmp_path / "earlier" / "run.json"
