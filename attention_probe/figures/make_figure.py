@@ -77,16 +77,18 @@ def make_figure(
     return write_figure(figure, numbers, folder, config.name, receipt)
 
 
+def _refuse_missing_heads(config: FigureConfig) -> None:
+    """Refuse a head that its model lacks, before the first model is measured."""
+    for panel in config.panels:
+        model, number = str(panel.head.model), panel.head.head
+        count = ProbeSettings(model=model).load_config().num_attention_heads
+        if number > count:
+            raise ConfigError(f"heads.{panel.column}: Head {number}: {model} has {count} heads.")
+
+
 def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
     if config.traces is None:
-        # before the first model is measured
-        for panel in config.panels:
-            model, number = str(panel.head.model), panel.head.head
-            count = ProbeSettings(model=model).load_config().num_attention_heads
-            if number > count:
-                raise ConfigError(
-                    f"heads.{panel.column}: Head {number}: {model} has {count} heads."
-                )
+        _refuse_missing_heads(config)
     curves = []
     # all panels of a model share its traces, so each model is loaded once
     for model in dict.fromkeys(str(panel.head.model) for panel in config.panels):

@@ -154,7 +154,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     """The exit code of a gate in continuous integration, and a sentence that explains it.
 
     The code is 0 if the second side is shown to lose less than `points`, 1 if it is significantly
-    worse, and 3 if neither is shown.
+    worse, and 3 if neither is shown or a run has fewer problems than planned.
 
     Raises:
         ConfigError: the points are out of range.

@@ -62,8 +62,8 @@ def describe_grades(grades: pandas.DataFrame) -> str:
             summary += f"; of {len(judged)} that the log judges {judged['by_mless'].mean():.1%}"
         metric = ", ".join(judged["metric"].unique())
         grades = judged[judged["by_mless"] != judged["by_log"]]
-        right = f"{metric} {judged['by_log'].mean():.1%}"
-        summary += f", by the log's metric {right}; they differ on {len(grades)}"
+        summary += f", by the log's metric {metric} {judged['by_log'].mean():.1%}"
+        summary += f"; they differ on {len(grades)}"
         title += " on which they differ"
     lines = [f"{summary}.", *lines]
     if len(grades):

@@ -197,16 +197,18 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         if sum(most.values()) < MANY_UNGRADED:
             continue
         texts = []
-        for index in dict.fromkeys((order[0], order[-1])):
+        # a single condition has the most of them
+        for index, rank in {order[0]: "least", order[-1]: "most"}.items():
             endings = [
                 f"{ending} {percent:.1f} %"
                 for ending, percent in shares[index].items()
                 if percent >= ROUNDS_TO_ZERO
             ]
-            texts.append(f"{label(rows[index]['condition'])} ({', '.join(endings) or '0 %'})")
+            name = label(rows[index]["condition"])
+            texts.append(f"{rank} in {name} ({', '.join(endings) or '0 %'})")
         advice = ADVICE[max(most, key=most.__getitem__)]
-        name = f", {setting}" if len(rows_by_setting) > 1 else ""
-        yield f"Not graded{name}: least in {'; most in '.join(texts)}. {advice}"
+        where = f", {setting}" if len(rows_by_setting) > 1 else ""
+        yield f"Not graded{where}: {'; '.join(texts)}. {advice}"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

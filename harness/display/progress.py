@@ -59,7 +59,7 @@ def sign_of_life() -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar with the time left on stderr, until the end; lines if stderr is no terminal.
+    """Show a bar with the time left on stderr, which vanishes at the end; else lines for a log.
 
     Yields a function that takes the number of finished steps and the number of all steps.
     """

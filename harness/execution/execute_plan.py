@@ -12,6 +12,7 @@ from typing import Any
 from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
+from harness.engines.interventions.user_functions import refuse_change
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted, explain_hub_error, print_message
 from harness.execution.generate_samples import generate_and_grade, quieten_libraries
@@ -110,8 +111,6 @@ def refuse_layers(plan: Plan) -> None:
     if not any(layers.values()):
         return
     refuse_to_open(plan.model_arguments, layers)
-    from harness.engines.interventions.arithmetic import refuse_change
-
     for condition in plan.config.conditions:
         if condition.intervention and condition.intervention.kind == "function":
             refuse_change(str(condition.intervention.file), condition.intervention.arguments)

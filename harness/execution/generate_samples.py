@@ -140,9 +140,9 @@ class _Session:
             recorder, requests = None, self.missing
             if self._plan.config.record_attention:
                 # found by its name, because this package must not import the probe
-                open_recorder = import_module("attention_probe.run_recorder").RunRecorder
+                recorder_class = import_module("attention_probe.run_recorder").RunRecorder
                 with clear_messages(folder / RECORDED):
-                    recorder = open_recorder(self._plan, folder / RECORDED, facts["dtype"])
+                    recorder = recorder_class(self._plan, folder / RECORDED, facts["dtype"])
                 stack.callback(recorder.close)
                 requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):

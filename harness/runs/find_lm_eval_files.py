@@ -118,7 +118,8 @@ def find_log(path: Path) -> Path:
     """The log itself, or the only log in a folder.
 
     Raises:
-        RunError: the folder has another number of logs, or there is no such file.
+        RunError: the folder has another number of logs, there is no such file, or it is compressed
+            with gzip.
     """
     if path.suffix == ".gz":
         raise RunError(f"{path}: unpack the log with gunzip.")

@@ -157,6 +157,7 @@ def draw_rows(
     rows_height = sum(row.height for row in rows)
     letters = [len(line) for row in rows if row.look for line in row.name.split("\n")]
     name_width = 0.14 + LETTER * FONT / 72 * max(letters)
+    # above the rows their header, below them the axis and the first line of the note
     with figure_style.drawing(rows_height + 0.84, note, managed=False) as figure:
         height = figure.get_figheight()
         axes = figure.add_axes(

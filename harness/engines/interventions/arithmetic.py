@@ -3,19 +3,16 @@
 They compute token by token, so an answer does not depend on batches, chunks or caches.
 """
 
-import importlib.util
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harness.errors import ConfigError, quote
+from harness.engines.interventions.user_functions import load_change
 
 OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
@@ -178,7 +175,7 @@ def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tens
     """Activations [token, unit] of an MLP, changed by an arm; positions [token]."""
     kind = arm["kind"]
     if kind == "function":
-        changed = load_change(arm["file"])(activations, positions, **arm["arguments"])
+        changed: Tensor = load_change(arm["file"])(activations, positions, **arm["arguments"])
     else:
         changed = redistribute(
             activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"]
@@ -238,30 +235,3 @@ def draw(positions: Tensor, units: int, seed: int) -> Tensor:
 def add_gap(positions: Tensor, start: Tensor | int, size: Tensor | int) -> Tensor:
     """Positions of prompts without a filler, moved as if the filler were there, at `start`."""
     return positions + torch.where(positions >= start, size, 0)
-
-
-def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse a user's file whose function `change` cannot be called with these arguments.
-
-    Raises:
-        ConfigError: the file raises an error, has no such function, or it has other arguments.
-    """
-    try:
-        inspect.signature(load_change(file)).bind("activations", "positions", **arguments)
-    except Exception as error:  # a user's file can raise any error
-        message = quote(f"{type(error).__name__}: {error}")
-        raise ConfigError(
-            f"{file}: expected change(activations, positions, **arguments), got the arguments "
-            f"{', '.join(arguments) or 'none'}: {message}."
-        ) from error
-
-
-@cache
-def load_change(file: str) -> Callable[..., Tensor]:
-    """The function `change` of a user's file."""
-    spec = importlib.util.spec_from_file_location("mless_intervention", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    change: Callable[..., Tensor] = module.change
-    return change

@@ -1,0 +1,36 @@
+"""The functions of users that change activations: the kind `function` of interventions."""
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from harness.errors import ConfigError, quote
+
+
+def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse a user's file whose function `change` cannot be called with these arguments.
+
+    Raises:
+        ConfigError: the file raises an error, has no such function, or it has other arguments.
+    """
+    try:
+        inspect.signature(load_change(file)).bind("activations", "positions", **arguments)
+    except Exception as error:  # a user's file can raise any error
+        message = quote(f"{type(error).__name__}: {error}")
+        raise ConfigError(
+            f"{file}: expected change(activations, positions, **arguments), got the arguments "
+            f"{', '.join(arguments) or 'none'}: {message}."
+        ) from error
+
+
+@cache
+def load_change(file: str) -> Callable[..., Any]:
+    """The function `change` of a user's file."""
+    spec = importlib.util.spec_from_file_location("mless_intervention", file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    change: Callable[..., Any] = module.change
+    return change
