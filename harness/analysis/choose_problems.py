@@ -119,13 +119,15 @@ def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
 
 def _explain_lack(source: Source, criterion: Criterion, matching: int) -> str:
     """A message about too few matching problems, with the number of problems of each outcome."""
-    kind = (criterion.flip or "in the selection").replace("_", " ")
+    if criterion.flip is None:
+        message = f"{source.name} has {matching} problems in the selection"
+        return f"{message}, and n is {criterion.n}. Set n to {matching} or less."
+    kind = criterion.flip.replace("_", " ")
     message = f"no problem {kind}"
     if matching:
         message = f"expected {criterion.n} problems {kind}, got {matching}"
-    counts = "nothing was graded"
-    if outcomes := count_outcomes(source, criterion):
-        counts = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in outcomes.items())
+    outcomes = count_outcomes(source, criterion)
+    counts = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in outcomes.items())
     return f"{source.name}: {message}: {counts}."
 
 

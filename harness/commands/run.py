@@ -120,18 +120,22 @@ def run(
         settings = load_config(config, options)
     engine_count = check_backend(settings, engines)
     folder = output or settings.folder
-    refuse_foreign(folder)  # before the plan is built, which takes seconds
+    # all checks that need no prompt stand before the prompts, which can take minutes
+    refuse_foreign(folder)
     settings = fill_open_settings(settings, folder)
+    further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
+    try:
+        refuse_layers(settings)
+    except ModelError as error:
+        if not dry_run:
+            raise
+        # a dry run needs no more than a tokenizer
+        further_lines.append(f"layers    not checked: {error}")
     stored_ids = stored_example_ids(folder)
     with progress_bar("prompts") as advance:
         plan = make_plan(settings, limit=limit, stored_ids=stored_ids, advance=advance)
     plan = choose_eager(plan, folder)
-    further_lines = [] if engine_count == 1 else [f"engines   {engine_count}, in Ray actors"]
     if dry_run:
-        try:
-            refuse_layers(plan)
-        except ModelError as error:  # a dry run needs no more than a tokenizer
-            further_lines.append(f"layers    not checked: {error}")
         further_lines.append(f"folder    {describe_folder(plan, folder)}")
         typer.echo(f"{show_prompts(plan)}\n{describe_plan(plan, further_lines)}")
         return

@@ -28,8 +28,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
         from inspect_ai.log import EvalLog, write_eval_log
     except ImportError:
         raise MissingDependencyError(
-            "`mless export` needs the package 'inspect_ai'. Install it: "
-            "`pip install 'mless[inspect]'`."
+            "`mless export` needs the package 'inspect_ai'. Install it: `pip install '.[inspect]'`."
         ) from None
     samples_by_task: dict[str, list[JsonObject]] = {}
     for prompt in run.prompts:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, PositiveInt
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError, list_near
+from harness.experiment.model_settings import name_dtype
 from harness.yaml_settings import validate
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -45,7 +46,7 @@ ENGINE_DEFAULTS = {
 class EngineValues(BaseModel):
     """The engine arguments whose values vLLM would refuse only after it has started."""
 
-    dtype: Literal["auto", "half", "float16", "bfloat16", "float", "float32"] = "auto"
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     max_num_seqs: PositiveInt = 1
     tensor_parallel_size: PositiveInt = 1
@@ -68,6 +69,8 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
     _refuse_unknown_arguments(options)
+    if "dtype" in options:
+        options["dtype"] = name_dtype(options["dtype"])
     validate(EngineValues, options, "model.model_args")
     return options
 
@@ -86,6 +89,7 @@ def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
     # Not in that file are arguments of VLLMEngine itself, and arguments that `engine_arguments`
     # renames or drops.
     names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
+    names = list(dict.fromkeys(names))
     for name in options:
         if name not in names:
             near = list_near(name, names)

@@ -34,7 +34,8 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
     engines = AUTO if value == AUTO else int(str(value))
     if engines != 1 and importlib.util.find_spec("ray") is None:
         raise MissingDependencyError(
-            f"{name} is {engines}, which needs the package 'ray'. Install `mless[ray]`."
+            f"{name} is {engines}, which needs the package 'ray'. Type `pip install '.[ray]'` in "
+            "the clone of mless."
         )
     return engines
 

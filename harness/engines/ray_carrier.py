@@ -141,7 +141,12 @@ class RayCarrier:
         self._load = arguments, sampled, str(log.absolute()), threads
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._connect()
-        machines = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        try:
+            nodes = self._ray.nodes()
+        except BaseException:
+            self.close()  # nobody else closes a carrier that was not made
+            raise
+        machines = [node["Resources"] for node in nodes if node["Alive"]]
         self.gpus = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1]
         self.cores = max(count_cores(), sum(int(machine.get("CPU", 0)) for machine in machines))
         # GPUs limit the number of engines. Without GPUs the user chooses it, and no CPUs are

@@ -339,7 +339,7 @@ def _choose_kernels(options: dict[str, Any]) -> None:
     """Set the variables that choose kernels."""
     if options.pop("batch_invariant", False):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
-    if str(options.get("dtype")).removeprefix("torch.") in ("float32", "float"):
+    if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")

@@ -75,7 +75,6 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
         RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
     """
     quieten_libraries()
-    refuse_layers(plan)
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     # It holds the lock, so nothing is generated twice by two processes.
@@ -100,18 +99,18 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
     return output
 
 
-def refuse_layers(plan: Plan) -> None:
+def refuse_layers(config: RunConfig) -> None:
     """Refuse interventions and recording that cannot work with this model.
 
     Raises:
         HarnessError: the model has no such layer, cannot be opened, or its config cannot be read;
             or a user's function cannot be called.
     """
-    layers = opened_layers(plan.config)
+    layers = opened_layers(config)
     if not any(layers.values()):
         return
-    refuse_to_open(plan.model_arguments, layers)
-    for condition in plan.config.conditions:
+    refuse_to_open(config.model_arguments(), layers)
+    for condition in config.conditions:
         if condition.intervention and condition.intervention.kind == "function":
             refuse_change(str(condition.intervention.file), condition.intervention.arguments)
 

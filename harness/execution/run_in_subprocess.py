@@ -13,6 +13,9 @@ from harness.errors import RunError, RunInterrupted
 from harness.experiment.run_config import RunConfig, load_config
 from harness.runs.read_runs import Run
 
+INTERRUPTION_SECONDS = 10
+"""A command that a terminal or a notebook interrupts together with us ends within about 5 s."""
+
 
 def run(
     config: RunConfig | str | Path,
@@ -67,9 +70,17 @@ def call_command(arguments: Sequence[str], stdout: int | IO[str] = subprocess.DE
     message = ""
     with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None  # because of PIPE
-        for line in process.stderr:
-            message = line.rstrip("\n")
-            print(message, file=sys.stderr, flush=True)
+        try:
+            for line in process.stderr:
+                message = line.rstrip("\n")
+                print(message, file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            try:
+                process.communicate(timeout=INTERRUPTION_SECONDS)
+            except subprocess.TimeoutExpired:  # the signal went to this process alone
+                process.terminate()
+                process.communicate()
+            raise
     # 130 is a command's exit code after an interruption
     if process.returncode:
         error = RunInterrupted if process.returncode == 130 else RunError

@@ -5,6 +5,7 @@ next is loaded, and a model that fails, even by running out of memory, leaves th
 step that is finished is not repeated: the same call continues a study that was interrupted.
 """
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from harness import resources
 from harness.display.table_page import TableOptions, make_table
 from harness.errors import ConfigError, ModelError, RunError
 from harness.execution.run_in_subprocess import call_command
-from harness.experiment.run_config import config_of_model
+from harness.experiment.run_config import config_of_model, name_folder
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
 from harness.runs.run_files import RECEIPT
@@ -60,7 +61,7 @@ def run_study(
     """
     folders: dict[str, Path] = {}
     for model in models:
-        folder = output / Path(model).name
+        folder = output / name_folder(model)
         if folder in folders.values():
             raise ConfigError(f"{model}: two models have the folder {folder}. Name each only once.")
         folders[model] = folder
@@ -117,7 +118,8 @@ def _steps(
         config = resources.folder("configs") / "figures" / f"{name}.yaml"
         arguments = ["figure", str(config), "--model", model, "-o", str(folder / "figures")]
         if name == ACCURACY_FIGURE:
-            arguments += ["--set", f"bars={{title: Accuracy, runs: [{folder}]}}"]
+            bars = json.dumps({"title": "Accuracy", "runs": [str(folder)]})
+            arguments += ["--set", f"bars={bars}"]
         yield f"figure {name}", arguments
 
 

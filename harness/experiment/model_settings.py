@@ -6,8 +6,26 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from harness import smollm2_model
-from harness.errors import ConfigError
+from harness.errors import ConfigError, list_near
 from harness.yaml_settings import Strict, find_secrets
+
+DTYPE_SYNONYMS = {"half": "float16", "float": "float32", "double": "float64"}
+"""torch's second names of number types, by which our code would not recognise them."""
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+"""The number types that a model can be loaded in."""
+
+
+def name_dtype(value: object) -> str:
+    """The one name of a number type that has several, such as float32 for `torch.float`.
+
+    Raises:
+        ConfigError: a model cannot be loaded in this type.
+    """
+    name = str(value).removeprefix("torch.")
+    name = DTYPE_SYNONYMS.get(name, name)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: expected {list_near(name, DTYPES)}, got {value!r}.")
+    return name
 
 
 class ModelConfig(Strict):
@@ -30,6 +48,13 @@ class ModelConfig(Strict):
                 "HF_TOKEN for the hub, OPENAI_API_KEY for a server."
             )
         return arguments
+
+    @field_validator("model_args")
+    @classmethod
+    def _name_dtype(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if arguments.get("dtype") is None:
+            return arguments
+        return {**arguments, "dtype": name_dtype(arguments["dtype"])}
 
     @property
     def name(self) -> str:

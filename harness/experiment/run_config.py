@@ -1,6 +1,7 @@
 """The config of a run: one YAML file is one experiment. Its schema, its defaults, its refusals."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -446,7 +447,7 @@ _CHANGES_WEIGHTS = re.compile(
 """Matches overrides that name other weights."""
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(path: Path, overrides: Iterable[str] = (), where: str = "") -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
@@ -467,7 +468,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
         _drop_contrasts(values, {"contrasts", "primary"} - keys)
-    return validate(RunConfig, values, f"{path} with options" if overrides else path)
+    return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
 
 
 def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
@@ -485,6 +486,12 @@ def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
             values[key] = remaining if remaining else None
 
 
+def name_folder(model: str) -> str:
+    """The name of a model's folder of results: the end of its hub name or of its path."""
+    # absolute, because `.` and `..` are not names
+    return os.path.basename(os.path.abspath(model))
+
+
 def config_of_model(
     model: str, overrides: Iterable[str] = (), *, dataset: str | None = None
 ) -> RunConfig:
@@ -495,8 +502,11 @@ def config_of_model(
     Raises:
         ConfigError: a value does not fit; see `load_config`.
     """
-    words = [Path(model).absolute().name, *([Path(dataset).stem] if dataset else [])]
+    words = [name_folder(model)]
+    if dataset not in (None, "math500"):  # the config's own dataset
+        words.append(Path(str(dataset)).stem)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     names = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
-    return load_config(path, [*names, *overrides])
+    # the user has not written the file, so it is not named
+    return load_config(path, [*names, *overrides], where="the options of --model")

@@ -1,11 +1,11 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Self
 
 import msgspec
@@ -148,9 +148,13 @@ def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
     """
     leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    # a file is not accessible under a folder's name
-    if not os.access(f"{nearest}/", os.W_OK):
-        raise JournalError(f"{nearest} is no writable folder. Choose another --output.")
+    try:
+        # tried, because permissions do not say that /proc and read-only disks take no files
+        TemporaryFile(dir=nearest).close()
+    except OSError:
+        raise JournalError(
+            f"{nearest} is not a writable folder. Choose another --output."
+        ) from None
     if not path.exists() or is_stored(path / name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):

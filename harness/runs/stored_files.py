@@ -90,7 +90,17 @@ def compress(folder: Path, names: Iterable[str]) -> None:
             with open_atomic(packed_path) as stream, file.open("rb") as source:
                 with lzma.open(stream, "wb", preset=COMPRESSION) as target:
                     shutil.copyfileobj(source, target)
+            sync_folder(folder)  # else a power cut could undo the renaming, but not the removal
             file.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's list of files to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def expand(folder: Path) -> None:

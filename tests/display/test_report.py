@@ -15,7 +15,7 @@ from attention_probe.figures.trace_views import read_view
 from harness import errors, load_run
 from harness.analysis import compare
 from harness.display.format_values import count, signed
-from harness.display.report.report_page import write_report
+from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
 from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser, open_tab
 from tests.conftest import run_program
@@ -215,8 +215,11 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
 def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
     """Those of `mless plot` are drawn anew; one of `mless figure` is in the page as it is."""
     run = shutil.copytree(GREEDY_RUN, tmp_path / "run")
-    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text>heads</text></svg>'
+    svg = RECEIPT_IN_SVG.decode().join(("<svg><text>heads</text>", "</dc:description></svg>"))
     (run / "figures").mkdir()
+    (run / ".venv").mkdir()
+    (run / ".venv" / "logo.svg").write_text(svg)
+    (run / "photo.svg").write_text("<svg/>")
     (run / "figures" / "flipped.svg").write_text(svg)
     (run / "figures" / "dose.svg").write_text("of another baseline")
     _, page = write_page(tmp_path, run)

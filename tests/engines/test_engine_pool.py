@@ -260,7 +260,8 @@ def test_the_option_of_the_command_comes_before_the_model_arguments(option, argu
 def test_several_engines_need_ray(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert check_engines("1", {}) == 1, "one engine needs no Ray"
-    with pytest.raises(MissingDependencyError, match=r"--engines is 2, .* Install `mless\[ray\]`"):
+    message = r"--engines is 2, .* Type `pip install '\.\[ray\]'`"
+    with pytest.raises(MissingDependencyError, match=message):
         check_engines("2", {})
 
 
@@ -305,6 +306,14 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
         ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
     once = fake_ray.environment_at_start.get("RAY_gcs_server_port_wait_time_s")
     assert once == ("1" if "RAY_ADDRESS" in environment else None)
+
+
+def test_a_ray_that_fails_after_its_start_is_stopped(fake_ray):
+    fake_ray.init = lambda **_: None
+    fake_ray.nodes.side_effect = RuntimeError("no GCS")
+    with pytest.raises(RuntimeError, match="no GCS"):
+        ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
+    fake_ray.shutdown.assert_called_once_with()
 
 
 @pytest.mark.parametrize("threads", ["4", None])

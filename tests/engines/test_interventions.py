@@ -1,6 +1,9 @@
 """Interventions: their arithmetic, their effect in Hugging Face, and the same effect in vLLM."""
 
 import math
+import os
+import signal
+import time
 from contextlib import closing, nullcontext
 from functools import partial
 
@@ -274,6 +277,22 @@ def save_config(kind, folder):
 
 
 PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
+
+
+def interrupt_and_answer(folder, _questions, _name):
+    """Stands for a slow answer of Hugging Face, during which the run is interrupted."""
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(30)
+    (folder / "answered").touch()
+
+
+def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
+    plan, requests = plan_requests(config([ARM], **PRODUCTS), 1)
+    monkeypatch.setattr(check_arms, "_answer", partial(interrupt_and_answer, tmp_path))
+    monkeypatch.setattr(check_arms, "_make_questions", lambda *_: {"arms": ["arm"]})
+    with pytest.raises(KeyboardInterrupt):
+        ask_reference(plan, requests, tmp_path, print)
+    assert not (tmp_path / "answered").exists()
 
 
 def test_answers_agree_until_a_near_tie():

@@ -6,6 +6,7 @@ from msgspec import structs
 
 import harness
 from harness.errors import RunError
+from harness.execution import run_in_subprocess
 from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
@@ -85,3 +86,27 @@ def test_a_refusal_of_the_command_is_raised_with_its_message(tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(RunError, match="already holds files"):
         harness.run(TOY_CONFIG, limit=1, output=tmp_path)
+
+
+COMMAND = """#!{python}
+import os, pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path("stopped").touch()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, stop)
+print("started", file=sys.stderr, flush=True)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(100)
+"""
+
+
+def test_a_command_ends_with_its_caller_that_alone_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "python"
+    program.write_text(COMMAND.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(run_in_subprocess.sys, "executable", str(program))
+    monkeypatch.setattr(run_in_subprocess, "INTERRUPTION_SECONDS", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_subprocess.call_command([])
+    assert (tmp_path / "stopped").exists()

@@ -1,3 +1,4 @@
+import json
 import warnings
 
 import pytest
@@ -6,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.completions import read_outputs, sampling_parameters
-from harness.engines.engine_options import fit_to_cpu
+from harness.engines.engine_options import engine_arguments, fit_to_cpu
 from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
-from harness.experiment.run_config import load_config
+from harness.experiment.model_settings import ModelConfig
+from harness.experiment.run_config import config_of_model, load_config, name_folder
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.make import MINIMAL, TOY_MODEL, with_cases
@@ -196,3 +198,22 @@ def test_an_aborted_request_is_no_sample():
     assert [output.request_id for output in finished] == ["stop", "length"]
     assert is_aborted
     assert read_outputs([output("stop")])[1] is False
+
+
+@with_cases
+def test_a_number_type_has_one_name(name, dtype):
+    assert ModelConfig(model_args={"dtype": name}).model_args["dtype"] == dtype
+    assert engine_arguments({"pretrained": "m", "dtype": name})["dtype"] == dtype
+
+
+def test_a_folder_of_results_is_named_after_the_model_also_where_its_path_is_a_dot(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "Qwen" / "lora").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "Qwen" / "lora")
+    assert [name_folder(model) for model in ("org/Q7", "..", "./", "../lora")] == [
+        *("Q7", "Qwen", "lora", "lora")
+    ]
+    options = [f"dataset={json.dumps({'path': 'p.jsonl'})}"]
+    assert config_of_model("org/Q7").name == config_of_model("org/Q7", dataset="math500").name
+    assert config_of_model("org/Q7", options, dataset="p.jsonl").name == "Q7-p"

@@ -41,6 +41,8 @@ CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
 FIGURE = "Figure: {kind}. The tables have its numbers."
+RECEIPT_IN_SVG = b"<dc:description>"
+"""The element of an SVG in which `write_figure` stores the receipt."""
 
 
 def write_report(
@@ -146,10 +148,12 @@ def _embed(figure: Figure, alternative: str) -> dict[str, str]:
 def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
     """The figures that `mless figure` has written into the folders of the runs."""
     for run in runs:
-        for path in sorted(Path(run.name).rglob("*.svg")):
-            # the others are drawn anew, with the options of the report
-            if path.stem not in list(Kind):
-                yield _as_image(path.read_bytes(), FIGURE.format(kind=path.stem), path.name)
+        folder = Path(run.name)
+        for path in sorted([*folder.glob("*.svg"), *folder.glob("figures/*.svg")]):
+            content = path.read_bytes()
+            # those of `mless plot` are drawn anew, with the options of the report
+            if path.stem not in list(Kind) and RECEIPT_IN_SVG in content:
+                yield _as_image(content, FIGURE.format(kind=path.stem), path.name)
 
 
 def _as_image(content: bytes, alternative: str, caption: str) -> dict[str, str]:

@@ -65,6 +65,11 @@ def ask_reference(
             for name in questions["arms"]:
                 answers[name] = executor.submit(_answer, questions, name).result()
                 advance(len(answers), len(questions["arms"]))
+        except KeyboardInterrupt:
+            # else the executor waits for the arm that is being answered
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
         except Exception as error:  # transformers may raise any error
             message = quote(f"{type(error).__name__}: {error}")
             raise ModelError(
@@ -110,7 +115,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     questions = {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
-        "dtype": str(arguments["dtype"]).removeprefix("torch."),
+        "dtype": arguments["dtype"],
         "layers": opened_layers(config)["activations"],
         "arms": arms,
     }

@@ -17,6 +17,8 @@ def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
     """
     try:
         inspect.signature(load_change(file)).bind("activations", "positions", **arguments)
+    except OSError as error:
+        raise ConfigError(f"the function's file {file}: {error.strerror}.") from error
     except Exception as error:  # a user's file can raise any error
         message = quote(f"{type(error).__name__}: {error}")
         raise ConfigError(
