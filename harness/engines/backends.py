@@ -95,12 +95,13 @@ def open_backend(
         return closing(open_engines(arguments, engines, sampled=sampled, most=most, log=log))
     if backend in served_model.PATHS:
         return closing(served_model.ServedModel(backend, arguments))
+    options = {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
+    # lm-eval has an option of this name instead, and here prompts are already rendered
+    options.pop("chat_template", None)
     try:
         from lm_eval.api.registry import get_model
 
-        model = get_model(backend).create_from_arg_obj(
-            {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
-        )
+        model = get_model(backend).create_from_arg_obj(options)
     except Exception as error:  # lm-eval and its backends raise errors of any kind
         name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
         raise ModelError(explain_start_error(name, error, program=program)) from error

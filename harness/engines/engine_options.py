@@ -33,6 +33,7 @@ NON_ENGINE_ARGUMENTS = (
     "max_gen_toks",
     "device",
     "data_parallel_size",
+    "chat_template",
     "chat_template_args",
     "enable_thinking",
 )

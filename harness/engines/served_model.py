@@ -50,6 +50,7 @@ class ServerArguments(Strict):
     revision: str | None = None
     trust_remote_code: bool = False
     max_length: int | None = None
+    chat_template: str | None = None
     chat_template_args: dict[str, Any] | None = None
     enable_thinking: bool | None = None
     num_concurrent: PositiveInt = 256

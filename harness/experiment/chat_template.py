@@ -52,6 +52,30 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(switches)
 
 
+def choose_template(model: str, templates: Any, name: object) -> str | None:
+    """Choose one of a tokenizer's chat templates: the named one, else `default`.
+
+    Args:
+        model: The name of the model, for messages.
+        templates: `chat_template` of its tokenizer: one template, several by name, or None.
+        name: The model argument `chat_template`; None if it is not set.
+
+    Raises:
+        ConfigError: there is no template of this name.
+    """
+    named_templates = templates if isinstance(templates, Mapping) else {}
+    if name is None and not named_templates:
+        return None if templates is None else str(templates)
+    template: str | None = named_templates.get(str(name or "default"))
+    if template is None:
+        names = ", ".join(sorted(named_templates)) or "it has no named template"
+        raise ConfigError(
+            "model.model_args.chat_template: expected the name of a chat template of "
+            f"{model} ({names}), got {name}."
+        )
+    return template
+
+
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[Mapping[str, str]],

@@ -207,6 +207,15 @@ def _choose_layouts(
             layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
         else:
             layouts, reason = (Layout.RAW,), "no chat template is known"
+    names = model.template_names if model is not None else ()
+    template_name = config.model.model_args.get("chat_template")
+    if template_name is not None and config.model.templates_itself:
+        raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
+    if names and Layout.CHAT in layouts:
+        reason += (
+            f"; chat template {template_name or 'default'} of {', '.join(names)} "
+            "(--set model.model_args.chat_template=NAME)"
+        )
     switches = template_switches(config.model.model_args)
     if switches and Layout.CHAT not in layouts:
         raise ConfigError(

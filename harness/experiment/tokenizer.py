@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import smollm2_model
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
-from harness.experiment.chat_template import template_switches
+from harness.experiment.chat_template import choose_template, template_switches
 from harness.experiment.conditions import Condition
 from harness.experiment.prompt import hash_text
 
@@ -31,17 +31,19 @@ class ModelTokenizer:
         tokenizer: The tokenizer.
         context_length: The number of positions; None if it is unknown.
         switches: The variables of its chat template; see `template_switches`.
+        template_names: The names of its chat templates, if there are several.
     """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context_length: int | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
+    template_names: Sequence[str] = ()
 
     @property
     def template(self) -> str:
         """The chat template; empty if there is none."""
-        return self.tokenizer.get_chat_template() if self.tokenizer.chat_template else ""
+        return self.tokenizer.chat_template or ""
 
     @classmethod
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
@@ -52,8 +54,8 @@ class ModelTokenizer:
 
         Raises:
             ModelError: the tokenizer cannot be loaded.
-            ConfigError: the context length is no number, or is missing where it is required; the
-                template does not read a switch.
+            ConfigError: the context length is no number, or is missing where it is required; there
+                is no chat template of the requested name, or it does not read a switch.
         """
         weights = arguments.get("pretrained")
         if not weights:
@@ -68,6 +70,8 @@ class ModelTokenizer:
             revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
             trust_remote_code=_trusts_code(arguments),
         )
+        templates = tokenizer.chat_template
+        tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
         length = _stated_length(arguments)
         # The model's own limit counts too, except where overrides of its config, such as of RoPE,
         # come with a stated length. Of another model's tokenizer it is not known.
@@ -76,7 +80,13 @@ class ModelTokenizer:
             lengths = (length, getattr(config, "max_position_embeddings", None))
             length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
-        model = cls(name=name, tokenizer=tokenizer, context_length=length, switches=switches)
+        model = cls(
+            name=name,
+            tokenizer=tokenizer,
+            context_length=length,
+            switches=switches,
+            template_names=sorted(templates) if isinstance(templates, Mapping) else (),
+        )
         for switch in switches:
             if not re.search(rf"\b{re.escape(switch)}\b", model.template):
                 raise ConfigError(f"The chat template of {name} reads no switch {switch!r}.")

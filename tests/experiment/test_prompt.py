@@ -194,6 +194,26 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
 
 
 @with_cases
+def test_one_of_several_chat_templates_is_chosen_by_name_and_told(
+    names, name, used, message, toy_tokenizer, tmp_path
+):
+    text = toy_tokenizer.chat_template
+    templates = {each: f"{text}[{each}]" for each in names} or text
+    tokenizer = save_tokenizer(toy_tokenizer, templates, tmp_path)
+    switch = [f"model.model_args.chat_template={name}"] if name else []
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            plan_of("layouts=[chat]", tokenizer, *switch, limit=1)
+        return
+    plan, requests = plan_of("layouts=[chat]", tokenizer, *switch, limit=1)
+    assert all(request.prompt.endswith(f"[{used}]") for request in requests)
+    text = " ".join(describe_plan(plan).split())
+    assert f"chat template {used} of {', '.join(names)} (--set model.model_args" in text
+    assert ("chat_template" in plan.config.identity()["model"]["model_args"]) == bool(name)
+    assert "chat_template" not in engine_arguments({"pretrained": "m", "chat_template": "rag"})
+
+
+@with_cases
 def test_the_config_states_the_markers_of_reasoning_else_the_template(
     template, override, markers, is_reported, toy_tokenizer, tmp_path
 ):
