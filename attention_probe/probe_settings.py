@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from attention_probe.measure.measure_prompts import Record
-from attention_probe.model.load_first_layers import LoadedModel, load_model
+from attention_probe.model.load_first_layers import LoadedModel, default_device, load_model
 from attention_probe.prompts.token_roles import GAP, without_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.errors import ConfigError, list_near
-from harness.experiment.tokenizer import load_model_config, load_tokenizer
+from harness.experiment.model_settings import loader_arguments
+from harness.experiment.tokenizer import ModelTokenizer, load_model_config
 from harness.runs.prompt_sources import Source
 
 if TYPE_CHECKING:
@@ -34,10 +37,11 @@ class ProbeSettings:
         record: Which measurements to make.
         dtype: Type that the layers are computed in. If it is not float32, one prompt is compared
             with float32.
-        device: `cpu`, `cuda`, ...
+        device: `cpu`, `cuda`, ...; by default `cuda` if there is such a GPU.
         engine: Arguments of vLLM, which then replaces Hugging Face; None for Hugging Face. To those
-            named here `complete_from` adds the run's, unless a model is named.
-        revision: The model's revision on the hub; that of the run, unless a model is named.
+            named here `complete_from` adds the run's, unless another model is named.
+        arguments: Arguments of the model's loaders, such as `revision`; those of the run, unless
+            another model is named.
     """
 
     model: str | None = None
@@ -45,9 +49,9 @@ class ProbeSettings:
     conditions: tuple[str, ...] = ()
     record: Record = field(default_factory=Record)
     dtype: Dtype = "float32"
-    device: str = "cpu"
+    device: str | None = None
     engine: JsonObject | None = None
-    revision: str | None = None
+    arguments: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what only Hugging Face can do.
@@ -58,7 +62,7 @@ class ProbeSettings:
         excluded = [name for name in self.conditions if name.endswith(GAP)]
         if self.record.activations:
             excluded.append("--activations")
-        if self.device != "cpu":
+        if self.device:
             excluded.append(f"--device {self.device}")
         if self.engine is not None and excluded:
             raise ConfigError(f"--engine cannot go with {', '.join(excluded)}.")
@@ -67,8 +71,8 @@ class ProbeSettings:
         """The settings, with model and conditions taken from the source where none are named.
 
         Raises:
-            ConfigError: the source lacks a condition or the baseline, or a condition cannot be
-                probed.
+            ConfigError: the source lacks a condition or the baseline, a condition cannot be
+                probed, or the run's model has an argument that the probe does not use.
         """
         conditions = list(self.conditions)
         if not conditions:
@@ -78,27 +82,33 @@ class ProbeSettings:
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         refuse_unusable_conditions(source, conditions)
-        completed = replace(self, conditions=tuple(conditions))
-        if self.model is None:
-            arguments, engine = source.model_arguments, self.engine
-            completed = replace(
-                completed,
-                model=source.model,
-                revision=arguments.get("revision"),
-                engine=None if engine is None else arguments | engine,
-            )
-        return completed
+        device = self.device
+        if self.engine is None:
+            device = device or default_device()
+        completed = replace(self, conditions=tuple(conditions), device=device)
+        if not _is_same_model(self.model or source.model, source.model):
+            return completed
+        arguments, engine = source.model_arguments, self.engine
+        if engine is None or not source.is_vllm:  # vLLM knows no arguments of other backends
+            arguments = loader_arguments(arguments)
+        return replace(
+            completed,
+            model=self.model or source.model,
+            arguments=arguments,
+            engine=None if engine is None else arguments | engine,
+        )
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""
         if self.model is None:
             raise ConfigError("The source does not record its model. Name the model with --model.")
-        return load_tokenizer(smollm2_model.resolve_model(self.model), revision=self.revision)
+        model = ModelTokenizer.from_arguments({**self.arguments, "pretrained": self.model})
+        assert model is not None  # because it is named
+        return model.tokenizer
 
     def load_config(self) -> PretrainedConfig:
         """The model's config, or that of its text layers."""
-        name = smollm2_model.resolve_model(str(self.model))
-        return load_model_config(name, {"revision": self.revision})
+        return load_model_config(str(self.model), self.arguments)
 
     def load_model(self, dtype: Dtype) -> LoadedModel:
         """The first layers, up to the deepest of `layers`, to compute in this type."""
@@ -106,9 +116,19 @@ class ProbeSettings:
             str(self.model),
             layers=self.layers,
             dtype=getattr(torch, dtype),
-            device=self.device,
-            revision=self.revision,
+            device=str(self.device),
+            arguments=self.arguments,
         )
+
+
+def _is_same_model(name: str | None, other: str | None) -> bool:
+    """Whether two names of models are the same, or names of one folder."""
+    paths = [
+        Path(smollm2_model.name_model(os.path.expanduser(text))).resolve()
+        for text in (name, other)
+        if text
+    ]
+    return len(paths) == 2 and paths[0] == paths[1]
 
 
 def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:

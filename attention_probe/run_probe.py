@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, tokenize
-from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, JsonObject
@@ -45,7 +45,10 @@ def run_probe(
     *,
     advance: Advance = lambda finished, total: None,
 ) -> JsonObject:
-    """Measure every selected prompt that the folder lacks, and return the session's receipt.
+    """Measure every selected prompt that the folder lacks, and return the receipt.
+
+    It is that of this session, or that of the folder if no trace is missing. Then no model is
+    loaded.
 
     Args:
         source: The problems and their prompts.
@@ -82,15 +85,22 @@ def run_probe(
         "problems": len(problems),
     }
     facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
+    header = make_header(
+        settings,
+        layout=source.layout,
+        is_checked=source.kind != "log",
+        flip=criterion.flip,
+    )
+    if (path / HEADER).exists():
+        with AttentionTraces(path) as traces:
+            traces.join_header(header)
+            refuse_differing_traces(traces, prompts, problems)
+            if not select_missing(traces, prompts):
+                advance(len(prompts), len(prompts))
+                return traces.receipt
     with open_model(settings, prompts) as (measure, checks):
         receipt = make_receipt(
             settings, tokenizer, source=facts, selection=selection, self_check=checks
-        )
-        header = make_header(
-            settings,
-            layout=source.layout,
-            is_checked=source.kind != "log",
-            flip=criterion.flip,
         )
         # The model is open, so one that cannot be probed leaves no folder behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:
@@ -137,6 +147,21 @@ def refuse_differing_traces(
             )
 
 
+def select_missing(
+    traces: AttentionTraces, prompts: Mapping[str, PromptsByCondition]
+) -> list[PromptsByCondition]:
+    """The prompts of every problem that has no trace under some condition.
+
+    A problem is measured under all conditions even if a single trace is missing: the common queries
+    need all of its prompts.
+    """
+    return [
+        by_condition
+        for problem_id, by_condition in prompts.items()
+        if not all(traces.has(problem_id, condition) for condition in by_condition)
+    ]
+
+
 def add_missing_traces(
     traces: AttentionTraces,
     prompts: Mapping[str, PromptsByCondition],
@@ -145,13 +170,7 @@ def add_missing_traces(
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
-    # A problem is measured under all conditions even if a single trace is missing: the common
-    # queries need all of its prompts.
-    missing = [
-        by_condition
-        for problem_id, by_condition in prompts.items()
-        if not all(traces.has(problem_id, condition) for condition in by_condition)
-    ]
+    missing = select_missing(traces, prompts)
     finished = len(prompts) - len(missing)
     advance(finished, len(prompts))
     for group in group_by_length(missing):
@@ -219,6 +238,7 @@ def make_header(
     """
     record, config = settings.record, settings.load_config()
     name = smollm2_model.resolve_model(str(settings.model))
+    fingerprint = versions_and_hashes.model_fingerprint(name, settings.arguments.get("revision"))
     options: JsonObject = {"activations": record.activations, "rows": record.rows}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
@@ -226,7 +246,7 @@ def make_header(
     options["model_type"] = config.model_type
     return TraceHeader(
         model=smollm2_model.name_model(str(settings.model)),
-        fingerprint=as_json(versions_and_hashes.model_fingerprint(name, settings.revision)),
+        fingerprint=as_json(fingerprint),
         layers=tuple(sorted(set(settings.layers))),
         head_count=int(config.num_attention_heads),
         conditions=settings.conditions,

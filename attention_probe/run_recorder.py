@@ -71,7 +71,7 @@ class RunRecorder:
             model=smollm2_model.name_model(str(plan.model_arguments["pretrained"])),
             conditions=conditions,
             dtype=dtype,
-            revision=plan.model_arguments.get("revision"),
+            arguments=config.model.model_args,
             engine={},
         )
         layers: Any = config.recorded_layers

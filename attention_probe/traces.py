@@ -205,7 +205,7 @@ class AttentionTraces:
             stack.callback(folder_lock.release)
             if (path / HEADER).exists():
                 existing = cls(path)
-                header = _join_headers(existing, header)
+                header = existing.join_header(header)
                 receipt = existing.receipt
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
@@ -237,6 +237,20 @@ class AttentionTraces:
                 safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)})
             )
         self._add_entry(trace_path, facts)
+
+    def join_header(self, header: TraceHeader) -> TraceHeader:
+        """The folder's header with the conditions of both.
+
+        Raises:
+            JournalError: they differ in something else.
+        """
+        conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
+        joined = replace(self.header, conditions=conditions)
+        requested = replace(header, conditions=conditions)
+        changes = differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
+        if changes:
+            raise changed_settings(self.path / HEADER, changes)
+        return joined
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the folder holds this trace."""
@@ -310,21 +324,6 @@ class AttentionTraces:
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
         entry = msgspec.convert(facts, TraceEntry)
         self._files[entry.problem_id, entry.condition] = path, entry
-
-
-def _join_headers(traces: AttentionTraces, header: TraceHeader) -> TraceHeader:
-    """The folder's header with the conditions of both.
-
-    Raises:
-        JournalError: they differ in something else.
-    """
-    conditions = tuple(dict.fromkeys((*traces.header.conditions, *header.conditions)))
-    joined = replace(traces.header, conditions=conditions)
-    requested = replace(header, conditions=conditions)
-    changes = differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
-    if changes:
-        raise changed_settings(traces.path / HEADER, changes)
-    return joined
 
 
 def _read_facts(path: Path) -> JsonObject:

@@ -35,12 +35,12 @@ SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06e
 
 
 def resolve_model(name: str) -> str:
-    """A model's name for loaders: the folder of `smollm2`, and any other name unchanged.
+    """A model's name for loaders: the folder of `smollm2`, and the user's home in place of `~`.
 
     Raises:
         ModelError: see `fetch_smollm2`.
     """
-    return str(fetch_smollm2()) if name == SMOLLM2 else name
+    return str(fetch_smollm2()) if name == SMOLLM2 else os.path.expanduser(name)
 
 
 def name_model(name: str) -> str:

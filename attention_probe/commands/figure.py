@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Overrides
+from harness.commands.options import Overrides, ProbeDevice
 
 
 def figure(
@@ -15,7 +15,7 @@ def figure(
         str | None,
         typer.Option(help="Draw the config for another model, with heads from its first to last."),
     ] = None,
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
+    device: ProbeDevice = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "results/figures"
     ),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from harness.commands.options import LayoutName, Metric
+from harness.commands.options import LayoutName, Metric, ProbeDevice
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def probe(
         bool, typer.Option("--activations", help="Also record the first MLP.")
     ] = False,
     dtype: Annotated[Dtype, typer.Option(help="Number type of the computation.")] = "float32",
-    device: Annotated[str, typer.Option(help="Device: cpu, cuda, ...")] = "cpu",
+    device: ProbeDevice = None,
     engine: Annotated[
         bool,
         typer.Option("--engine", help="Use vLLM with the run's arguments, not Hugging Face."),
@@ -135,7 +135,7 @@ def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> No
         layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
         lines = [
             *traces.header.stamps,
-            describe_checks(receipt["self_check"]),
+            describe_checks(receipt.get("self_check", {})),
             f"traces  {output}",
             f"layers  {layers}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",

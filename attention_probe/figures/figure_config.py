@@ -14,7 +14,7 @@ from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
 from harness.experiment.tokenizer import load_model_config
-from harness.smollm2_model import label_model, resolve_model
+from harness.smollm2_model import label_model
 from harness.yaml_settings import Strict, read_values, validate
 
 Shown = Literal[View, "difference"]
@@ -276,7 +276,7 @@ def load_figure_config(
 
 def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
     """Give each panel a head of the model: from the first to the last, or the middle one."""
-    last = load_model_config(resolve_model(model)).num_attention_heads - 1
+    last = load_model_config(model).num_attention_heads - 1
     for index, head in enumerate(heads):
         share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
         head["head"] = 1 + round(share * last)

@@ -32,7 +32,7 @@ Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
 def make_figure(
     config: FigureConfig,
     *,
-    device: str = "cpu",
+    device: str | None = None,
     folder: Path,
     advance: Advance = lambda finished, total: None,
 ) -> list[Path]:
@@ -40,7 +40,7 @@ def make_figure(
 
     Args:
         config: The figure.
-        device: Where the probe runs.
+        device: Where the probe runs; see `ProbeSettings`.
         folder: The figure's folder. Figures of the same model on the same prompts share traces.
         advance: Reports the progress of a probe.
 
@@ -121,6 +121,7 @@ def _measure(
 ) -> Path:
     """A complete folder of traces, named after what it holds, so that it is measured only once."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    settings = settings.complete_from(source)
     selected = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
@@ -129,6 +130,7 @@ def _measure(
         settings.model,
         settings.layers,
         settings.conditions,
+        settings.arguments,
         source.prompts_sha256,
         selected,
         prompts.flip,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from harness.errors import (
     list_first,
     quote,
 )
-from harness.experiment.tokenizer import refuse_missing_folder
+from harness.experiment.tokenizer import refuse_missing_folder, trusts_code
 from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load_model(
     layers: Iterable[int],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    revision: str | None = None,
+    arguments: Mapping[str, Any] = {},
 ) -> LoadedModel:
     """Read the embeddings and the layers from the first to the deepest requested one.
 
@@ -89,7 +89,7 @@ def load_model(
         layers: Indices from 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
-        revision: The revision on the hub.
+        arguments: Of these `revision` and `trust_remote_code` are used.
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor, has unexpected
@@ -99,22 +99,24 @@ def load_model(
     refuse_missing_device(device)
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        name = str(folder)
     try:
-        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, revision)
+        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, arguments)
     except HarnessError:
         raise
     # the hub, safetensors, JSON, transformers and configs have errors without a common class
     except Exception as error:
         message = explain_hub_error(name, error)
-        if folder.is_dir():
+        if Path(name).is_dir():
             cause = quote(f"{type(error).__name__}: {error}")
             message = f"{name} cannot be read: {cause}"
         raise ModelError(message) from error
     loaded.model.to(device)
     return loaded
+
+
+def default_device() -> str:
+    """`cuda` if torch can use such a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def refuse_missing_device(device: str | torch.device) -> None:
@@ -128,14 +130,16 @@ def refuse_missing_device(device: str | torch.device) -> None:
 
 
 def _load_checkpoint(
-    name: str, layers: list[int], dtype: torch.dtype, revision: str | None
+    name: str, layers: list[int], dtype: torch.dtype, arguments: Mapping[str, Any]
 ) -> LoadedModel:
     """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
     is_folder = Path(name).is_dir()
+    trust = trusts_code(arguments)
+    revision = arguments.get("revision")
     config_path = Path(str(cached_file(name, "config.json", revision=revision)))
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
-    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=False)
+    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=trust)
     config = full_config.get_text_config(decoder=True)
     if any(getattr(level, "quantization_config", None) for level in (full_config, config)):
         raise ModelError(
@@ -149,7 +153,7 @@ def _load_checkpoint(
     if layers[-1] >= count:
         requested = count_from_one(layers)
         raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {requested}.")
-    layers_path = _find_layers(config, name)
+    layers_path = _find_layers(config, name, trust)
     cut_config = copy.deepcopy(config)
     cut_config.num_hidden_layers = layers[-1] + 1
     if getattr(cut_config, "layer_types", None):
@@ -161,6 +165,7 @@ def _load_checkpoint(
             revision=commit,
             config=cut_config,
             dtype=dtype,
+            trust_remote_code=trust,
             # Some architectures choose their attention here and cannot change it later. The probe
             # replaces it, or uses this one.
             attn_implementation="eager",
@@ -180,14 +185,16 @@ def _load_checkpoint(
     )
 
 
-def _find_layers(config: PretrainedConfig, name: str) -> str:
+def _find_layers(config: PretrainedConfig, name: str, trust: bool) -> str:
     """The path of the list of decoder layers in the full model.
 
     Raises:
         ModelError: the architecture cannot be cut.
     """
     with torch.device("meta"):  # costs no memory
-        model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
+        model = AutoModel.from_config(
+            config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust
+        )
     count = config.num_hidden_layers
     lists = {
         path: module

@@ -45,3 +45,7 @@ Overrides = Annotated[
         help="Change a value of the config, such as model.label=NAME; repeatable.",
     ),
 ]
+ProbeDevice = Annotated[
+    str | None,
+    typer.Option("--device", help="Device: cpu, cuda, ...; default: cuda if there is such a GPU."),
+]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from harness.constants import JsonObject
 from harness.engines.interventions.open_layers import refuse_to_open
-from harness.engines.vllm_engine import VLLMEngine
+from harness.engines.vllm_engine import VLLMEngine, device_type
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.layers_and_heads import parse_numbers
@@ -40,7 +40,10 @@ def open_recorder(
     open_layers: JsonObject = {"attention": [], "activations": [], "recorded": recorded}
     refuse_to_open(arguments, open_layers)
     open_layers["set_count"] = set_count
-    return VLLMEngine({**arguments, "interventions": {"layers": open_layers}}, sampled=False)
+    options: JsonObject = {**arguments, "interventions": {"layers": open_layers}}
+    if device_type() == "cpu":  # one token is generated for each prompt, so compiling is slower
+        options.setdefault("enforce_eager", True)
+    return VLLMEngine(options, sampled=False)
 
 
 def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:

@@ -21,9 +21,12 @@ from harness.engines.attention_sums import (
     separate_rows,
     single_queries,
 )
-from harness.experiment.tokenizer import encode, load_tokenizer, token_texts
+from harness.execution.generate_samples import LOG, library_log, quieten_libraries
+from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
+from harness.resources import cache_folder
 from harness.runs.attention_file import AttentionView
+from harness.runs.stored_files import clear_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,7 +97,8 @@ def attention(
         layers: From 1, such as `[1, 3]` or `1-3`, or `all`; returned in ascending order.
         queries: The queries whose weights are returned one by one, such as `last:16` or `all`. None
             for no query: their memory grows with their number.
-        **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`.
+        **arguments: Further model arguments, such as `dtype` or `tensor_parallel_size`. Messages of
+            the libraries are in libraries.log in the cache of mless.
 
     Returns:
         A list with an array for each prompt; it also has their tokens, rows, and a page.
@@ -104,9 +108,10 @@ def attention(
             latent attention).
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
-    name = smollm2_model.resolve_model(model)
-    tokenizer = load_tokenizer(name)
-    tokenized = [_tokenize(prompt, tokenizer) for prompt in prompts]
+    arguments["pretrained"] = smollm2_model.resolve_model(model)
+    loaded = ModelTokenizer.from_arguments(arguments)
+    assert loaded is not None  # because it is named
+    tokenized = [_tokenize(prompt, loaded.tokenizer) for prompt in prompts]
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
     # All requests must have the same number of sets: each row alone, all queries, and the last set,
     # which `means` leaves out.
@@ -116,8 +121,13 @@ def attention(
         size = len(token_ids)
         sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
-    with closing(open_recorder({"pretrained": name, **arguments}, layers, set_count)) as engine:
-        prompt_sums = record_sums(engine, requests)
+    quieten_libraries()
+    log = cache_folder() / LOG
+    with clear_messages(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with library_log(log):
+        with closing(open_recorder(arguments, layers, set_count)) as engine:
+            prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
         means(sums, request.record)[:, -1]
         for sums, request in zip(prompt_sums, requests, strict=True)

@@ -255,12 +255,10 @@ def session_facts(plan: Plan) -> JsonObject:
 def library_log(path: Path) -> Iterator[None]:
     """Send the standard error of libraries and their processes to a file.
 
-    Only the messages of mless remain visible. Python's warnings go to the file too. Nothing is
-    redirected where `sys.stderr` is not the process's own stream, as in a notebook.
+    Only the messages of mless remain visible. Python's warnings go to the file too.
     """
-    stderr, process_stderr = sys.stderr, sys.__stderr__
-    showwarning = warnings.showwarning
-    if process_stderr is None or stderr is not process_stderr:
+    stderr, showwarning = sys.stderr, warnings.showwarning
+    if sys.__stderr__ is None:
         yield
         return
     stderr.flush()
@@ -268,10 +266,11 @@ def library_log(path: Path) -> Iterator[None]:
     descriptor = os.dup(2)
     with (
         open(path, "a", encoding="utf-8") as log,
-        os.fdopen(descriptor, "w", buffering=1, encoding=stderr.encoding) as terminal,
+        os.fdopen(descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding) as terminal,
     ):
         os.dup2(log.fileno(), 2)
-        sys.stderr = terminal
+        if stderr is sys.__stderr__:  # that of a notebook writes elsewhere
+            sys.stderr = terminal
         warnings.showwarning = lambda *warning: print(
             warnings.formatwarning(*warning[:4]), file=log, flush=True
         )

@@ -19,7 +19,6 @@ from harness.experiment.run_config import config_of_model, name_folder
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
 from harness.runs.run_files import RECEIPT
-from harness.smollm2_model import resolve_model
 
 ACCURACY_FIGURE = "accuracy-bars-and-head-14"
 """The figure that also has the accuracies of the run."""
@@ -93,7 +92,7 @@ def _refuse_layers(models: Sequence[str], overrides: Sequence[str], last: int) -
         arguments = config_of_model(model, overrides).model.model_args
         # a model without a readable config fails in its own run, and the others continue
         with suppress(ModelError):
-            layer_count = load_model_config(resolve_model(model), arguments).num_hidden_layers
+            layer_count = load_model_config(model, arguments).num_hidden_layers
             if last > layer_count:
                 raise ConfigError(f"--layers {last}: {model} has {layer_count} layers.")
 

@@ -64,11 +64,10 @@ class ModelTokenizer:
         name = arguments.get("tokenizer") or weights
         if not isinstance(name, str) or not isinstance(weights, str | None):
             return None
-        path = smollm2_model.resolve_model(name)
         tokenizer = load_tokenizer(
-            path,
+            name,
             revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
-            trust_remote_code=_trusts_code(arguments),
+            trust_remote_code=trusts_code(arguments),
         )
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
@@ -76,7 +75,7 @@ class ModelTokenizer:
         # The model's own limit counts too, except where overrides of its config, such as of RoPE,
         # come with a stated length. Of another model's tokenizer it is not known.
         if weights == name and not (length and arguments.get("hf_overrides")):
-            config = load_model_config(path, arguments)
+            config = load_model_config(name, arguments)
             lengths = (length, getattr(config, "max_position_embeddings", None))
             length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
@@ -122,12 +121,13 @@ def hash_token_ids(token_ids: Iterable[int]) -> str:
 def load_tokenizer(
     name: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a fast tokenizer from a folder or the hub.
+    """Load a fast tokenizer of a folder, a hub name or `smollm2`.
 
     Raises:
         ModelError: the folder does not exist or holds no tokenizer, the hub refuses or cannot be
             reached, or no fast tokenizer exists.
     """
+    name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
@@ -167,7 +167,8 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise ModelError(explain_hub_error(name, error)) from error
 
 
-def _trusts_code(arguments: Mapping[str, Any]) -> bool:
+def trusts_code(arguments: Mapping[str, Any]) -> bool:
+    """Whether a model's own code may run."""
     return arguments.get("trust_remote_code") in (True, "True", "true")
 
 
@@ -181,11 +182,12 @@ def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> Pretraine
     """
     from transformers import AutoConfig
 
+    name = smollm2_model.resolve_model(name)
     with _hub_errors(name):
         config = AutoConfig.from_pretrained(
             name,
             revision=arguments.get("revision"),
-            trust_remote_code=_trusts_code(arguments),
+            trust_remote_code=trusts_code(arguments),
         )
     return config.get_text_config()
 

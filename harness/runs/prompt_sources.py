@@ -124,8 +124,8 @@ class Source:
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         changed: Conditions with an intervention in the model.
-        model_arguments: The arguments of the model that was run; of other backends than vLLM only
-            its revision.
+        model_arguments: The arguments of the model that was run.
+        is_vllm: Whether they are those of a run of mless in vLLM.
 
     Raises:
         RunError: there is no problem.
@@ -141,6 +141,7 @@ class Source:
     metric: str | None = None
     changed: tuple[str, ...] = ()
     model_arguments: JsonObject = field(default_factory=dict)
+    is_vllm: bool = False
 
     @property
     def prompts_sha256(self) -> str:

@@ -62,6 +62,7 @@ def read_logs(
         "about": about,
         "problems": problems,
         "model": next((log.results.model for log in logs if log.results.model), None),
+        "model_arguments": next(filter(None, (log.results.arguments for log in logs)), {}),
         "metric": about["metric"] or None,
         "read": partial(_read_samples, about["model"], prompts),
         "read_prompts": lambda: prompts,

@@ -74,6 +74,7 @@ class Run:
             sampling and so on. None or missing: unknown, which agrees with any value.
         problems: The hash of each problem and its answer (`prompt.hash_problem`), by id.
         model: The name or folder that the model was loaded from; None where it is not known.
+        model_arguments: The arguments that it was loaded with.
         receipt: The full receipt of a run folder.
         metric: The metric of the verdicts; None without verdicts.
         read: Makes `samples`, with replicates and reference conditions; with `texts=True` it has
@@ -85,6 +86,7 @@ class Run:
     about: Mapping[str, Any]
     problems: Mapping[str, str] = field(default_factory=dict)
     model: str | None = None
+    model_arguments: JsonObject = field(default_factory=dict)
     receipt: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
     read: Callable[..., pandas.DataFrame]
@@ -215,20 +217,9 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         changed=tuple(condition.name for condition in conditions if condition.intervention),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
-        model_arguments=_read_model_arguments(run),
+        model_arguments=run.model_arguments,
+        is_vllm=bool(run.receipt) and run.receipt["config"]["model"]["backend"] == "vllm",
     )
-
-
-def _read_model_arguments(run: Run) -> JsonObject:
-    """As `Source.model_arguments`."""
-    if not run.receipt:
-        return {}
-    model = run.receipt["config"]["model"]
-    arguments: JsonObject = model["model_args"]
-    if model["backend"] != "vllm":
-        # the probe's engine is vLLM, which refuses other backends' arguments
-        return {"revision": arguments.get("revision")}
-    return arguments
 
 
 def _read_folder(path: Path) -> Run:
@@ -243,6 +234,7 @@ def _read_folder(path: Path) -> Run:
         about=_describe_folder(path, receipt),
         problems={name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()},
         model=next(filter(None, names), None),
+        model_arguments=arguments,
         receipt=receipt,
         metric="verdict",
         read=partial(read_frame, path, receipt, prompts),

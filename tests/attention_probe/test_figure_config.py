@@ -164,7 +164,7 @@ def test_the_heads_of_the_appendix_exist():
 
 
 @pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
-def test_every_study_figure_is_drawn_from_a_model_with_as_many_heads(
+def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_then_without(
     path, tiny_model, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(ROOT)  # the path of the reference numbers begins at the repository
@@ -172,7 +172,10 @@ def test_every_study_figure_is_drawn_from_a_model_with_as_many_heads(
     overrides = ["prompts.n=2"]
     for index, panel in enumerate(config.panels[: len(config.heads)]):
         overrides.append(f"heads.{index}.model={tiny_model(panel.head.model)}")
-    files = make_figure(load_figure_config(path, overrides), folder=tmp_path)
+    config_of_model = load_figure_config(path, overrides)
+    files = make_figure(config_of_model, folder=tmp_path)
+    monkeypatch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
+    assert make_figure(config_of_model, folder=tmp_path) == files
     assert {file.suffix for file in files} == {".png", ".svg", ".pdf", ".csv"}
     assert {file.stem for file in files} == {path.stem}
     points = pandas.read_csv(tmp_path / f"{path.stem}.csv")

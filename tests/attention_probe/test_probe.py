@@ -375,12 +375,14 @@ def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
         assert np.isnan(trace.measures["mass_filler"]).all()
 
 
-def test_the_probe_from_the_command_line(path):
+def test_the_probe_from_the_command_line(path, monkeypatch):
     command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
     printed = run_command(*command)
     assert "selected on outcome" in printed
     assert "3 problems under wo, " in printed
-    assert run_command(*command) == printed
+    with monkeypatch.context() as patch:  # all traces exist
+        patch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
+        assert run_command(*command) == printed
 
 
 def test_sample_logs_of_any_task_are_named_by_condition(path):

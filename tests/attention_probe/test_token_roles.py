@@ -15,7 +15,7 @@ from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as DatasetProblem
 from harness.experiment.prompt import hash_text
 from harness.experiment.tokenizer import encode, token_texts
-from harness.runs.prompt_sources import Problem, build_source
+from harness.runs.prompt_sources import Problem, Source, build_source
 from harness.runs.read_runs import Run, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_token_checks import PROBLEMS, WO, layouts, texts
@@ -293,12 +293,36 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
 
 
 def test_an_engine_gets_no_arguments_of_another_backend():
-    run = Run.load(GREEDY_RUN)
     arguments = {"pretrained": "people/model", "device": "cuda:1", "revision": "older"}
-    model = {"backend": "hf", "label": None, "model_args": arguments}
-    run.receipt["config"]["model"] = model
+    run = replace(Run.load(GREEDY_RUN), model_arguments=arguments)
+    run.receipt["config"]["model"] = {"backend": "hf", "label": None}
     settings = ProbeSettings(engine={}).complete_from(source_of(run, layout="raw"))
-    assert settings.engine == {"revision": settings.revision} == {"revision": "older"}
+    assert settings.engine == settings.arguments == {"revision": "older"}
+
+
+@with_cases
+def test_arguments_that_may_change_the_model_are_passed_on_or_refused(
+    run, named, argument, probe, engine
+):
+    """`probe` and `engine` have the arguments that remain; None where the run is refused."""
+    source = Source(
+        name="RUN",
+        kind="run",
+        model="people/model",
+        layout="raw",
+        conditions=("wo",),
+        problems=(),
+        model_arguments={"pretrained": "people/model", "seed": 1, **argument},
+        is_vllm=run == "vllm",
+    )
+    for options, expected in ((None, probe), ({}, engine)):
+        settings = ProbeSettings(model=named, engine=options)
+        if expected is None:
+            (name,) = argument
+            with pytest.raises(errors.ConfigError, match=rf"model_args\.{name} .* may change"):
+                settings.complete_from(source)
+        else:
+            assert settings.complete_from(source).arguments == expected
 
 
 def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenizer):

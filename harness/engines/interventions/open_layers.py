@@ -9,7 +9,7 @@ from harness.engines.engine_processes import PLUGIN
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
-from harness.experiment.tokenizer import load_model_config
+from harness.experiment.tokenizer import load_model_config, trusts_code
 
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 OPERATION = "mless::change_rows"
@@ -95,7 +95,8 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
         )
     # without memory for weights: only the classes of the modules matter
     with torch.device("meta"):
-        decoder: Any = getattr(AutoModelForCausalLM.from_config(config), "model", None)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
+    decoder: Any = getattr(model, "model", None)
     block = decoder.layers[last] if hasattr(decoder, "layers") else None
     if obstacle := _find_obstacle(config, block, arguments, layers):
         raise ConfigError(
