@@ -11,6 +11,8 @@ from harness.reasoning_markers import Markers, skip_reasoning
 NO_FORM = "none"
 """The form of a completion without an answer."""
 FORMS = {
+    # of models trained with tags around reasoning and answer, and of GLM-V; not of a sentence
+    "<answer>": re.compile(r"<answer>(?![^<]*answer is)|<\|begin_of_box\|>"),
     # of minerva's prompts, in lm-eval's tasks minerva_math and hendrycks_math
     "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
     # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is no answer

@@ -83,11 +83,10 @@ _RULES = tuple(
         (
             # A check mark and `the answer is` do not change an answer, but words with a hedge do,
             # such as `this is not`.
-            r"(?<=[^ ]) ?\\checkmark(?![A-Za-z]) ?"
-            rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b)[^{{}}]*(?: is|:) ?\}}(?=.)",
+            r"(?<=[^ ]) *\\checkmark(?![A-Za-z]) ?|\A\\therefore(?![A-Za-z]) *"
+            rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b|[A-E]:)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
-        (r"(?<=.)\\text\{ ?\(all real numbers[^{}]*\}.*\Z", ""),
         (
             # units are looked for behind their number only
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
@@ -115,7 +114,7 @@ _RULES = tuple(
         # models also write operators as in programs
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
-        (r"\\not=", r"\\ne "),
+        (r">=", r"\\ge "),
         (
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
             # a letter o typed for the degree sign
@@ -156,7 +155,6 @@ _BEFORE_GROUP = re.compile(  # for the reversed text, because `re` cannot match 
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words. No list of numbers extends beyond them."""
-_DIFFERENCE = re.compile(r"(?<=[)\]}])-(?=\\\{)|(?<=\\mathbb\{R\})-(?=[(\[])")
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
@@ -199,8 +197,8 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     pieces = _TEXT.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
+    text = text.removeprefix("\\approx").lstrip(" ")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
-    text = _DIFFERENCE.sub(r"\\setminus ", text)
     return number_word(text.replace("\\pi(", "\\pi*("))
 
 

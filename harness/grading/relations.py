@@ -40,7 +40,7 @@ _NAME = rf"(?:{_LETTER}|{_POINTS})"
 _ARGUMENT = rf"(?:{_NAME}|-?\d+)"
 _CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
 _INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
-_FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:{_NAME}|\({_NAME}\))"
+_FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:\d*{_NAME}|\([^()]*[A-Za-z][^()]*\))"
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
 _SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
@@ -48,13 +48,18 @@ _NAMED = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
-_SUM = rf"{_QUANTITY}(?:[-+*/]?{_QUANTITY})*|{_QUANTITY}\^\d(?:[-+]{_QUANTITY}\^\d)+"
-_COMBINED = re.compile(rf"{_SUM}|\\frac\{{(?:{_SUM})\}}\{{(?:{_SUM})\}}")
+_MULTIPLE = re.compile(r"(?:-|-?(?:\d+|\\frac(?:\d\d|\{\d+\}\{\d+\}))\*?)m?(.+)")
+"""A sign or a number before a name: `-\\angle A`, `\\frac{1}{2}m\\angle B`."""
+_STRUCTURE = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|rightarrow)) ?")
+"""Commands that combine or mark unknowns and are not unknowns themselves."""
+_COEFFICIENT = re.compile(r"\A-|(?<![\^_\d])\d+\*?(?=[A-Za-z(\\|])")
+"""A sign in front, or a number before an unknown: `2x`, `3(a+b)`; not the exponent of `a^2b`."""
 _NO_NAMES = re.compile(
-    r"\\(?:pi|infty|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
+    r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
     r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
-    rf"|\\text\{{[^{{}}]*\b(?:{HEDGES})\b"
 )
+_HEDGED = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")
+_ARGUMENTS = re.compile(r"\([^()]*\)")
 
 
 def as_relation(text: str) -> Relation:
@@ -67,24 +72,29 @@ def is_name(text: str) -> bool:
 
     Such names are `x`, `f(x)`, `|z|`, `\sin A`, `A^{-1}`, `AB`, `(x,y)`, and words.
     """
-    return bool(_NAMED.fullmatch(text)) and not _NO_NAMES.search(text.removeprefix("\\frac"))
+    if not _NAMED.fullmatch(text) or _NO_NAMES.search(text.removeprefix("\\frac")):
+        return False
+    # the words of an event hedge nothing: `P(\text{no two adjacent})`
+    return not _HEDGED.search(_ARGUMENTS.sub("", text))
+
+
+def is_multiple(text: str) -> bool:
+    r"""Whether a left side is a multiple of what it names, such as `2\angle A` or `-f^{-1}(x)`."""
+    match = _MULTIPLE.fullmatch(text)
+    return bool(match) and is_name(match[1])
 
 
 def _is_combination(text: str) -> bool:
-    """Whether a left side is a sum, product or quotient of different unknowns without coefficients.
+    r"""Whether a left side combines several unknowns without coefficients, such as `xy+yz`.
 
-    A question may ask for the value of such a side. It may also be a side of an equation.
+    A question may ask for its value. With a coefficient, as in `2x+y=4`, it is usually a side of an
+    equation that was to be solved.
     """
-    unknowns = text.removeprefix("\\frac")
-    quantities = re.findall(rf"{_CALL}|{_LETTER}", unknowns)
-    are_different = len(set(quantities)) == len(quantities)
-    return bool(_COMBINED.fullmatch(text) and not _NO_NAMES.search(unknowns) and are_different)
-
-
-def flipped(relation: Relation) -> Relation:
-    """The relation read from right to left."""
-    terms, operators = relation
-    return terms[::-1], [FLIPPED.get(operator, "") for operator in reversed(operators)]
+    unknowns = _STRUCTURE.sub("", text)
+    if "\\text" in unknowns:
+        return False
+    are_several = len({*re.findall(rf"{_CALL}|{_LETTER}", unknowns)}) > 1
+    return are_several and not _COEFFICIENT.search(unknowns) and not _NO_NAMES.search(unknowns)
 
 
 def defined_value(
@@ -120,17 +130,12 @@ def defined_value(
     return last if all(same(value, last) for value in values) else None
 
 
-def exact_and_rounded(relation: Relation) -> tuple[str, str, str] | None:
-    r"""Split a value with its rounding, such as `x=\frac13\approx0.33`.
-
-    The result is the text before the `\approx`, the exact value and the decimal. None for other
-    relations.
-    """
+def without_rounding(relation: Relation) -> str:
+    r"""The exact part `x=\frac13` of `x=\frac13\approx0.33`; empty for other relations."""
     terms, operators = relation
     if operators[-1:] != ["\\approx"]:
-        return None
-    text = "".join(chain(*zip_longest(terms[:-1], operators[:-1], fillvalue="")))
-    return text, terms[-2], terms[-1]
+        return ""
+    return "".join(chain(*zip_longest(terms[:-1], operators[:-1], fillvalue="")))
 
 
 def same_comparison(answer: Relation, target: Relation) -> bool:

@@ -30,19 +30,18 @@ from harness.grading.relations import (
     Relation,
     as_relation,
     defined_value,
-    exact_and_rounded,
-    flipped,
+    is_multiple,
     same_comparison,
     same_sets,
+    without_rounding,
 )
 from harness.grading.same_quantity import integer_value, same_in_order, same_quantity, same_ratio
-from harness.grading.units_and_words import AND, OR, readable_words, without_unit
-from harness.grading.values import approximate
+from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
 _OPTION = re.compile(
     r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
-    r"|(?:\\text\{)?([A-E])[.)]\}?(\\text.+)"
+    r"|(?:\\text\{)?([A-E])(?:[):]|\.(?!\d)) ?\}? ?(.+)"
 )
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
@@ -129,12 +128,9 @@ def _same_element(answer: str, target: str) -> bool:
     if answer == target:
         return True
     answer_relation, target_relation = as_relation(answer), as_relation(target)
-    rounded_answer = exact_and_rounded(answer_relation)
-    if rounded_answer:
-        return _same_rounded(*rounded_answer, target)
-    rounded_target = exact_and_rounded(target_relation)
-    if rounded_target:
-        return _same_element(answer, rounded_target[0])
+    exact_answer, exact_target = map(without_rounding, (answer_relation, target_relation))
+    if exact_answer or exact_target:
+        return _same_element(exact_answer or answer, exact_target or target)
     if _SET_SIGNS.search(answer + target):
         are_same = same_sets(answer, target)
         if are_same is not None:
@@ -146,6 +142,9 @@ def _same_element(answer: str, target: str) -> bool:
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and are_words:
         return words[0] == words[1]
+    names = numbered_name(answer), numbered_name(target)
+    if None not in names:
+        return names[0] == names[1]
     if "\\cup" in answer + target:
         unions = [split_outside_brackets(text, _UNIONS)[0] for text in (answer, target)]
         if max(map(len, unions)) > 1:
@@ -183,33 +182,14 @@ def _same_enclosed(answer: str, target: str) -> bool:
     return same_quantity(answer, target)
 
 
-def _same_rounded(relation: str, exact: str, decimal: str, target: str) -> bool:
-    r"""Whether an answer such as `x=\frac13\approx0.33` is the target.
-
-    The target is the exact value, or a decimal of two or more digits to which the value rounds.
-    """
-    if _same_element(relation, target):
-        return True
-    exact, decimal, target = (without_unit(text)[0] for text in (exact, decimal, target))
-    digits = len(target.partition(".")[2])
-    if digits < 2 or decimal != target:
-        return False
-    exact_value, decimal_value = approximate(exact), approximate(decimal)
-    if exact_value is None or decimal_value is None:
-        return False
-    return abs(exact_value - decimal_value) <= 0.500001 * 10.0**-digits
-
-
 def _same_relation(answer: Relation, target: Relation) -> bool:
     """Compare two relations, or a relation with a text that is none."""
     if not target[1]:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:
         return _states(target, answer[0][0], is_answer=False)
-    # a relation may be written from either side: `x<y` is `y>x`
-    for terms, operators in (target, flipped(target)):
-        if answer[1] == operators and all(map(_same_answer, answer[0], terms)):
-            return True
+    if answer[1] == target[1] and all(map(_same_answer, answer[0], target[0])):
+        return True
     return same_comparison(answer, target)
 
 
@@ -226,14 +206,13 @@ def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
 
 def _agrees_in_chain(term: str, last: str) -> bool:
     """Whether a term of a chain may equal the last term. A term that is not readable may."""
-    numerals = BASED.fullmatch(term), BASED.fullmatch(last)
-    if numerals[0] and numerals[1]:
+    if BASED.fullmatch(term) or BASED.fullmatch(last):
         with suppress(ValueError):
-            return integer_value(numerals[0]) == integer_value(numerals[1])
+            return integer_value(term) == integer_value(last)
     if _same_answer(term, last):
         return True
     is_balanced = brackets(f"({term})")[0] == "()"
-    if not is_balanced or _SAYS_MORE.search(term):
+    if not is_balanced or _SAYS_MORE.search(term) or is_multiple(term):
         return False
     return not any(map(is_readable, split_atoms(term)))
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from harness.grading.answer_elements import BASED, NAMES
-from harness.grading.units_and_words import HALF_DAYS, agree, number_word, without_unit
+from harness.grading.units_and_words import agree, number_word, without_unit
 from harness.grading.values import approximate, same_values
 
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
-_HALF_DAY = re.compile(rf"\\text\{{(?:{'|'.join(HALF_DAYS.values())})\}}\Z")
 
 
 def same_in_order(answers: list[str], targets: list[str], same: Callable[[str, str], bool]) -> bool:
@@ -25,7 +24,7 @@ def same_ratio(answer: list[str], target: list[str]) -> bool:
     colon to learn from. So if both sides could be times, the terms must be equal. This loses only a
     ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
-    clocks = [_CLOCK.fullmatch(_HALF_DAY.sub("", ":".join(terms))) for terms in (answer, target)]
+    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)]
     # a zero after the colon, as in `3:05`, is written in times only, and the other side is no time
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
@@ -55,7 +54,10 @@ def same_quantity(answer: str, target: str) -> bool:
         return value == target_numeral[1]
     if numeral and target_numeral:
         return _digits_and_base(numeral) == _digits_and_base(target_numeral)
-    if numeral or target_numeral:
+    if numeral:
+        digits, base = _digits_and_base(numeral)
+        return base == "10" and _same_formula(digits, target_value)
+    if target_numeral:
         return False
     if value == target_value or _same_formula(value, target_value):
         if ("%" in unit) == ("%" in target_unit):
@@ -76,13 +78,14 @@ def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:
     return digits, number_word(base)
 
 
-def integer_value(numeral: re.Match[str]) -> int:
-    """The value of a match of `BASED`.
+def integer_value(text: str) -> int:
+    """The value of an integer, perhaps with its base.
 
     Raises:
-        ValueError: A digit is not in the base, or the base is none from 2 to 36.
+        ValueError: A text is not an integer, or has a digit or a base that does not exist.
     """
-    digits, base = _digits_and_base(numeral)
+    numeral = BASED.fullmatch(text)
+    digits, base = _digits_and_base(numeral) if numeral else (text, "10")
     return int(digits, int(base))
 
 

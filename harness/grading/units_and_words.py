@@ -39,13 +39,14 @@ _LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
 _BASE = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
-_ORDINAL = re.compile(r"(?<=\d)(?:\^ ?\{? ?)?(?:\\text\{)?(?:st|nd|rd|th)\}{0,2}(?![A-Za-z}^])")
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
 """A product of letters has seldom a vowel after its first letter."""
 _STRAY = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"
 )
+_NUMBER_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
+"""A sign, and words with a blank or a hyphen between them: `-\\text{twenty-five}`."""
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
 _QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
@@ -98,8 +99,8 @@ _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def without_words(text: str) -> str:
-    r"""Write bases as subscripts, mark `\text{and}` and `\text{or}`, and remove ordinal endings."""
-    return _ORDINAL.sub("", _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text)))
+    r"""Write bases as subscripts, and mark `\text{and}` and `\text{or}`."""
+    return _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text))
 
 
 def without_loose_words(text: str) -> str:
@@ -144,10 +145,11 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
 
 
 def number_word(plain_text: str) -> str:
-    """Write `two`, `\\text{twenty-one}` or `Three hundred` in digits; keep any other text."""
-    words = _without_text_command(plain_text).strip().lower()
-    if not words.isascii() or not words.replace("-", "").replace(" ", "").isalpha():
+    """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text."""
+    match = _NUMBER_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
+    if not match:
         return plain_text
+    sign, words = match.groups()
     total, below_scale = 0, None
     # The scales fall, as in two million three thousand five.
     smallest_scale = 10**15
@@ -165,7 +167,7 @@ def number_word(plain_text: str) -> str:
             total, below_scale = total + current * smallest_scale, None
         else:
             return plain_text
-    return str(total + (below_scale or 0))
+    return f"{'-' if sign else ''}{total + (below_scale or 0)}"
 
 
 def readable_words(plain_text: str) -> str | None:
@@ -185,6 +187,15 @@ def readable_words(plain_text: str) -> str | None:
     if len(words) == 1:
         return words
     return re.sub(r"(?<=\w{3})s\Z", "", words.lower())
+
+
+def numbered_name(plain_text: str) -> str | None:
+    r"""A word of three letters or more with its number, such as `\text{Room 101}`, in lower case.
+
+    None for other texts.
+    """
+    name = re.sub(r"[\s.]", "", _without_text_command(plain_text))
+    return name.lower() if re.fullmatch(r"[A-Za-z]{3,}\d+", name) else None
 
 
 def _without_text_command(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
-from itertools import starmap
+from itertools import chain, starmap
 
 import mpmath  # type: ignore[import-untyped]
 
@@ -90,13 +90,19 @@ def constant_ratio(answer: str, target: str) -> float:
         TooLarge: As for `same_values`.
     """
     pairs = [*_values_at_points(answer, target)]
-    if not pairs or not all(map(all, pairs)):
+    # an identity such as `\sqrt2\sqrt2=2` has the difference 0, and is a multiple of no equation
+    if not pairs or not all(map(_is_nonzero, chain.from_iterable(pairs))):
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
         ratios = [a / b for a, b in starmap(_alike, pairs)]
     if any(isinstance(ratio, mpmath.mpc) or not _agree(ratio, ratios[0]) for ratio in ratios):
         return 0.0
     return float(ratios[0])
+
+
+def _is_nonzero(value: Value | None) -> bool:
+    """Whether a value is known, and is not a rounding error of 0."""
+    return value is not None and not _agree(value, Fraction(0))
 
 
 def has_value(formula: str) -> bool:
