@@ -81,7 +81,7 @@ def is_name(text: str) -> bool:
 def is_multiple(text: str) -> bool:
     r"""Whether a left side is a multiple of what it names, such as `2\angle A` or `-f^{-1}(x)`."""
     match = _MULTIPLE.fullmatch(text)
-    return bool(match) and is_name(match[1])
+    return match is not None and is_name(match[1])
 
 
 def _is_combination(text: str) -> bool:
