@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -103,7 +104,10 @@ class Worker:
         root = str(Path(harness.__file__).resolve().parent.parent)
         try:
             self.requests, self.errors = (tempfile.TemporaryFile(buffering=0) for _ in range(2))
-            arguments = int(memory_bytes), self.requests.fileno(), int(audits)
+            # the kernel would end the worker with the thread that starts it, not with the process
+            dies_with_thread = threading.current_thread() is threading.main_thread()
+            descriptor = self.requests.fileno()
+            arguments = map(int, (memory_bytes, descriptor, audits, dies_with_thread))
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, root, *map(str, arguments)],
                 stdin=subprocess.PIPE,
@@ -172,19 +176,21 @@ class Worker:
         return f"the grader {end}", lines[-1] if lines else "no message"
 
 
-def serve(memory_bytes: int, requests: int, audits: int) -> None:
+def serve(memory_bytes: int, requests: int, audits: int, dies_with_thread: int) -> None:
     """Run a worker: prepare the process, report that it is ready, and serve jobs until input ends.
 
     A worker uses neither clocks nor signals: the parent kills it if it takes too long. If the
-    parent is gone, the kernel kills the worker.
+    parent is gone, the input ends, or the kernel kills the worker.
 
     Args:
         memory_bytes: The address space that the process may use.
         requests: The descriptor of the file of requests.
         audits: Whether to load the other graders.
+        dies_with_thread: Whether the kernel kills the worker when the thread that started it ends.
     """
-    # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end its workers, so the kernel does
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    if dies_with_thread:
+        # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end workers that hang
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
     lengths, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:

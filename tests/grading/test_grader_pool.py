@@ -3,6 +3,7 @@ import re
 import signal
 import sys
 import textwrap
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -207,6 +208,15 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
     while is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not is_alive()
+
+
+def test_workers_outlive_the_thread_that_started_them():
+    with GraderPool(workers=1) as pool:
+        thread = threading.Thread(target=run_job, args=[pool, sum_job(1)])
+        thread.start()
+        thread.join()
+        workers = children()
+        assert run_job(pool, sum_job(2)).correct and children() == workers
 
 
 def test_equal_jobs_are_computed_once_and_remembered(auditing):
