@@ -183,7 +183,7 @@ def run_plan(plan, folder, make_sample):
     return folder
 
 
-def write_run(folder, answer, *, limit=6, **changes):
+def write_run(folder, answer, /, *, limit=6, **changes):
     """A finished run, or one that is extended if the folder holds a run.
 
     `answer` returns completion and finish reason of a request and its target.
@@ -242,6 +242,8 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "looping": verdict == "truncated",
                     "spent_budget": False,
                     "other_form": False,
+                    "next_question": False,
+                    "is_at_limit": verdict == "truncated",
                     "boxes_after_first": 0,
                 }
                 rows.append(row | dict.fromkeys(GRADERS, correct))

@@ -16,11 +16,14 @@ MEDIATOR_COLUMNS = {
     "no_box": "percent that ended without an answer in a closed box",
     "truncated": "percent that reached the token limit without an answer in a closed box",
     "unfinished": "percent whose reasoning did not end",
+    "cut_reasoning": "percent whose reasoning did not end before the token limit",
     "spent_budget": "percent whose reasoning has all tokens of `thinking_budget`",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
     "other_form": "percent without a box whose completion states an answer in another form",
+    "next_question": "percent with a further question in the format of the run, from which on "
+    "nothing is graded",
     "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
@@ -40,9 +43,8 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     shares = {
         **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
-        "spent_budget": samples["spent_budget"],
-        "other_form": samples["other_form"],
-        "looping": samples["looping"],
+        "cut_reasoning": (verdict == "unfinished") & samples["is_at_limit"],
+        **samples[["spent_budget", "other_form", "next_question", "looping"]],
     }
     scores = (
         samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))

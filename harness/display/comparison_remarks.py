@@ -28,6 +28,12 @@ ADVICE = {
     "or read the first line (--answer line).",
     "cut off": "Raise max_gen_toks.",
     "unfinished": "Reasoning without an end is no answer. Raise max_gen_toks.",
+    "unfinished before the limit": "Reasoning without an end is no answer. Set `thinking` if its "
+    "end has another text; raise max_gen_toks if it reached this limit.",
+    "unfinished, stop strings": "Reasoning without an end is no answer, and a stop string may have "
+    "ended it: set `answer: box`, without `until`.",
+    "no box, stop strings": "A stop string may have ended them before the answer: see `until` and "
+    "`answer`.",
     "refused": "The grader cannot compare these answers; --audit shows what other graders say.",
     "timeout": "The comparison took too long; --audit shows what other graders say.",
 }
@@ -192,6 +198,17 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         shares = [
             {ending: row[column.key] for ending, column in UNGRADED_ENDINGS.items()} for row in rows
         ]
+        where = f", {setting}" if len(rows_by_setting) > 1 else ""
+        further = [
+            f"{label(row['condition'])} {row['next_question'] * row['samples'] / 100:.0f}"
+            for row in rows
+            if row["next_question"]
+        ]
+        if further:
+            yield (
+                "Samples with a next question in the format of the run, from which on nothing is "
+                f"graded{where}: {', '.join(further)}."
+            )
         order = sorted(range(len(rows)), key=lambda index: sum(shares[index].values()))
         most = shares[order[-1]]
         if sum(most.values()) < MANY_UNGRADED:
@@ -206,9 +223,19 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             ]
             name = label(rows[index]["condition"])
             texts.append(f"{rank} in {name} ({', '.join(endings) or '0 %'})")
-        advice = ADVICE[max(most, key=most.__getitem__)]
-        where = f", {setting}" if len(rows_by_setting) > 1 else ""
-        yield f"Not graded{where}: {'; '.join(texts)}. {advice}"
+        ending = max(most, key=most.__getitem__)
+        cause = _find_cause(board, ending, rows[order[-1]])
+        yield f"Not graded{where}: {'; '.join(texts)}. {ADVICE[cause]}"
+
+
+def _find_cause(board: Leaderboard, ending: str, row: Row) -> str:
+    """The key in `ADVICE` of an ending, which depends on the limit and on stop strings."""
+    is_cut = ending == "unfinished" and 2 * row["cut_reasoning"] > row["unfinished"]
+    if is_cut or ending not in ("no box", "unfinished"):
+        return ending
+    if any((run.get("sampling") or {}).get("until") for run in board.receipt):
+        return f"{ending}, stop strings"
+    return "unfinished before the limit" if ending == "unfinished" else ending
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

@@ -17,7 +17,8 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
 
     An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
     first line is read, this holds only if the prefix begins a box. If the prompt opened the
-    reasoning, its start is put before the completion, so that nothing is read before its end.
+    reasoning, its start is put before the completion, so that nothing is read before its end. The
+    completion ends before the first question that the model adds.
 
     Args:
         prompt: The sample's prompt.
@@ -28,11 +29,13 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     if is_line and "boxed" not in prefix:
         prefix = ""
     start, _ = find_opened(prompt.prompt, prompt.thinking)
+    completion = prompt.cut_next_question(sample.completion)
+    is_whole = completion == sample.completion
     return GradeJob(
-        completion=start + prefix + sample.completion,
+        completion=start + prefix + completion,
         target=prompt.doc["answer"],
         alternatives=tuple(prompt.doc.get("alternatives") or ()),
-        finish_reason=sample.finish_reason,
+        finish_reason=sample.finish_reason if is_whole else "stop",
         line=is_line,
         thinking=prompt.thinking,
     )

@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, product
@@ -28,7 +28,7 @@ from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_prompts
 from harness.experiment.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import MarkerIds, Markers, read_markers
+from harness.reasoning_markers import MarkerIds, Markers, find_opened, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +140,14 @@ def make_plan(
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
+    arms = _build_arms(config, dataset, draws, model, thinking, advance)
+    if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
+        _refuse_open_reasoning(arms.values(), thinking)
     return Plan(
         config=config,
         dataset=dataset,
         full_dataset=full_dataset,
-        arms=_build_arms(config, dataset, draws, model, thinking, advance),
+        arms=arms,
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
@@ -153,6 +156,16 @@ def make_plan(
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
+
+
+def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) -> None:
+    """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
+    for prompt in chain.from_iterable(arm.prompts for arm in arms):
+        if start := find_opened(prompt.text, thinking)[0]:
+            raise ConfigError(
+                f"answer: `line` would end each completion in the first line of its reasoning, "
+                f"because the prompt ends in {start}. Set `answer: box` (--answer box)."
+            )
 
 
 def _encode_markers(

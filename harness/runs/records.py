@@ -7,6 +7,8 @@ declaration does not name may hold anything.
 from __future__ import annotations
 
 import math
+import re
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -23,7 +25,7 @@ from harness.experiment.prompt import Prompt, Segment, document_prompt, make_doc
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
-from harness.reasoning_markers import Markers
+from harness.reasoning_markers import Markers, family_markers
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -59,6 +61,10 @@ class Document(Struct):
 def prompt_id(problem_id: str, draw: int) -> str:
     """A problem's id, with the number of its draw of examples (`ID#2`) if there are several."""
     return f"{problem_id}#{draw}" if draw else problem_id
+
+
+_WORD_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
+"""Matches a text with a letter and a sign or line break, such as `Q: `."""
 
 
 class StoredPrompt(Struct, omit_defaults=True):
@@ -124,6 +130,38 @@ class StoredPrompt(Struct, omit_defaults=True):
     def problem_id(self) -> str:
         """The problem's id, with its draw of examples (`ID#2`) if there are several."""
         return prompt_id(self.doc["id"], self.draw)
+
+    @property
+    def next_question(self) -> str:
+        """The text with which a further question begins in the format of the prompt; else no text.
+
+        A text of mere words or mere signs may begin any line of a solution, so it does not count.
+        """
+        for before, segment in pairwise(self.doc.get("segments") or ()):
+            if (before["role"], segment["role"]) == ("format", "problem"):
+                text = str(before["text"]).lstrip()
+                return text if _WORD_AND_SIGN.match(text) else ""
+        return ""
+
+    def cut_next_question(self, completion: str) -> str:
+        """The completion up to the first question that the model itself adds in this format.
+
+        The question begins a line. In reasoning it is a quotation, and does not count.
+        """
+        beginning = self.next_question
+        if not beginning or beginning not in completion:
+            return completion
+        patterns = [rf"(\n[ \t]*{re.escape(beginning)})"]
+        for start, end in self.thinking or family_markers():
+            # a bare word may stand anywhere
+            if not start.isalpha():
+                patterns.append(rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)")
+        # with the prompt's last character, because the completion may begin a line
+        text = self.prompt[-1:] + completion
+        for match in re.finditer("|".join(patterns), text, re.DOTALL):
+            if match[1]:
+                return text[1 : match.start()]
+        return completion
 
     @property
     def requested(self) -> Prompt:

@@ -66,6 +66,7 @@ _FACTS: Columns = {
     **_fields(np.float64, "completion_tokens"),
     "completion_checksum": (np.int64, _checksum),
     "spent_budget": (np.bool_, attrgetter("spent_budget")),
+    "is_at_limit": (np.bool_, lambda sample: sample.finish_reason == "length"),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
 _GRADES: Columns = {
@@ -146,8 +147,9 @@ def read_frame(
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
             correct, answer, target, completion_tokens, looping, spent_budget, other_form,
-            completion_checksum, the graders' of `harness.grading`, boxes_after_first. Words are
-            then categorical, and a completion is measured and not stored.
+            next_question, is_at_limit, completion_checksum, the graders' of `harness.grading`,
+            boxes_after_first. Words are then categorical, and a completion is measured and not
+            stored.
         records: The folder's samples and scores, if they have been read.
 
     Raises:
@@ -184,16 +186,22 @@ def read_frame(
 
 
 def _prompt_columns(prompts: Sequence[StoredPrompt]) -> Columns:
-    """The columns of a sample that depend on its prompt: its index, and the form of the answer."""
+    """The columns of a sample that depend on its prompt, such as the form of the answer."""
     find_index = PromptIndex(prompts).find
     starts = [find_opened(prompt.prompt, prompt.thinking)[0] for prompt in prompts]
 
+    def cut(sample: Sample) -> str:
+        return prompts[find_index(sample)].cut_next_question(sample.completion or "")
+
     def read_form(sample: Sample) -> bool:
         index = find_index(sample)
-        completion = starts[index] + (sample.completion or "")
-        return has_other_form(completion, prompts[index].thinking)
+        return has_other_form(starts[index] + cut(sample), prompts[index].thinking)
 
-    return {"prompt_index": (np.int32, find_index), "other_form": (np.bool_, read_form)}
+    return {
+        "prompt_index": (np.int32, find_index),
+        "other_form": (np.bool_, read_form),
+        "next_question": (np.bool_, lambda sample: cut(sample) != (sample.completion or "")),
+    }
 
 
 def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame:
@@ -204,7 +212,8 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         words = [name for name in words if name in frame]
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
-        names += ["looping", "spent_budget", "other_form", "completion_checksum"]
+        names += ["looping", "spent_budget", "other_form", "next_question", "is_at_limit"]
+        names.append("completion_checksum")
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():

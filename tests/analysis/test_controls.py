@@ -8,6 +8,7 @@ from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_tabl
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
+from harness.display.table_page import TableOptions, make_table
 from tests.make import (
     CONTROL,
     by_condition,
@@ -17,6 +18,7 @@ from tests.make import (
     make_board,
     verdicts_by_count,
     with_cases,
+    write_run,
 )
 
 VERDICTS = {
@@ -97,6 +99,17 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
     message = f"unmeasured (w/ Mless): {row['unmeasured']}."
     assert (message in notes) == (verdict == "unmeasured")
     assert ("Raise max_gen_toks" in notes) == ("truncated" in wo)
+
+
+@with_cases
+def test_advice_fits_the_way_in_which_completions_ended(
+    completion, reason, changes, message, tmp_path
+):
+    run = write_run(tmp_path / "run", lambda *_: (completion, reason), limit=4, **changes)
+    notes = " ".join(make_table([str(run)], TableOptions(explain=False)).split())
+    assert message in notes
+    assert ("aise max_gen_toks" in notes) == ("aise max_gen_toks" in message)
+    assert ("next question in the format" in notes) == ("next question" in message)
 
 
 @with_cases

@@ -16,8 +16,10 @@ from tests.engines.test_backends import request
 from tests.make import TOY_CONFIG, with_cases
 
 
-def prompt(text="What is 2 + 2?", **fields):
-    document = {"id": "p", "answer": "4", "solution": ""}
+def prompt(text="What is 2 + 2?", form="", **fields):
+    """A prompt; `form` is the text of its format before the problem."""
+    segments = [{"role": "format", "text": form}, {"role": "problem", "text": text}]
+    document = {"id": "p", "answer": "4", "solution": "", "segments": segments}
     return StoredPrompt(
         task="made",
         condition="wo",

@@ -194,6 +194,21 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
 
 
 @with_cases
+def test_stop_strings_that_would_end_the_reasoning_are_refused_or_noted(
+    ending, change, outcome, toy_tokenizer, tmp_path
+):
+    ending += "{% if false %}</think>{% endif %}"
+    tokenizer = save_tokenizer(toy_tokenizer, toy_tokenizer.chat_template + ending, tmp_path)
+    changes = ["layouts=[chat]", tokenizer, change]
+    if outcome == "refused":
+        with pytest.raises(ConfigError, match=r"ends in <think>. Set `answer: box`"):
+            plan_of(*changes, limit=1)
+        return
+    plan, _ = plan_of(*changes, limit=1)
+    assert ("note      stop strings end reasoning" in describe_plan(plan)) == (outcome == "noted")
+
+
+@with_cases
 def test_one_of_several_chat_templates_is_chosen_by_name_and_told(
     names, name, used, message, toy_tokenizer, tmp_path
 ):
