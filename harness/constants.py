@@ -41,10 +41,19 @@ MARGIN = 1.0
 """The default equivalence margin in points: a gain below it would change no decision on a
 prompt."""
 ANSWER_LOGPROB = "answer_logprob"
-"""The endpoint that is a log-probability, and the column and the score of its samples."""
+"""The endpoint that scores the gold answer and others, and the column of the gold answer's
+log-probability."""
+GOLD_FIRST = "gold_first"
+"""The score of that endpoint: the percentage of gold answers that are likelier than the others."""
+ANSWER_SHARE = "answer_share"
+"""The column of the logarithm of the gold answer's share of the probability of all its answers."""
+OTHER_ANSWERS = 4
+"""The number of other answers that are scored after each prompt."""
+CHANCE = 100 / (1 + OTHER_ANSWERS)
+"""The percentage of gold answers that come first by chance."""
 NATS_MARGIN = 0.1
-"""The default equivalence margin of log-probabilities: the gold answer becomes a tenth more likely
-or less likely."""
+"""The equivalence margin of log-probabilities: the gold answer becomes a tenth more likely or less
+likely."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""
 FEWEST_DRAWS = 4

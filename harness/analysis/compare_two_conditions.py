@@ -10,7 +10,7 @@ import pandas
 from scipy.special import ndtri
 
 from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
-from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER, JsonObject
+from harness.constants import ALPHA, FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL
 from harness.runs.join_runs import describe_problem_differences
@@ -162,18 +162,17 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]
-    unit, digits = ("nat", 2) if board.score == ANSWER_LOGPROB else ("point", 1)
     name = row["condition"]
     if row["role"] == "exploratory":
         return 3, "Not shown: a run has fewer problems than planned."
     # at a further look the interval of equivalence is the wider one, as looks share alpha
     lower_end = min(row["low"], row["equivalence_low"])
-    low = f"{lower_end:+.{digits}f}"
-    margin = f"{points:g} {unit if points == 1 else f'{unit}s'}"
+    low = f"{lower_end:+.1f}"
+    margin = f"{points:g} {'point' if points == 1 else 'points'}"
     if lower_end > -points and not row["unmeasured"]:
         return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
-        difference = f"{row['difference']:+.{digits}f} {unit}s"
+        difference = f"{row['difference']:+.1f} points"
         return 1, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
     if row["unmeasured"]:
         return 3, f"Not shown: {row['unmeasured']}."

@@ -19,9 +19,8 @@ from harness.analysis.count_correct import (
 )
 from harness.analysis.crossed_effects import estimate_over_draws, to_points
 from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.sample_scores import default_margin
 from harness.analysis.verdicts import explain_unmeasured, judge
-from harness.constants import ALPHA, BASELINE, MARGIN
+from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN
 from harness.errors import ComparisonError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
 
@@ -33,8 +32,8 @@ COMPARISON_COLUMNS = {
     "problems": "number of problems",
     "repeats": "samples of each problem",
     "draws": "draws of examples; from 4 on, intervals and p are for new draws",
-    "accuracy": "percent of correct samples (avg@k), or the requested score; or nats",
-    "accuracy_low": "lower end of the accuracy's score interval, percent; of nats a t interval",
+    "accuracy": "percent of correct samples (avg@k), or the requested score",
+    "accuracy_low": "lower end of the accuracy's score interval, percent",
     "accuracy_high": "upper end",
     "difference": "accuracy minus the baseline's, paired by problem",
     "low": "lower end of its 95 % interval, not adjusted for several tests",
@@ -57,7 +56,7 @@ COMPARISON_COLUMNS = {
     "equivalence_low": "lower end of the difference's 90 % interval (95 % at the second look)",
     "equivalence_high": "upper end",
     "within_margin": "whether the 90 % interval is within the margin, on enough clusters",
-    "margin": "equivalence margin, points or nats",
+    "margin": "equivalence margin, points",
     "aa_difference": "difference of the repeat runs minus that of the first runs",
     "aa_flips": "problems that change between the runs of a condition, mean of both conditions",
     "aa_samples": "completions in the repeat runs of both conditions",
@@ -79,7 +78,7 @@ class Design:
 
     Attributes:
         baseline: The condition that the others are compared with.
-        margin: Equivalence margin in points, or in nats. `compare` has a default for either.
+        margin: Equivalence margin in points; in nats for a score in nats.
         by: Further columns to split by, such as subject or level.
         contrasts: Differences to test, registered before the run, such as `mless - wo`; all others
             are exploratory. A contrast with another baseline, such as `mless - random`, has a row
@@ -175,7 +174,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             or see `Design`.
         ConfigError: a contrast is not written as one.
     """
-    settings = Design(**{"margin": default_margin(frame), **design})
+    settings = Design(**design)
     return compare_outcomes(count_outcomes(frame, settings.by, settings.score), settings)
 
 
@@ -210,7 +209,9 @@ def _compare_arms(arms: Arms, design: Design) -> list[Row]:
             row |= _compare_replicates(old, new)
         rows.append(row)
     for row in rows:
-        row["unmeasured"] = explain_unmeasured(row, rows, design.reference_conditions)
+        row["unmeasured"] = explain_unmeasured(
+            row, rows, design.reference_conditions, is_gold_first=new[0].score == GOLD_FIRST
+        )
     return rows
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.paired_tests import Integers, average_clusters
-from harness.analysis.sample_scores import choose_score, sum_samples
+from harness.analysis.sample_scores import NATS_SCORES, choose_score, sum_samples
 from harness.analysis.score_interval import score_interval, t_interval
 from harness.constants import ANSWER_LOGPROB
 from harness.errors import ComparisonError, list_first
@@ -39,8 +39,7 @@ class Outcomes:
         samples_by_prompt: [prompt, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
-        in_nats: Whether the score is a log-probability. Then only `is_solved` is of verdicts, which
-            say whether greedy decoding would begin with the gold answer.
+        score: What is counted, as of `sample_scores.choose_score`.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
@@ -59,8 +58,13 @@ class Outcomes:
     samples_by_prompt: Integers
     repeats: int
     is_solved: npt.NDArray[np.bool_]
-    in_nats: bool = False
+    score: str | None = None
     changed_completions: tuple[int, int] | None = None
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether the score is a log-probability. Then only `is_solved` is of verdicts."""
+        return self.score in NATS_SCORES
 
     @property
     def right(self) -> Integers:
@@ -105,8 +109,7 @@ def count_outcomes(
             are of replicate 0; without a column cluster each problem is a cluster. The column
             completion, or completion_checksum, shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
-        score: As of `sample_scores.read_score`; maj@k needs the column answer. The score of a frame
-            with the column answer_logprob is this column.
+        score: As of `sample_scores.choose_score`; maj@k needs the column answer.
 
     Raises:
         ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than
@@ -141,7 +144,7 @@ def count_outcomes(
                 samples_by_prompt=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
-                in_nats=score == ANSWER_LOGPROB,
+                score=score,
                 changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )
@@ -161,8 +164,8 @@ def _sum_by_arm(
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
-    if ANSWER_LOGPROB in frame:
-        samples[ANSWER_LOGPROB] = frame[ANSWER_LOGPROB]
+    if score in NATS_SCORES:
+        samples[score] = frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", *prompt], score)

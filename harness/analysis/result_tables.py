@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas
 
+from harness.analysis.answer_shares import answer_table
 from harness.analysis.compare_with_baseline import Design, compare_outcomes
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
@@ -16,9 +17,9 @@ from harness.analysis.other_texts_and_instructions import (
     merge_instructions,
     text_table,
 )
-from harness.analysis.sample_scores import choose_score, default_margin
+from harness.analysis.sample_scores import choose_score
 from harness.analysis.sweeps import sweep_table
-from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED
+from harness.constants import BASELINE, DEFAULT_SEED, GOLD_FIRST, MARGIN
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
@@ -43,7 +44,7 @@ class Leaderboard:
         by: Columns that the rows are split by, besides model, layout and condition.
         clusters: The number of clusters of problems; 0 if the problems have no clusters.
         omitted: The number of problems that are left out, because not all models have them.
-        score: As of `Design`; `answer_logprob` if that is the runs' endpoint.
+        score: As of `Design`; `gold_first` if the runs' endpoint is `answer_logprob`.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
 
@@ -64,7 +65,7 @@ def make_leaderboard(
     runs: Sequence[Run],
     *,
     baseline: str | None = None,
-    margin: float | None = None,
+    margin: float = MARGIN,
     by: Sequence[str] = (),
     score: str | None = None,
 ) -> Leaderboard:
@@ -79,7 +80,7 @@ def make_leaderboard(
         runs: From `Run.load`.
         baseline: The condition that the others are compared with; by default that of the runs, or
             `wo` if they differ.
-        margin: Equivalence margin in points; by default that of `analysis.compare`.
+        margin: Equivalence margin in points.
         by: `subject`, `level`, or both.
         score: As of `Design`.
 
@@ -88,7 +89,6 @@ def make_leaderboard(
     """
     frame, omitted_problems = _keep_shared_problems(join(runs))
     score = choose_score(frame, score)
-    margin = default_margin(frame) if margin is None else margin
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
     design = replace(design, score=score)
@@ -104,7 +104,10 @@ def make_leaderboard(
     comparison = compare_outcomes(outcomes, design)
     return Leaderboard(
         comparison=comparison,
-        side_tables=_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
+        side_tables={
+            "answers": answer_table(merged_frame, comparison, design),
+            **_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
+        },
         baseline=design.baseline,
         contrasts=design.contrasts,
         primary=design.primary,
@@ -174,7 +177,7 @@ def _make_side_tables(
     design: Design,
     conditions: Mapping[str, Condition],
 ) -> dict[str, pandas.DataFrame]:
-    """All tables except the comparison.
+    """All tables except the comparison and that of answers.
 
     Args:
         frame: All samples, with each instruction as a condition.
@@ -194,7 +197,7 @@ def _make_side_tables(
     pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
     # log-probabilities have none
-    completions = merged[:0] if design.score == ANSWER_LOGPROB else merged
+    completions = merged[:0] if design.score == GOLD_FIRST else merged
     return {
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings, conditions),

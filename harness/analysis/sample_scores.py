@@ -13,17 +13,19 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.constants import ANSWER_LOGPROB, MARGIN, NATS_MARGIN
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST, OTHER_ANSWERS
 from harness.errors import ComparisonError, ConfigError
 
 SCORE_MEANINGS = {
     "avg": "percentage of right samples",
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
-    ANSWER_LOGPROB: "log-probability of the gold answer, in nats. A problem is right if greedy "
-    "decoding would begin with this answer after any of its prompts",
+    GOLD_FIRST: f"percentage of problems whose gold answer is likelier than {OTHER_ANSWERS} other "
+    f"answers of its form; by chance {CHANCE:g}",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
+NATS_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB)
+"""Scores that are means of a column of nats."""
 MOST_SETS = 1_000_000
 """The largest denominator of a problem's pass@k. If there are more sets of k samples, their share
 is rounded down to it (by at most 0.0001 points), because products of two conditions' numbers of
@@ -49,21 +51,20 @@ def read_score(score: str) -> tuple[str, int]:
 
 
 def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
-    """The score of a frame of samples: the requested one, or its column of log-probabilities.
+    """The score of a frame of samples: the requested one, or that of its endpoint.
 
     Raises:
-        ConfigError: a score was requested, and the samples are log-probabilities.
+        ConfigError: there is no such score, or another than that of the endpoint was requested.
     """
     if ANSWER_LOGPROB in frame:
-        if score not in (None, ANSWER_LOGPROB):
-            raise ConfigError(f"score: the endpoint {ANSWER_LOGPROB} has no other, got {score!r}.")
-        return ANSWER_LOGPROB
+        if score not in (None, GOLD_FIRST, *NATS_SCORES):
+            raise ConfigError(
+                f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
+            )
+        return score or GOLD_FIRST
+    if score:
+        read_score(score)
     return score
-
-
-def default_margin(frame: pandas.DataFrame) -> float:
-    """The equivalence margin of a frame of samples, in nats or points."""
-    return NATS_MARGIN if ANSWER_LOGPROB in frame else MARGIN
 
 
 def sum_samples(
@@ -77,7 +78,7 @@ def sum_samples(
 
     Args:
         samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded;
-            for log-probabilities also answer_logprob.
+            for a score in nats also its column.
         prompts: The columns that name a run, a condition, a prompt and a problem.
         score: As of `read_score`. None counts the samples, of which there may be one.
 
@@ -93,8 +94,8 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    in_nats = ANSWER_LOGPROB in samples
-    kind, k = read_score(score) if score and not in_nats else ("", 0)
+    is_endpoint = score in (GOLD_FIRST, *NATS_SCORES)
+    kind, k = read_score(score) if score and not is_endpoint else ("", 0)
     options: Any = {"observed": True, "sort": False, "dropna": False}
     counts = samples[[*prompts, "right", "graded"]].assign(
         samples=1, repeats=1, right_repeats=samples["right"]
@@ -103,8 +104,8 @@ def sum_samples(
         is_majority = _mark_majority(samples, prompts, k)
         for column in ("right", "graded", "samples"):
             counts[column] *= is_majority
-    if in_nats:
-        counts["right"] = (samples[ANSWER_LOGPROB] / 100 * MOST_SETS).round()
+    if score in NATS_SCORES:
+        counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         counts["graded"] = counts["samples"] = MOST_SETS
     sums = counts.groupby(list(prompts), **options).sum()
     repeats = sums["repeats"]

@@ -7,12 +7,15 @@ import numpy as np
 
 from harness.analysis.count_correct import Row
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, PASSED
+from harness.constants import ALPHA, CHANCE, PASSED
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
 nothing."""
+
+AT_CHANCE = f"no condition's interval of gold answers that come first lies above {CHANCE:g} %"
+"""A reason that no significant test overrides: such a model does not know which answer is right."""
 
 
 def judge(rows: Sequence[Row], *, primary: str | None) -> None:
@@ -53,7 +56,8 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
     shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
     for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
         verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
-        if row.get("unmeasured") and verdict not in PASSED:
+        reason = row.get("unmeasured")
+        if reason == AT_CHANCE or (reason and verdict not in PASSED):
             verdict = "unmeasured"
         row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
         row["by_format"] = verdict in PASSED and _may_be_format(row)
@@ -73,12 +77,21 @@ def _may_be_format(row: Row) -> bool:
 
 
 def explain_unmeasured(
-    row: Row, rows: Sequence[Row], reference_conditions: ReferenceConditions
+    row: Row,
+    rows: Sequence[Row],
+    reference_conditions: ReferenceConditions,
+    *,
+    is_gold_first: bool = False,
 ) -> str | None:
-    """Why a row of a setting's `rows` could not have shown equivalence; None if it could."""
+    """Why a row of a setting's `rows` could not have shown equivalence; None if it could.
+
+    `is_gold_first` says whether the score is `gold_first`, of which a part is due to chance.
+    """
     row_by_name = {row["condition"]: row for row in rows}
     if "difference" not in row or row["baseline"] not in row_by_name:
         return None
+    if is_gold_first and all(condition["accuracy_low"] <= CHANCE for condition in rows):
+        return AT_CHANCE
     sides = [row_by_name[row["baseline"]], row]
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"

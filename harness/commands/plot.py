@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames, Score
-from harness.constants import DEFAULT_SEED, Kind
+from harness.constants import DEFAULT_SEED, MARGIN, Kind
 
 
 def plot(
@@ -15,7 +15,7 @@ def plot(
         list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
     ] = None,
     baseline: Baseline = None,
-    margin: Margin = None,
+    margin: Margin = MARGIN,
     metric: Metric = None,
     score: Score = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
@@ -37,7 +37,7 @@ def plot(
     board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin, score=score)
     receipt = {
         "baseline": board.baseline,
-        "margin": float(board.comparison["margin"].iloc[0]),
+        "margin": margin,
         "score": board.score,
         "seed": DEFAULT_SEED,
         "runs": list(board.receipt),

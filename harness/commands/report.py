@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Margin, Metric, RunNames
+from harness.constants import MARGIN
 
 
 def report(
@@ -21,7 +22,7 @@ def report(
         "report.html"
     ),
     baseline: Baseline = None,
-    margin: Margin = None,
+    margin: Margin = MARGIN,
     metric: Metric = None,
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples, attention."""

@@ -13,7 +13,7 @@ from harness.commands.options import (
     RunNames,
     Score,
 )
-from harness.constants import Split
+from harness.constants import MARGIN, Split
 
 
 def table(
@@ -27,7 +27,7 @@ def table(
         list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
     ] = None,
     baseline: Baseline = None,
-    margin: Margin = None,
+    margin: Margin = MARGIN,
     metric: Metric = None,
     score: Score = None,
     mediators: Annotated[

@@ -54,7 +54,7 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "compared with {baseline}, in {unit}, paired by problem; the interval is not adjusted for "
+    "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
     "several tests",
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
@@ -71,7 +71,7 @@ VERDICT = Column(
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; "
     f"equivalent: the {100 * (1 - 2 * ALPHA):g} % interval, not adjusted for several tests, "
-    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} {{unit}}{{fewest}}; "
+    f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points{{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
     "(format): the difference may be due to format or unfinished reasoning alone. "
     "Verdicts are for {prompts}",

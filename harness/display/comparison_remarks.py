@@ -6,7 +6,7 @@ from typing import Any
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
-from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS
+from harness.constants import ALPHA, FEWEST_DRAWS
 from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.format_table import Row
 from harness.display.format_values import (
@@ -15,7 +15,6 @@ from harness.display.format_values import (
     describe_repeat,
     difference,
     label,
-    name_score,
     p_value,
     plural,
 )
@@ -69,8 +68,7 @@ def explain_comparison(
     repeats = max(row["repeats"] for row in compared_rows)
     facts = {
         "baseline": label(board.baseline),
-        "unit": name_score("points", board.score),
-        "flips": define_flips(1 if board.score == ANSWER_LOGPROB else repeats),
+        "flips": define_flips(repeats),
     }
     judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
     if judged_rows:
@@ -103,13 +101,11 @@ def _describe_tests(
         prompts = f"{len(instructions)} instructions together"
     margin = judged_rows[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
-    # no score is so rare that no sampled problem shows it
-    fewest = f", on at least {fewest_problems(margin / 100)} {unit}"
     return {
         "adjustment": _describe_adjustment(board, judged_rows),
         "prompts": prompts + examples,
         "margin": margin,
-        "fewest": "" if board.score == ANSWER_LOGPROB else fewest,
+        "fewest": f", on at least {fewest_problems(margin / 100)} {unit}",
     }
 
 
@@ -249,8 +245,7 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
             name = label(row["condition"])
             flips = row["wrong_to_right"] + row["right_to_wrong"]
             is_noisy = row["aa_flips"] > 0 and row["aa_flips"] >= flips
-            changes = name_score(describe_repeat(row), board.score)
-            text = f"A/A, {setting}, {name} and its baseline: {changes}."
+            text = f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
             if is_noisy:
                 text += (
                     f" {count(row['aa_flips'])} problems change between two runs of a condition, "

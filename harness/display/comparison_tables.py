@@ -11,7 +11,7 @@ from harness.display import comparison_columns
 from harness.display.comparison_columns import word
 from harness.display.comparison_remarks import ROUNDS_TO_ZERO, explain_comparison
 from harness.display.format_table import Column, Row, Table
-from harness.display.format_values import LEVEL, label, name_score, plural
+from harness.display.format_values import LEVEL, label, plural
 
 _TITLE_NOUNS = {
     "model": "",
@@ -28,7 +28,7 @@ def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
-    heading = name_score(f"{board.score or 'acc.'} %", board.score)
+    heading = f"{board.score or 'acc.'} %"
     columns = [
         replace(comparison_columns.ACCURACY, heading=heading),
         comparison_columns.DIFFERENCE,
@@ -73,7 +73,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
         conditions[row["condition"]] = row
     title, word_columns = describe_table(board)
     columns = [column for column in word_columns if column.heading != "condition"]
-    heading = name_score(f"{label(board.baseline)} %", board.score)
+    heading = f"{label(board.baseline)} %"
     columns.append(replace(comparison_columns.ACCURACY, heading=heading))
     columns = [replace(column, of=board.baseline) for column in columns]
     facts, warnings, remarks = explain_comparison(board, rows)

@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from scipy.special import ndtri
-
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER_ANSWERS, POWER
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import plural, visible
@@ -30,16 +28,14 @@ from harness.reasoning_markers import NO_MARKERS
 PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
 order of the study's numbers."""
-PLANNED_NATS = 1.0
-"""The assumed standard deviation of a problem's difference, in nats. With it 785 problems detect
-the default margin."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
 ANSWER_FORMS = {
     "box": "box: the last \\boxed{} of a completion, as the instruction demands",
     "line": "line: the first line of a completion",
-    ANSWER_LOGPROB: "the log-probability of the gold answer is measured",
+    ANSWER_LOGPROB: "the log-probability of the gold answer is compared with those of "
+    f"{OTHER_ANSWERS} others; by chance {CHANCE:g} % come first",
 }
 """Where the answer is read, by the key `answer`."""
 
@@ -117,7 +113,7 @@ def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
 def _count_prompt_tokens(plan: Plan) -> int:
     """The tokens of the prompts of all requests; 0 if the tokenizer is not known.
 
-    A prompt counts once for each accepted answer whose log-probability is measured.
+    A prompt counts once for each answer whose log-probability is measured.
     """
     count = 0
     for arm in plan.arms.values():
@@ -254,10 +250,6 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
 
 def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
-    if config.endpoint == ANSWER_LOGPROB:
-        quantiles = ndtri(1 - alpha / 2) + ndtri(POWER)
-        effect = quantiles * PLANNED_NATS / math.sqrt(problems)
-        return f"{effect:.2g} nats", f"at a standard deviation of {PLANNED_NATS:g} nat"
     draws = 1
     assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
     # From this number of draws on the test is for new draws too.

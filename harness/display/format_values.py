@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from harness.constants import ALPHA, ANSWER_LOGPROB, PASSED
+from harness.constants import ALPHA, PASSED
 
 NONE = "\N{EN DASH}"
 """Text of a missing value."""
@@ -61,14 +61,9 @@ def count_digits(low: Any, high: Any) -> int:
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval, as `44.6 [34-53]`.
-
-    A log-probability, which is below 0, is written as a difference is.
-    """
+    """An accuracy in percent with its interval, as `44.6 [34-53]`."""
     if _is_missing(value) or _is_missing(low):
         return number(value)
-    if value < 0:
-        return difference(value, low, high)
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
@@ -147,12 +142,8 @@ def points(margin: float) -> str:
 
 
 def name_score(text: str, score: str | None) -> str:
-    """A text about accuracy in points, or in percent at its end, for another score."""
-    if score:
-        text = re.sub("accuracy", score, text, flags=re.IGNORECASE)
-    if score == ANSWER_LOGPROB:
-        text = re.sub(r"\bpoints?\b|%(?=\)?$)", "nats", text)
-    return text
+    """A text about accuracy, for another score."""
+    return re.sub("accuracy", score, text, flags=re.IGNORECASE) if score else text
 
 
 def plural(noun: str, amount: float) -> str:

@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 from harness.analysis import (
+    answer_shares,
     mediators_and_audit,
     other_texts_and_instructions,
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard
-from harness.display.comparison_columns import UNGRADED_ENDINGS
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
+from harness.display.comparison_columns import UNGRADED_ENDINGS, show_word
 from harness.display.comparison_tables import describe_words, rows_of_conditions
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import (
@@ -63,6 +65,19 @@ def _show_grader(accuracy: Any, change: Any) -> str:
 
 
 SIDE_TABLES = (
+    SideTable(
+        key="answers",
+        heading="Log-probabilities of the answers, nats",
+        meanings=answer_shares.ANSWER_COLUMNS,
+        columns=(
+            Column(ANSWER_SHARE, "log share", partial(number, digits=2)),
+            Column("difference low high", f"difference [{LEVEL}]", difference),
+            Column("p_adjusted", "p adj.", p_value),
+            Column("verdict", "verdict", show_word, numeric=False),
+            Column(ANSWER_LOGPROB, "log-prob.", partial(number, digits=2)),
+            Column("logprob_difference", "difference", partial(signed, digits=2)),
+        ),
+    ),
     SideTable(
         key="instructions",
         heading="Over all instructions, points",

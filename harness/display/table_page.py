@@ -11,7 +11,7 @@ from harness.analysis.result_tables import (
     make_leaderboard,
     records,
 )
-from harness.constants import Format, Split
+from harness.constants import MARGIN, Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.published_numbers import read_reference, reference_table, show_reference
@@ -31,7 +31,7 @@ class TableOptions:
         models: Whether each model and layout is one row. Otherwise each condition is a row.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
-        margin: Equivalence margin in points; None for the default.
+        margin: Equivalence margin in points.
         metric: The metric that separates right from wrong in logs of other tasks.
         score: As of `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
@@ -44,7 +44,7 @@ class TableOptions:
     models: bool = False
     by: Sequence[str] = ()
     baseline: str | None = None
-    margin: float | None = None
+    margin: float = MARGIN
     metric: str | None = None
     score: str | None = None
     side_tables: Collection[str] = ()

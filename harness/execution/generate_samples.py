@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from harness.reasoning_markers import (
     spends_budget,
 )
 from harness.runs import versions_and_hashes
-from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score
+from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
 from harness.runs.run_files import RECORDED, read_samples
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
@@ -64,8 +63,8 @@ class _Session:
     """The work of a process on a run.
 
     Attributes:
-        missing: The requests to send, as they have no sample yet: one for each accepted answer if
-            its log-probability is measured.
+        missing: The requests to send, as they have no sample yet: one for each answer whose
+            log-probability is measured.
         timing: The content of the journal's note on the session's duration.
 
     Raises:
@@ -89,8 +88,8 @@ class _Session:
         ]
         self.missing = [*chain.from_iterable(map(Request.with_answers, missing))]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
-        self._answer_scores: defaultdict[str, list[AnswerScore]] = defaultdict(list)
-        """Of the accepted answers, by the sample's key."""
+        self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
+        """By the sample's key and the answer's index."""
         self._has_reasoning = False
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -224,11 +223,12 @@ class _Session:
         if request.scored:
             tokens = len(request.prompt_token_ids or ())  # which take the time
             scores = self._answer_scores[key]
-            scores.append(AnswerScore(list(completion.prompt_logprobs[-request.scored :])))
+            scores[request.answer_index] = list(completion.prompt_logprobs[-request.scored :])
             if len(scores) < len(request.answers):
                 self.timing["tokens"] += tokens
                 return
-            sample.answer_score = max(scores, key=attrgetter("total"))
+            sample.answer_score = AnswerScore.of([scores[index] for index in sorted(scores)])
+            del self._answer_scores[key]
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)

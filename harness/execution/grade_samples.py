@@ -44,8 +44,8 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
 class Scorer:
     """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
-    Log-probabilities need no worker: the verdict says whether greedy decoding would begin with the
-    gold answer.
+    Log-probabilities need no worker: the verdict says whether the gold answer is likelier than all
+    others.
 
     Args:
         scores: The journal of finished scores.
@@ -71,8 +71,8 @@ class Scorer:
             return
         if sample.answer_score is not None:
             self._results[key] = {"audit": _NO_AUDIT}
-            is_greedy = sample.answer_score.is_greedy
-            grade = Grade(verdict="correct" if is_greedy else "incorrect", answer=None)
+            is_first = sample.answer_score.is_first
+            grade = Grade(verdict="correct" if is_first else "incorrect", answer=None)
             self._pool.submit((key, "grade"), grade)
             return
         prompt = self._prompts[self._index.find(sample)]

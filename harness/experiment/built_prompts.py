@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class AnswerTokens(NamedTuple):
-    """The token ids of an accepted answer, and of the label between prompt and answer."""
+    """The token ids of an answer with its end, and of the label between prompt and answer."""
 
     label: list[int]
-    gold: list[int]
+    answer: list[int]
 
 
 Spans = Sequence[tuple[Role, tuple[int, int]]]
@@ -66,8 +66,9 @@ class BuiltPrompt:
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The intervention while the model answers.
-        answers: The accepted answers whose log-probability is measured; empty for the endpoint
-            accuracy.
+        answers: The answers whose log-probability is measured: the accepted ones, then the others;
+            empty for the endpoint accuracy.
+        other_answers: The texts of the others.
     """
 
     prompt: Prompt
@@ -82,11 +83,12 @@ class BuiltPrompt:
     filler_span: tuple[int, int] | None = None
     intervention: Resolved | None = None
     answers: tuple[AnswerTokens, ...] = ()
+    other_answers: tuple[str, ...] = ()
 
     @property
     def request_length(self) -> int:
         """The tokens of the prompt with its longest answer; 0 if the tokenizer is unknown."""
-        answers = [len(label) + len(gold) for label, gold in self.answers]
+        answers = [len(label) + len(answer) for label, answer in self.answers]
         return len(self.token_ids or ()) + max(answers, default=0)
 
     @cached_property

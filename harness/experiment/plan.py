@@ -23,6 +23,7 @@ from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.experiment.fewshot_examples import Draw, ExampleIds, FewshotConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
+from harness.experiment.other_answers import draw_other_answers
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
@@ -140,7 +141,17 @@ def make_plan(
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
-    arms = _build_arms(config, dataset, draws, model, thinking, advance)
+    settings = PromptSettings(thinking=thinking)
+    if config.endpoint == ANSWER_LOGPROB and model is not None:
+        # of all problems, so that a limit does not change the other answers
+        other_answers = draw_other_answers(
+            problems,
+            {problem.id for problem in dataset.problems},
+            lambda answer: len(encode(answer, model.tokenizer)[0]),
+            config.seed,
+        )
+        settings = replace(settings, scored=config.answer, other_answers=other_answers)
+    arms = _build_arms(config, dataset, draws, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(arms.values(), thinking)
     return Plan(
@@ -243,10 +254,13 @@ def _build_arms(
     dataset: Dataset,
     draws: Sequence[Draw | None],
     model: ModelTokenizer | None,
-    thinking: Markers,
+    settings: PromptSettings,
     advance: Callable[[int, int], None],
 ) -> dict[str, ConditionPrompts]:
-    """Build the prompts of each condition in each layout and draw, by lm-eval's task name."""
+    """Build the prompts of each condition in each layout and draw, by lm-eval's task name.
+
+    `settings` are those that all of them share.
+    """
     groups = []
     for layout, draw, has_examples in product(config.layouts, draws, (True, False)):
         conditions = [
@@ -263,22 +277,16 @@ def _build_arms(
             draw = draw if has_examples else replace(draw, examples=())
             if config.fewshot and config.fewshot.instructions:
                 instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
-        settings = PromptSettings(
-            layout=layout,
-            instruction=instruction,
-            draw=draw,
-            thinking=thinking,
-            scored=config.answer if config.endpoint == ANSWER_LOGPROB else None,
-        )
-        groups.append((problems, conditions, settings))
+        group_settings = replace(settings, layout=layout, instruction=instruction, draw=draw)
+        groups.append((problems, conditions, group_settings))
     total = sum(count_prompts(problems, conditions) for problems, conditions, _ in groups)
     prompt_numbers = count(1)
     arms = {}
-    for problems, conditions, settings in groups:
+    for problems, conditions, group_settings in groups:
         for arm in build_checked_prompts(
             problems,
             conditions,
-            settings,
+            group_settings,
             model,
             max_gen_toks=config.max_gen_toks,
             advance=lambda: advance(next(prompt_numbers), total),
@@ -310,8 +318,9 @@ class Request:
             set, 0 for other tokens. In the last set a query's attention to its own token counts
             too. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
-        answers: The accepted answers whose log-probability is measured, as of `BuiltPrompt`.
+        answers: The answers whose log-probability is measured, as of `BuiltPrompt`.
         scored: The number of tokens at the prompt's end whose log-probability is requested.
+        answer_index: The index of the answer that they are.
     """
 
     task: str
@@ -330,15 +339,21 @@ class Request:
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()
     scored: int = 0
+    answer_index: int = 0
 
     def with_answers(self) -> list[Request]:
-        """The requests to send: one for each accepted answer, which then ends the prompt."""
+        """The requests to send: one for each answer, which then ends the prompt."""
         if not self.answers:
             return [self]
         prompt = self.prompt_token_ids or ()
         return [
-            replace(self, prompt_token_ids=(*prompt, *label, *gold), scored=len(gold))
-            for label, gold in self.answers
+            replace(
+                self,
+                prompt_token_ids=(*prompt, *label, *answer),
+                scored=len(answer),
+                answer_index=index,
+            )
+            for index, (label, answer) in enumerate(self.answers)
         ]
 
 

@@ -13,7 +13,7 @@ import json
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, cycle
 from typing import Any, Literal
@@ -132,6 +132,7 @@ class PromptSettings:
         thinking: The markers of the model's reasoning; those of all families if there are none.
         scored: Where the gold answer stands when its log-probability is measured: `box` or `line`.
             None: it is not measured.
+        other_answers: Then the other answers that are measured too, by the problem's id.
     """
 
     layout: Layout = Layout.RAW
@@ -140,6 +141,7 @@ class PromptSettings:
     has_system_turn: bool = True
     thinking: Markers = ()
     scored: str | None = None
+    other_answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def choose_instruction(self, condition: Condition) -> str:
         """The system prompt under a condition."""

@@ -98,8 +98,8 @@ class RunConfig(Strict):
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
     endpoint: Literal["accuracy", "answer_logprob"] = "accuracy"
-    """What is measured: `accuracy`, or the log-probability of the gold answer. Then nothing is
-    generated."""
+    """What is measured: `accuracy`, or whether the gold answer is likelier than four others. Then
+    nothing is generated."""
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""

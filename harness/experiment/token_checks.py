@@ -9,11 +9,12 @@ run.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from harness.constants import BASELINE, MAX_GEN_TOKS
+from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
 from harness.errors import PromptMismatchError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
 from harness.experiment.chat_template import has_system_turn
@@ -26,6 +27,9 @@ from harness.reasoning_markers import find_opened
 
 BOX = "\\boxed{"
 """The label of an answer in a box."""
+MERGED = "merge with their label, or another answer does: another spelling is scored"
+OTHER_LENGTH = "are compared with answers of other numbers of tokens, because too few have theirs"
+"""Remarks on gold answers whose log-probability is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +149,11 @@ def _build_prompts(
 def _add_answers(
     arm: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
 ) -> ConditionPrompts:
-    r"""Add the tokens of the accepted answers to the prompts, and a note if answers merge.
+    r"""Add the tokens of all scored answers to the prompts, and a note on what is not as it should.
 
     Label and answer are tokenized apart from the prompt and from each other, so the same tokens of
-    the answer are scored under every condition.
+    the answer are scored under every condition. The answer's end is scored with it, because `3`
+    also begins `36`.
     A tokenizer may merge the end of the label with the beginning of the answer, as Qwen's does with
     `{\`. Then another spelling is scored than the one that the model would write. Only a blank at
     the label's end goes to the answer instead.
@@ -159,38 +164,49 @@ def _add_answers(
         model: The tokenizer.
     """
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
-    prompts, merging_ids = [], set()
+    prompts: list[BuiltPrompt] = []
+    counts = Counter[str]()
     for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
-        label = _make_label(prompt, settings)
-        end = label.rstrip(" ")
-        answers = []
-        for text in (problem.answer, *problem.alternatives):
-            tokens = AnswerTokens(encode(label), encode(text))
-            if encode(label + text) != tokens.label + tokens.gold:
-                tokens = AnswerTokens(encode(end), encode(label[len(end) :] + text))
-                if end == label:
-                    merging_ids.add(problem.id)
+        label, end = _make_label(prompt, settings)
+        stem = label.rstrip(" ")
+        others = settings.other_answers.get(problem.id, ())
+        answers, remarks = [], set()
+        for text in map(str.strip, (problem.answer, *problem.alternatives, *others)):
+            tokens = AnswerTokens(encode(label), encode(text + end))
+            if encode(label + text + end) != tokens.label + tokens.answer:
+                tokens = AnswerTokens(encode(stem), encode(label[len(stem) :] + text + end))
+                if stem == label:
+                    remarks.add(MERGED)
             answers.append(tokens)
-        prompts.append(replace(prompt, answers=tuple(answers)))
+            if text in others and len(tokens.answer) != len(answers[0].answer):
+                remarks.add(OTHER_LENGTH)
+        counts.update(remarks)
+        prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
     notes = arm.notes
-    if merging_ids:
-        count = f"{len(merging_ids)} of {len(prompts)} gold answers merge with their label"
-        notes = (f"{count}: another spelling is scored.", *notes)
+    if counts:
+        sentences = [
+            f"{count} of {len(prompts)} gold answers {remark}" for remark, count in counts.items()
+        ]
+        notes = (f"{'; '.join(sorted(sentences))}.", *notes)
     return replace(arm, prompts=tuple(prompts), notes=notes)
 
 
-def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> str:
-    """The text between prompt and answer."""
+def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
+    """The texts between prompt and answer, and after the answer: the end of its box or line."""
     _, box, content = prompt.answer_prefix.rpartition(BOX)
     if box and "}" not in content:
-        return ""
+        return "", "}"
     _, closing = find_opened(prompt.text, settings.thinking)
     # an answer inside open reasoning would be part of it
     label = f"\n{closing}\n\n" if closing else ""
-    _, between, _ = settings.frame
+    _, between, after = settings.frame
     # the blank that `build_prompt` leaves out of the prompt
     label += between[len(between.rstrip(" ")) :]
-    return label + BOX if settings.scored == "box" else label
+    if settings.scored == "box":
+        return label + BOX, "}"
+    has_examples = settings.layout is Layout.RAW and settings.examples
+    # as the examples end their answers
+    return label, after + SEPARATOR if has_examples else "\n"
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+import numpy as np
 from msgspec import Meta, Struct
 
-from harness.constants import ANSWER_LOGPROB, JsonObject
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, OTHER_ANSWERS, JsonObject
 from harness.errors import EngineError, RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
@@ -77,6 +79,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
         thinking: The model's markers of reasoning; see `Plan`.
         read: Where the answer is read: `box` or `line`.
+        other_answers: The answers whose log-probability is measured besides the gold answer's.
     """
 
     task: str
@@ -100,6 +103,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     draw: Annotated[
         int, column("number of the draw of examples, from 1; no column without several draws")
     ] = 0
+    other_answers: tuple[str, ...] = ()
 
     @staticmethod
     def of(
@@ -124,6 +128,7 @@ class StoredPrompt(Struct, omit_defaults=True):
             thinking=thinking,
             read=read,
             draw=arm.draw,
+            other_answers=built.other_answers,
         )
 
     @property
@@ -176,34 +181,59 @@ def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     ]
 
 
+TokenScores = list[tuple[float, int]]
+"""The log-probability of each token of an answer, in nats, and its rank."""
+
+
+def _add_logprobs(tokens: TokenScores) -> float:
+    """The log-probability of an answer."""
+    return sum(logprob for logprob, _ in tokens)
+
+
 class AnswerScore(Struct, gc=False):
-    """The score of a gold answer after a prompt.
+    """The scores of a gold answer and of the other answers after a prompt.
 
     Attributes:
-        tokens: The log-probability of each of its tokens, in nats, and its rank.
+        tokens: Those of the gold answer with its end, or of the likeliest accepted answer.
+        others: The log-probability of each other answer, in nats.
 
     Raises:
         EngineError: a log-probability is infinite or NaN, which JSON cannot hold.
     """
 
-    tokens: list[tuple[float, int]]
+    tokens: TokenScores
+    others: list[float]
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.total):
-            raise EngineError(
-                f"The log-probability of a gold answer is {self.total}, expected a finite number. "
-                "Try dtype=float32."
-            )
+        for total in (self.total, *self.others):
+            if not math.isfinite(total):
+                raise EngineError(
+                    f"The log-probability of an answer is {total}, expected a finite number. "
+                    "Try dtype=float32."
+                )
+
+    @staticmethod
+    def of(answers: Sequence[TokenScores]) -> AnswerScore:
+        """The score that all answers of a problem make, the accepted ones before the others."""
+        return AnswerScore(
+            tokens=max(answers[:-OTHER_ANSWERS], key=_add_logprobs),
+            others=[*map(_add_logprobs, answers[-OTHER_ANSWERS:])],
+        )
 
     @property
     def total(self) -> float:
-        """The log-probability of the answer."""
-        return sum(logprob for logprob, _ in self.tokens)
+        """The log-probability of the gold answer."""
+        return _add_logprobs(self.tokens)
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether greedy decoding would begin with the answer."""
-        return all(rank == 1 for _, rank in self.tokens)
+    def is_first(self) -> bool:
+        """Whether the gold answer is likelier than every other. If it is as likely, it is not."""
+        return self.total > max(self.others)
+
+    @property
+    def log_share(self) -> float:
+        """The logarithm of the gold answer's share of the probability of all, in nats."""
+        return self.total - float(np.logaddexp.reduce([self.total, *self.others]))
 
 
 # A run has up to a million samples. Without cycles among them the garbage collector can skip them.
@@ -218,7 +248,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
         spent_budget: Whether its reasoning has all tokens of `thinking_budget`.
-        answer_score: That of the likeliest accepted answer, if the endpoint is `answer_logprob`.
+        answer_score: If the endpoint is `answer_logprob`.
     """
 
     task: str
@@ -491,13 +521,17 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     **_columns(Document, target="answer"),
     ANSWER_LOGPROB: (
         "float64",
-        "log-probability of the gold answer, in nats; only for this endpoint, as the next two",
+        "log-probability of the gold answer and its end, in nats; only for this endpoint, as the "
+        "next two",
+    ),
+    ANSWER_SHARE: (
+        "float64",
+        "logarithm of the gold answer's share of the probability of all five answers, in nats",
     ),
     "answer_tokens": (
         "int32",
-        "tokens of the gold answer; the mean of a token is answer_logprob / answer_tokens",
+        "tokens of the gold answer and its end",
     ),
-    "answer_rank": ("int32", "rank of its first token; 1 is the likeliest"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(StoredPrompt, "prompt_sha256", "prompt_token_sha256"),
     **_columns(Sample, "prompt_tokens", "completion_tokens"),

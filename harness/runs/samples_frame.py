@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from harness.constants import ANSWER_LOGPROB
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
 from harness.errors import JournalError, RunError, list_first
 from harness.experiment.expand_conditions import read_conditions
 from harness.grading import GRADERS, Verdict
@@ -81,8 +81,8 @@ _TEXTS: Columns = {
 """Further columns of a sample in a frame with texts."""
 _ANSWER_SCORES: Columns = {
     ANSWER_LOGPROB: (np.float64, attrgetter("answer_score.total")),
+    ANSWER_SHARE: (np.float64, attrgetter("answer_score.log_share")),
     "answer_tokens": (np.int32, lambda sample: len(sample.answer_score.tokens)),
-    "answer_rank": (np.int32, lambda sample: sample.answer_score.tokens[0][1]),
 }
 """Further columns of a sample with the endpoint `answer_logprob`."""
 _REASONS = _fields(object, "reason", "audit_reason")
@@ -99,9 +99,9 @@ def load_run(
     `analysis.compare` makes the A/A columns of a frame with both replicates.
 
     Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several
-    draws of examples, `cluster` if problems have clusters, and `answer_logprob`, `answer_tokens`
-    and `answer_rank` if that is the endpoint. A value that a backend or grader
-    does not report is missing.
+    draws of examples, `cluster` if problems have clusters, and `answer_logprob`, `answer_share`
+    and `answer_tokens` if that is the endpoint. A value that a backend or grader does not report is
+    missing.
 
     Args:
         path: The run's folder.

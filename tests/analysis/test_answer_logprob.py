@@ -1,4 +1,4 @@
-"""The endpoint `answer_logprob`: its tokens, its samples, and its tables in nats."""
+"""The endpoint `answer_logprob`: its answers and their tokens, its samples and its tables."""
 
 import json
 import math
@@ -18,14 +18,23 @@ from harness.analysis.compare_two_conditions import Side, check_not_worse, compa
 from harness.analysis.result_tables import as_csv, as_json, make_leaderboard
 from harness.constants import Kind
 from harness.display.comparison_tables import show_comparison, show_leaderboard
-from harness.display.dry_run import describe_plan, describe_power
+from harness.display.dry_run import describe_plan
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import render
 from harness.display.report.report_page import make_card
-from harness.errors import ComparisonError, ConfigError, EngineError, PromptMismatchError
+from harness.display.side_tables import show_side_tables
+from harness.errors import (
+    ComparisonError,
+    ConfigError,
+    DataError,
+    EngineError,
+    PromptMismatchError,
+)
 from harness.execution.grade_again import regrade
 from harness.experiment.conditions import as_condition
-from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.other_answers import draw_other_answers, find_form
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompt import PromptSettings
 from harness.experiment.run_config import load_config
 from harness.experiment.token_checks import build_checked_prompts
@@ -35,8 +44,8 @@ from harness.runs.records import AnswerScore, Sample
 from tests.conftest import build_tokenizer
 from tests.make import CONFIG, TOY_PROBLEMS, right, run_plan, with_cases, write_run
 
-EFFECT = -0.5
-"""Nats by which the filler makes each gold answer less likely, on average."""
+EFFECT = -1.0
+"""Nats by which the filler makes each gold answer less likely than the other answers."""
 
 
 def load(folder, **changes):
@@ -46,15 +55,15 @@ def load(folder, **changes):
 
 
 def write_scored_run(folder, *, limit=40, effect=EFFECT, **changes):
-    """A finished run whose gold answers have two tokens, the first of which is always likeliest."""
+    """A finished run whose gold answers have two tokens and are mostly the likeliest."""
     plan = make_plan(load(folder, **changes), limit=limit)
 
     def make_sample(request, key):
         rng = np.random.default_rng(int(key[:8], 16))
         shift = effect if "mless" in request.task else 0.0
         sample = Sample.of(request, key, "", tokens=1, reason="length")
-        tokens = [(-1.0, 1), (shift - 2 + float(rng.normal(0, 0.2)), int(rng.integers(1, 3)))]
-        sample.answer_score = AnswerScore(tokens)
+        tokens = [(-1.0, 1), (shift - 2 + float(rng.normal(0, 0.5)), 2)]
+        sample.answer_score = AnswerScore(tokens, others=[-3.3, -4.0, -5.0, -6.0])
         return sample
 
     return run_plan(plan, folder, make_sample)
@@ -78,63 +87,87 @@ def test_what_would_not_give_log_probabilities_is_refused(changes, message, tmp_
 
 def test_the_samples_have_columns_and_a_verdict_without_a_grader(run):
     frame = harness.load_run(run)
-    scored = frame[["answer_tokens", "completion", "answer_rank"]].drop_duplicates()
-    assert scored.to_numpy().tolist() == [[2, "", 1]]
-    assert 0 < frame["correct"].mean() < 1 and frame["answer"].isna().all()
+    scored = frame[["answer_tokens", "completion"]].drop_duplicates()
+    assert scored.to_numpy().tolist() == [[2, ""]]
+    logprobs = frame["answer_logprob"]
+    assert ((logprobs > -3.3) == frame["correct"]).all() and frame["answer"].isna().all()
+    total = np.exp(logprobs) + np.exp([-3.3, -4.0, -5.0, -6.0]).sum()
+    assert np.allclose(frame["answer_share"], logprobs - np.log(total))
     assert set(frame["verdict"]) == {"correct", "incorrect"}
     assert "0 verdicts changed" in regrade(run)
     assert harness.load_run(run).equals(frame)
     assert not list(run.glob("samples_*")), "lm-eval's logs would be of completions"
 
 
-def test_the_difference_is_that_of_the_means_with_test_interval_and_verdict(run, board):
+def test_the_main_value_is_the_percentage_of_golds_that_come_first(run, board):
     frame = harness.load_run(run)
-    means = frame.pivot(index="problem_id", columns="condition", values="answer_logprob")
+    first = frame.pivot(index="problem_id", columns="condition", values="correct").astype(int)
     row = board.comparison.set_index("condition").loc["mless"]
-    change = means["mless"] - means["wo"]
-    assert row["difference"] == pytest.approx(change.mean(), abs=1e-4)
-    assert row["low"] < change.mean() < row["high"] < 0 and row["p"] < 0.001
-    reach = stats.t.ppf(0.975, len(change) - 1) * change.sem()
-    assert row["high"] - row["low"] == pytest.approx(2 * reach, rel=0.15)
-    assert (row["verdict"], row["margin"], row["tests"], row["primary"]) == ("worse", 0.1, 1, True)
-    assert row[["by_format", "within_margin"]].tolist() == [False, False]
-    expected = stats.t.interval(0.95, 39, means["mless"].mean(), means["mless"].sem())
-    assert row[["accuracy_low", "accuracy_high"]].tolist() == pytest.approx(expected, abs=1e-3)
+    assert row["accuracy"] == pytest.approx(100 * first["mless"].mean())
+    assert row["difference"] == pytest.approx(100 * (first["mless"] - first["wo"]).mean())
+    flips = (first["mless"] > first["wo"]).sum(), (first["mless"] < first["wo"]).sum()
+    assert (row["wrong_to_right"], row["right_to_wrong"]) == flips
+    # with one sample for each problem the test is McNemar's
+    assert row["p"] == pytest.approx(stats.binomtest(flips[0], sum(flips)).pvalue)
+    assert (row["verdict"], row["margin"], row["tests"]) == ("worse", 1.0, 1)
     # of a frame alone the table is the same
     assert compare(frame).set_index("condition").loc["mless", "low"] == row["low"]
-    mirrored = compare(frame, baseline="mless").set_index("condition").loc["wo"]
-    columns = ["difference", "low", "high", "wrong_to_right", "right_to_wrong"]
-    signs = np.array([-1, -1, -1, 1, 1])
-    order = ["difference", "high", "low", "right_to_wrong", "wrong_to_right"]
-    assert mirrored[columns].tolist() == pytest.approx((signs * row[order]).tolist())
 
 
-def test_a_small_difference_of_40_problems_is_equivalent(tmp_path):
-    frame = harness.load_run(write_scored_run(tmp_path / "run", effect=0.0))
-    noise = frame.groupby("condition", observed=True)["answer_logprob"].transform("mean")
-    row = compare(frame.assign(answer_logprob=frame["answer_logprob"] - noise)).iloc[1]
-    assert row["verdict"] == "equivalent" and row["unmeasured"] is None
+def test_the_shares_have_an_interval_and_the_plain_values_no_test(run, board):
+    frame = harness.load_run(run)
+    table = board.side_tables["answers"].set_index("condition")
+    for name in ("answer_share", "answer_logprob"):
+        means = frame.pivot(index="problem_id", columns="condition", values=name)
+        column = {"answer_share": "difference"}.get(name, "logprob_difference")
+        change = means["mless"] - means["wo"]
+        assert table[name]["mless"] == pytest.approx(means["mless"].mean(), abs=1e-4)
+        assert table[column]["mless"] == pytest.approx(change.mean(), abs=1e-4)
+        if name == "answer_share":
+            reach = stats.t.ppf(0.975, len(change) - 1) * change.sem()
+            row = table.loc["mless"]
+            assert row["high"] - row["low"] == pytest.approx(2 * reach, rel=0.15)
+            assert row["verdict"] == "worse" and row["high"] < 0
+    split = make_leaderboard([Run.load(run)], by=["subject"]).side_tables["answers"]
+    assert split["subject"].nunique() > 1
+    other = write_run(run.parent / "accuracies", right, limit=2)
+    assert make_leaderboard([Run.load(other)]).side_tables["answers"].empty
 
 
-def test_tables_figure_report_and_receipt_name_the_endpoint_and_nats(run, board):
+@pytest.mark.parametrize(("level", "verdict"), [(-2.0, "worse"), (-9.0, "unmeasured")])
+def test_a_model_at_chance_is_unmeasured_whatever_the_test_says(run, level, verdict):
+    """One gold of five comes first without the filler, or nearly all; with it none."""
+    frame = Run.load(run).samples
+    is_first = (frame["condition"] == "wo") & (
+        (frame["problem_id"].factorize()[0] % 6 == 0) | (level > -3)
+    )
+    changed = replace(Run.load(run), read=lambda: frame.assign(correct=is_first))
+    board = make_leaderboard([changed])
+    row = board.comparison.iloc[1]
+    assert row["p"] < 0.05 and row["verdict"] == verdict
+    assert board.side_tables["answers"].iloc[1]["verdict"] == verdict
+    text = " ".join(render([show_comparison(board)]).split())
+    reason = "no condition's interval of gold answers that come first lies above 20 %"
+    assert (reason in text) == (verdict == "unmeasured")
+
+
+def test_tables_figure_report_and_receipt_name_the_score(run, board):
     text = render([show_comparison(board)])
-    assert "answer_logprob instead of accuracy: log-probability of the gold answer, in" in text
-    assert "lies between -0.1 and +0.1 nats; inconclusive" in text and "points" not in text
+    assert "gold_first instead of accuracy: percentage of problems whose gold answer is" in text
+    assert "by chance 20." in text and "gold_first %" in text
     assert "completions differ" not in text
-    assert re.search(r"A/A.*the difference changes by [+-]?0\.\d\d nats", text, re.DOTALL)
-    assert "w/o nats" in render([show_leaderboard(board)])
+    assert re.search(r"A/A.*the difference changes by [+-]?\d", text, re.DOTALL)
+    assert "log share" in render([*show_side_tables(board).values()])
+    assert "w/o %" in render([show_leaderboard(board)])
     data = json.loads(as_json(board))
-    assert (data["score"], data["receipt"][0]["endpoint"]) == ("answer_logprob",) * 2
-    assert '{"score": "answer_logprob"}' in as_csv(board)
+    assert (data["score"], data["receipt"][0]["endpoint"]) == ("gold_first", "answer_logprob")
+    assert len(data["answers"]) == len(data["rows"])
+    assert '{"score": "gold_first"}' in as_csv(board)
     for kind, (figure, _) in draw_figures(board, [Run.load(run)], [Kind.FOREST, Kind.ACCURACY]):
-        label = figure.axes[0].get_xlabel()
-        expected = {"forest": "Difference in answer_logprob from w/o (nats)"}
-        assert label == expected.get(kind, "answer_logprob (nats)")
+        assert "gold_first" in figure.axes[0].get_xlabel(), kind
     for name in ("mediators", "audit"):
         assert board.side_tables[name].empty, "there are no completions"
-    card = make_card(board)
-    assert "change the answer_logprob of" in card["question"]
-    assert " nats [" in card["answers"][0]["text"]
+    assert "change the gold_first of" in make_card(board)["question"]
 
 
 def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp_path):
@@ -144,41 +177,124 @@ def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp
         make_leaderboard([Run.load(other), Run.load(run)])
     with pytest.raises(ComparisonError, match=reason):
         compare_pair(Side.read(str(other)), Side.read(f"{run}:mless"))
-    with pytest.raises(ConfigError, match="the endpoint answer_logprob has no other, got 'avg@1'"):
-        make_leaderboard([Run.load(run)], score="avg@1")
-    with pytest.raises(ConfigError, match=r"expected avg@K, .* got 'answer_logprob'"):
-        make_leaderboard([Run.load(other)], score="answer_logprob")
+    for score in ("avg@1", "pass@2"):
+        with pytest.raises(ConfigError, match=f"answer_logprob has only gold_first, got '{score}'"):
+            make_leaderboard([Run.load(run)], score=score)
+    with pytest.raises(ConfigError, match=r"expected avg@K, .* got 'gold_first'"):
+        make_leaderboard([Run.load(other)], score="gold_first")
     with pytest.raises(ConfigError, match=r"bars: .* has the endpoint answer_logprob"):
         read_bars(BarsConfig(title="Bars", runs=(run,)))
     for arguments, message in (
         (("export", run), "has no completions: its endpoint is answer_logprob"),
-        (("table", run, "--audit"), "count single right samples, which answer_logprob does not"),
+        (("table", run, "--audit"), "count single right samples, which gold_first does not"),
     ):
         process = command(*arguments)
         assert process.returncode == 2 and message in process.stderr
 
 
-def test_two_conditions_are_compared_in_nats(run):
+def test_two_conditions_are_compared_by_the_same_score(run):
     pair = compare_pair(Side.read(f"{run}:wo"), Side.read(f"{run}:mless"))
     code, message = check_not_worse(pair, 0.2)
-    assert code == 1 and " nats, p " in message
-    assert check_not_worse(pair, 1)[1].startswith("run:mless loses less than 1 nat: ")
+    assert code == 1 and " points, p " in message and pair.score == "gold_first"
 
 
-def test_the_dry_run_has_power_in_nats_and_counts_every_prompt_token(tmp_path):
-    (line,) = describe_power(load(tmp_path / "run"), 785)
-    assert "smallest difference: 0.1 nats (mless - wo; 80 % power, alpha 0.05, at a stan" in line
+def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path):
     plan = make_plan(load(tmp_path / "run"), limit=2)
     count = 0
     for request in make_requests(plan, plan.config.resolve_sampling(None)):
-        count += len(request.prompt_token_ids)
-    assert f"tokens    {count:,} in prompts, at most 4 generated" in describe_plan(plan)
+        count += 5 * len(request.prompt_token_ids)
+    text = " ".join(describe_plan(plan).split())
+    assert f"tokens {count:,} in prompts, at most 4 generated" in text
+    assert "4 others; by chance 20 %" in text and " points (mless - wo" in text
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_log_probability_that_is_no_number_is_refused(value):
-    with pytest.raises(EngineError, match=f"is {value}, expected a finite number"):
-        AnswerScore([(-1.0, 1), (value, 1)])
+    for tokens, others in (([(-1.0, 1), (value, 1)], [-1.0]), ([(-1.0, 1)], [value, -1.0])):
+        with pytest.raises(EngineError, match=f"is {value}, expected a finite number"):
+            AnswerScore(tokens, others)
+
+
+def test_the_likeliest_accepted_answer_counts_and_a_tie_is_not_first():
+    others = [[(-2.5, 1), (-0.5, 2)], [(-4.0, 1)], [(-5.0, 1)], [(-6.0, 1)]]
+    score = AnswerScore.of([[(-9.0, 3)], [(-1.0, 1), (-1.5, 2)], *others])
+    assert (score.total, score.others, score.is_first) == (-2.5, [-3, -4, -5, -6], True)
+    probabilities = np.exp([-2.5, -3, -4, -5, -6])
+    assert score.log_share == pytest.approx(math.log(probabilities[0] / probabilities.sum()))
+    tie = AnswerScore.of([[(-3.0, 1)], *others])
+    assert not tie.is_first
+    assert AnswerScore([(-5000.0, 1)], [-1.0] * 4).log_share == pytest.approx(-4999 - math.log(4))
+
+
+@with_cases
+def test_answers_have_a_form(form, answers):
+    assert {find_form(answer) for answer in answers} == {form}
+
+
+def as_problems(golds):
+    """A problem for each gold answer, or list of accepted answers. Ids are numbers from 0."""
+    problems = []
+    for number, gold in enumerate(golds):
+        first, *more = gold if isinstance(gold, list) else [gold]
+        fields = {"id": str(number), "answer": first, "alternatives": tuple(more)}
+        problems.append(replace(TOY_PROBLEMS[0], **fields))
+    return problems
+
+
+@with_cases
+def test_no_other_answer_equals_an_accepted_one_in_any_spelling(golds, different):
+    """`different` are the only answers that the first gold may be compared with."""
+    for seed in range(5):
+        drawn = draw_other_answers(as_problems(golds), ["0"], len, seed)["0"]
+        assert {*drawn} <= {*different} and len({*drawn}) == 4
+
+
+@with_cases
+def test_too_few_other_answers_are_refused_with_their_number(golds, number, form):
+    message = rf"problem 0 .* only {number} gold answers .* form \({form}\) .*; 4 are needed"
+    with pytest.raises(DataError, match=message):
+        draw_other_answers(as_problems(golds), ["0"], len, 1)
+
+
+def test_other_answers_have_the_same_length_where_there_are_enough():
+    golds = [*map(str, range(100)), "1000", "2000"]
+    problems = as_problems(f" {gold} " for gold in golds)
+    ids = [problem.id for problem in problems]
+    drawn = draw_other_answers(problems, ids, len, 1)
+    for gold in golds[:100]:
+        assert {*map(len, drawn[gold])} == {len(gold)}, gold
+    # the only other of four digits, then the nearest
+    assert sorted(map(len, drawn["100"])) == [2, 2, 2, 4] and "2000" in drawn["100"]
+    assert drawn != draw_other_answers(problems, ids, len, 2)
+    assert drawn["50"] == draw_other_answers(problems, ["50"], len, 1)["50"]
+
+
+def test_of_a_model_that_ignores_the_questions_a_fifth_of_the_golds_come_first():
+    """Frequent answers are likely, as in the data, where half of all numbers have one digit."""
+    golds = [problem.answer for problem in TOY_PROBLEMS]
+    likelihoods = {gold: (golds.count(gold), gold) for gold in golds}
+    drawn = draw_other_answers(TOY_PROBLEMS, [problem.id for problem in TOY_PROBLEMS], len, 1)
+    count = 0
+    for problem in TOY_PROBLEMS:
+        others = max(likelihoods[answer] for answer in drawn[problem.id])
+        count += likelihoods[problem.answer] > others
+    assert count / len(golds) == pytest.approx(0.2, abs=0.03)
+
+
+def test_other_answers_are_the_same_under_all_conditions_draws_and_limits(tmp_path):
+    changes = {"fewshot": {"draws": 2}, "repeats": 2, "answer": "line", "layouts": ["raw", "chat"]}
+    plans = [make_plan(load(tmp_path / "run", **changes), limit=limit) for limit in (5, 9)]
+    texts = {}
+    for plan in plans:
+        for _, _, problem, prompt in plan.rows:
+            assert texts.setdefault(problem.id, prompt.other_answers) == prompt.other_answers
+            ends = [tuple(tokens.answer[-1:]) for tokens in prompt.answers]
+            assert len({*ends}) == 1 and len(ends) == 5
+    assert len(texts) == 9
+    sampling = plans[0].config.resolve_sampling(None)
+    (request, *_) = make_requests(plans[0], sampling)
+    others = replace(request, answers=(*request.answers[:-1], request.answers[0]))
+    assert sample_key(request, "") != sample_key(others, "")
 
 
 def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
@@ -193,16 +309,18 @@ def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
     (arm,) = check(10_000, read="box")
     length = len(arm.prompts[0].token_ids) + 1
     assert check(length)
-    answer = len(toy_tokenizer.encode("\\boxed{" + "2 + 2", add_special_tokens=False))
+    answer = len(toy_tokenizer.encode("\\boxed{" + "2 + 2}", add_special_tokens=False))
     assert check(length + answer, read="box")
     with pytest.raises(PromptMismatchError, match=f"context length of {length + answer - 1} by 1"):
         check(length + answer - 1, read="box")
 
 
-def score_prompts(tokenizer, *, answer="42", alternatives=(), read="box", condition="wo"):
-    """The texts of labels and gold answers after the prompt of a problem, and the notes."""
-    problem = replace(TOY_PROBLEMS[0], answer=answer, alternatives=alternatives)
-    settings = PromptSettings(scored=read)
+def score_prompts(tokenizer, *, answer="42", condition="wo", others=(), **settings):
+    """The texts of labels and answers after the prompt of a problem, and the notes."""
+    (problem,) = as_problems([answer])
+    settings = PromptSettings(
+        **{"scored": "box", "other_answers": {problem.id: others}, **settings}
+    )
     model = ModelTokenizer(name="x", tokenizer=tokenizer)
     conditions = [as_condition(condition)]
     (arm,) = build_checked_prompts([problem], conditions, settings, model)
@@ -210,17 +328,24 @@ def score_prompts(tokenizer, *, answer="42", alternatives=(), read="box", condit
     return decoded, arm.notes
 
 
-def test_label_and_answer_are_apart_and_a_merge_is_noted(toy_tokenizer):
-    assert score_prompts(toy_tokenizer, alternatives=("6 \\cdot 7",)) == (
-        [["\\boxed{", "42"], ["\\boxed{", "6 \\cdot 7"]],
-        (),
-    )
-    begun = {"name": "x", "answer_prefix": "The final answer is $\\boxed{"}
-    assert score_prompts(toy_tokenizer, condition=begun)[0] == [["", "42"]]
-    closed = {"name": "x", "answer_prefix": "Not \\boxed{1}, but"}
-    assert score_prompts(toy_tokenizer, condition=closed)[0] == [["\\boxed{", "42"]]
-    assert score_prompts(toy_tokenizer, read="line")[0] == [["", "42"]]
+@with_cases
+def test_label_answer_and_end_are_scored_without_blanks_around_the_answer(
+    toy_tokenizer, changes, expected
+):
+    if examples := changes.pop("examples", None):
+        frame = FewshotConfig().frame
+        changes["draw"] = Draw(number=0, examples=TOY_PROBLEMS[1 : 1 + examples], frame=frame)
+    assert score_prompts(toy_tokenizer, **changes)[0] == expected
+
+
+def test_a_merge_and_other_lengths_are_noted(toy_tokenizer):
     merging = build_tokenizer("qwen2", bos=False)
     (answer,), (note,) = score_prompts(merging, answer="\\frac{1}{2}")
-    assert answer == ["\\boxed{", "\\frac{1}{2}"]
-    assert note == "1 of 1 gold answers merge with their label: another spelling is scored."
+    assert answer == ["\\boxed{", "\\frac{1}{2}}"]
+    assert note == (
+        "1 of 1 gold answers merge with their label, or another answer does: another spelling is "
+        "scored."
+    )
+    assert score_prompts(toy_tokenizer, answer="6 \\cdot 7", others=("6 \\cdot 9",))[1] == ()
+    (_, (note,)) = score_prompts(toy_tokenizer, answer="6 \\cdot 7", others=("12",))
+    assert "1 of 1 gold answers are compared with answers of other numbers of tokens" in note

@@ -144,9 +144,9 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
 def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     mless, smollm2, whole_model, tmp_path
 ):
-    """100 prompts, each sent twice; of accepted answers the likeliest counts.
+    """100 prompts with six answers, each sent twice; of accepted answers the likeliest counts.
 
-    The prefix cache is on. A block that holds a gold token would change the second number.
+    The prefix cache is on. A block that holds a token of an answer would change the second number.
     """
     import torch
     from transformers import AutoTokenizer
@@ -175,21 +175,23 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     for prompt in read_prompts(folder):
         prefix = tokenizer(prompt.prompt)["input_ids"] + tokenizer.encode("\\boxed{")
         scores = []
-        for answer in golds[prompt.doc["problem"]]:
-            gold = tokenizer.encode(answer)
+        accepted = golds[prompt.doc["problem"]]
+        for answer in (*accepted, *prompt.other_answers):
+            tokens = tokenizer.encode(answer + "}")
             with torch.inference_mode():
-                logits = whole_model(torch.tensor([prefix + gold])).logits[0, len(prefix) - 1 : -1]
+                logits = whole_model(torch.tensor([prefix + tokens])).logits[
+                    0, len(prefix) - 1 : -1
+                ]
             logprobs = logits.double().log_softmax(-1)
-            ranks = (logits > logits[range(len(gold)), gold][:, None]).sum(-1) + 1
-            total = float(logprobs[range(len(gold)), gold].sum())
-            scores.append((total, len(gold), int(ranks[0]), bool((ranks == 1).all())))
-        expected, *facts = max(scores)
+            scores.append((float(logprobs[range(len(tokens)), tokens].sum()), len(tokens)))
+        (gold, length), others = max(scores[:2]), [total for total, _ in scores[2:]]
+        share = gold - float(torch.tensor([gold, *others]).double().logsumexp(0))
         first, again = frame.loc[(prompt.condition, prompt.doc["id"])].to_dict("records")
         assert first["answer_logprob"] == again["answer_logprob"] and first["completion"] == ""
-        assert [first[name] for name in ("answer_tokens", "answer_rank", "correct")] == facts
-        differences.append(abs(first["answer_logprob"] - expected))
-        likeliest.add(scores.index(max(scores)))
-    assert len(differences) == 100 and max(differences) < 1e-4
+        assert (first["answer_tokens"], first["correct"]) == (length, gold > max(others))
+        differences += [first["answer_logprob"] - gold, first["answer_share"] - share]
+        likeliest.add(scores.index((gold, length)))
+    assert len(differences) == 200 and max(map(abs, differences)) < 1e-4
     assert likeliest == {0, 1}, "either answer is the likeliest somewhere"
 
 

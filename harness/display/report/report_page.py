@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
-from harness.constants import Kind
+from harness.constants import MARGIN, Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
@@ -51,7 +51,7 @@ def write_report(
     *,
     attention: Sequence[AttentionView] = (),
     baseline: str | None = None,
-    margin: float | None = None,
+    margin: float = MARGIN,
     metric: str | None = None,
 ) -> int:
     """Write one HTML file about finished runs.
@@ -62,7 +62,7 @@ def write_report(
         output: The HTML file. Its folder is made if it is missing.
         attention: The attention of prompts of these runs.
         baseline: The condition that all others are compared with; None for the runs' own.
-        margin: Equivalence margin, points; None is the default.
+        margin: Equivalence margin in points.
         metric: The metric that separates right from wrong in logs of other tasks.
 
     Returns:
@@ -112,7 +112,7 @@ def _collect_facts(
         "further_tables": show_side_tables(board).values(),
         "attention": attention,
         **pack_views(attention),
-        "margin": name_score(points(float(rows[0]["margin"])), board.score),
+        "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
         "receipts": _list_receipts(runs, attention, board),
         "samples": len(samples),

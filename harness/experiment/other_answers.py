@@ -1,0 +1,105 @@
+"""Other answers, with which a gold answer is compared: gold answers of other problems.
+
+A text before the question can make every answer likelier, the right one no more than wrong ones. So
+other answers of the same form and length are scored after the same prompts. An answer that is
+frequent in the data must not come first for this reason. So the problems of a form and length are
+dealt to blocks of five or a few more, and the other answers of a problem are those of its block: a
+model that ignores the questions then puts one gold answer of five first.
+"""
+
+import random
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, permutations
+
+from harness.constants import OTHER_ANSWERS
+from harness.errors import DataError
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import hash_text
+from harness.grading.grade_answer import compare
+
+NUMBER = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
+FRACTION = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")
+
+
+def find_form(answer: str) -> str:
+    """The form of an answer: `number`, `fraction`, or `text` for all others."""
+    if NUMBER.fullmatch(answer):
+        return "number"
+    return "fraction" if FRACTION.match(answer) else "text"
+
+
+def draw_other_answers(
+    problems: Sequence[Problem],
+    asked: Collection[str],
+    count_tokens: Callable[[str], int],
+    seed: int,
+) -> dict[str, tuple[str, ...]]:
+    """Draw the other answers of each problem that is asked, by its id.
+
+    They are of the problem's block, else of its number of tokens, else of the nearest numbers.
+
+    Args:
+        problems: All problems whose answers may be drawn.
+        asked: The ids of problems.
+        count_tokens: The number of tokens of an answer.
+        seed: The seed of blocks and draws.
+
+    Raises:
+        DataError: there are too few for a problem.
+    """
+    problems = [replace(problem, answer=problem.answer.strip()) for problem in problems]
+    forms: dict[str, dict[int, list[Problem]]] = {}
+    # equal answers are neighbours in this order, so they are dealt to different blocks
+    problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
+    for problem in problems:
+        sizes = forms.setdefault(find_form(problem.answer), {})
+        sizes.setdefault(count_tokens(problem.answer), []).append(problem)
+    drawn = {}
+    for sizes in forms.values():
+        for size, members in sizes.items():
+            blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
+            for index, problem in enumerate(members):
+                if problem.id in asked:
+                    block = members[index % blocks :: blocks]
+                    position = index // blocks
+                    drawn[problem.id] = _choose(
+                        problem,
+                        chain(
+                            block[position + 1 :],
+                            block[:position],
+                            _shuffle_nearest(sizes, size, f"{seed}:{problem.id}"),
+                        ),
+                    )
+    return drawn
+
+
+def _shuffle_nearest(
+    sizes: Mapping[int, Sequence[Problem]], size: int, seed: str
+) -> Iterator[Problem]:
+    """Problems whose answers have the nearest numbers of tokens first, each answer once."""
+    generator = random.Random(seed)
+    for other_size in sorted(sizes, key=lambda other: (abs(other - size), other)):
+        problem_by_answer = {problem.answer: problem for problem in sizes[other_size]}
+        yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
+
+
+def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
+    """The first answers that the grader tells from the accepted answers and from one another.
+
+    It gives no verdict on answers that are too long or too complex, so these are never chosen.
+    """
+    accepted = (problem.answer, *problem.alternatives)
+    chosen: list[str] = []
+    for answer in dict.fromkeys(other.answer for other in others):
+        pairs = chain.from_iterable(permutations((answer, known)) for known in (*accepted, *chosen))
+        if all(compare(*pair).verdict == "incorrect" for pair in pairs):
+            chosen.append(answer)
+        if len(chosen) == OTHER_ANSWERS:
+            return tuple(chosen)
+    raise DataError(
+        f"endpoint: problem {problem.id} has the gold answer {problem.answer:.60}, and only "
+        f"{len(chosen)} gold answers of other problems have its form ({find_form(problem.answer)}) "
+        f"and are different answers; {OTHER_ANSWERS} are needed."
+    )
