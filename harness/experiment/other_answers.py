@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, permutations
+from itertools import chain
 
 from harness.constants import OTHER_ANSWERS
 from harness.errors import DataError
@@ -93,8 +93,7 @@ def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
     accepted = (problem.answer, *problem.alternatives)
     chosen: list[str] = []
     for answer in dict.fromkeys(other.answer for other in others):
-        pairs = chain.from_iterable(permutations((answer, known)) for known in (*accepted, *chosen))
-        if all(compare(*pair).verdict == "incorrect" for pair in pairs):
+        if compare(answer, *accepted, *chosen).verdict == "incorrect":
             chosen.append(answer)
         if len(chosen) == OTHER_ANSWERS:
             return tuple(chosen)
