@@ -16,7 +16,6 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -24,7 +23,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, PromptMismatchError
 from harness.layers_and_heads import parse_numbers
-from harness.yaml_settings import Strict
+from harness.yaml_settings import Strict, UserPath
 
 Resolved = Mapping[str, Any]
 """An intervention on one prompt as plain values. Layers and token positions count from 0."""
@@ -199,13 +198,21 @@ class RedistributeIntervention(_SameOnAllPrompts):
     seed: int = DEFAULT_SEED
     """The seed of distances and random activations."""
 
+    @model_validator(mode="after")
+    def _check_sham(self) -> Self:
+        if self.sham and self.share > 0.5:
+            raise ValueError(
+                f"sham moves as many others: expected share up to 0.5, got {self.share:g}"
+            )
+        return self
+
 
 class FunctionIntervention(_SameOnAllPrompts):
     """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
     """`function`"""
-    file: Path
+    file: UserPath
     """Its function gets activations [token, unit] and positions [token], perhaps of several
     prompts, and returns activations."""
     arguments: dict[str, Any] = Field(default_factory=dict)

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 from harness.engines.backends import check_backend
 from harness.engines.interventions import check_arms, vllm_worker
@@ -33,6 +33,7 @@ from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
+from tests.tiny_models import build_language_model
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -157,6 +158,8 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
         sham_moved = move(activations, positions, sham=sham)
         assert ((sham_moved != activations).sum(-1) == 20).all()
         torch.testing.assert_close((sham_moved - activations).norm(dim=-1), distance_moved)
+        zeros = torch.zeros(1, 200)
+        assert (move(zeros, positions[:1], sham=sham) == zeros).all()
     assert (move(activations, positions, sham="random", seed=1) != sham_moved).any()
     batches = [move(activations[rows], positions[rows]) for rows in (slice(2), slice(2, 5))]
     assert (torch.cat(batches) == moved).all(), "however the tokens are batched"
@@ -272,7 +275,7 @@ def save_config(kind, folder):
     """The config of a small model with sliding windows, if its architecture has any."""
     sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 99}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    context = {"sliding_window": 16, "max_position_embeddings": 512}
+    context = {"sliding_window": 16, "max_position_embeddings": 512, "pad_token_id": 0}
     AutoConfig.for_model(kind, **sizes, **heads, **context).save_pretrained(folder)
 
 
@@ -356,6 +359,11 @@ ARMS += [
 ]
 
 
+HIDDEN = {"kind": "filler", "layers": [1, 3], "scale": False}
+HIDDEN = {"name": "hidden", "unit": "/", "count": 20, "intervention": HIDDEN}
+SINK = {"name": "sink", "intervention": {"kind": "sink", "layers": [1, 3], "count": 10}}
+
+
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
     """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 21 arms.
@@ -389,6 +397,26 @@ def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(engine_optio
         assert facts["interventions"]["first_token"].keys() == {"sink-third", "sink-1", "sink-30"}
         report(f"{describe_agreement(agreement)} (CUDA graphs {facts['cudagraph_mode']})")
         assert set(agreement["agreements"].values()) == {8} and agreement["largest"] < 1e-3
+
+
+@slow_engine
+@with_cases
+def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
+    kind, changes, tmp_path
+):
+    model = build_language_model(kind, **changes)
+    for weights in model.parameters():
+        if weights.ndim == 2:
+            weights.data *= 4  # else all weights of attention are about the same
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path)
+    settings = config(["wo", HIDDEN, SINK], arguments={"pretrained": str(tmp_path)}, **PRODUCTS)
+    plan, requests = plan_requests(settings, 4)
+    reference = ask_reference(plan, requests, tmp_path, print)
+    interventions = {"layers": opened_layers(settings), "reference": reference}
+    arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
+    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+        assert engine.facts()["interventions"]["largest"] < 1e-3
 
 
 @slow_engine

@@ -214,7 +214,8 @@ def redistribute(
         if sham == "inward":
             sham_steps = -sham_steps
         norms = sham_steps.norm(dim=-1, keepdim=True)
-        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / norms)
+        # activations that are zero have no sign, so a token may have none that a sham can move
+        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / norms).nan_to_num()
     return activations + steps
 
 

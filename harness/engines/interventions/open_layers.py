@@ -85,31 +85,31 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
 
     name = str(arguments["pretrained"])
     config = load_model_config(name, arguments)
-    last = 0
+    count = config.num_hidden_layers
+    indices: set[int] = set()
     for numbers in layers.values():
-        if numbers != "all":
-            last = max([last, *numbers])
-    if last >= config.num_hidden_layers:
-        raise ConfigError(
-            f"Layer {last + 1} is requested, but the model has {config.num_hidden_layers} layers."
-        )
+        indices.update(range(count) if numbers == "all" else numbers)
+    last = max(indices, default=0)
+    if last >= count:
+        raise ConfigError(f"Layer {last + 1} is requested, but the model has {count} layers.")
     # without memory for weights: only the classes of the modules matter
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
-    block = decoder.layers[last] if hasattr(decoder, "layers") else None
-    if obstacle := _find_obstacle(config, block, arguments, layers):
-        raise ConfigError(
-            f"The layers of {name} cannot be opened: {config.model_type} has {obstacle}."
-        )
+    blocks = getattr(decoder, "layers", [None] * count)
+    for index in sorted(indices):
+        if obstacle := _find_obstacle(config, index, blocks[index], arguments, layers):
+            raise ConfigError(
+                f"Layer {index + 1} of {name} cannot be opened: {config.model_type} has {obstacle}."
+            )
 
 
 def _find_obstacle(
-    config: Any, block: Any, arguments: Mapping[str, Any], layers: JsonObject
+    config: Any, index: int, block: Any, arguments: Mapping[str, Any], layers: JsonObject
 ) -> str | None:
-    """The property of a model that excludes open layers; None if there is none.
+    """The property of a layer that excludes opening it; None if there is none.
 
-    `block` is one of its layers, and None if it has no `model.layers`.
+    `block` is the layer, and None if the model has no `model.layers`.
     """
     attention = getattr(block, "self_attn", None)
     changes = layers["attention"] or layers["activations"]
@@ -122,12 +122,15 @@ def _find_obstacle(
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
-        "no `mlp.act_fn` (experts have none)": changes and not has_activation,
+        "no `mlp.act_fn`, which changed activations need": (
+            index in layers["activations"] and not has_activation
+        ),
         f"sliding windows of {window} tokens, and model.model_args.max_model_len is {context}": (
             changes and is_windowed
         ),
         "key norms, which phantom keys lack": (
-            layers.get("phantoms") and hasattr(attention, "k_norm")
+            layers.get("phantoms")
+            and (hasattr(attention, "k_norm") or hasattr(attention, "k_layernorm"))
         ),
     }
     return next((obstacle for obstacle, exists in obstacles.items() if exists), None)

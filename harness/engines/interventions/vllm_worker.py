@@ -84,8 +84,11 @@ class Arms:
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _Activation(mlp.act_fn, layer)
-        name = getattr(config, "hidden_activation", None) or config.hidden_act
-        self._activation = ACT2FN[name]
+            name = getattr(config, "hidden_activation", None) or config.hidden_act
+            self._activation = ACT2FN[name]
+        for layer in layers.get("phantoms", ()):
+            if not hasattr(self._decoder.layers[layer].self_attn, "q_size"):
+                raise RuntimeError("phantom keys need a model of vLLM's own, not of Transformers")
         _installed[:] = [self]
 
     def reserve_memory(self, available: int, config: Any) -> int:
