@@ -4,16 +4,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness import resources
 from harness.data_records import refuse_lost_backslash
 from harness.errors import ConfigError, list_near, name_similar_files
 
+UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path in a config, in which `~` is the user's home."""
 Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """Entries of pydantic's error paths that are no keys: names of the schemas that it tries."""

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS, curve_name
@@ -23,6 +22,8 @@ from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER
 from harness.display.format_values import label, visible
 
+REGION_LETTERS = 20
+"""The most letters in a line of a region's name: about the width of a third of the figure."""
 QUERIES = {
     "common": "common queries",
     "published": "published definition",
@@ -58,10 +59,11 @@ def draw_figure(
         grid = figure.add_gridspec(rows, len(config.heads))
         for panel, kind in product(panels, kinds):
             panel_points = points_of(panel, curves)
+            kind_points = panel_points[panel_points["kind"] == kind]
             row = has_bars + panel.row * len(kinds) + kinds.index(kind)
             axes = figure.add_subplot(grid[row, panel.column])
-            _draw_panel(axes, panel, panel_points[panel_points["kind"] == kind])
-            _scale(axes, panel, curves[curves["row"] == panel.row])
+            _draw_panel(axes, panel, kind_points)
+            _scale(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
             if kind == "control":
@@ -69,7 +71,7 @@ def draw_figure(
             if kind != kinds[-1]:
                 axes.set_xlabel("")
             warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
-            stamp(axes, title, warning)
+            stamp(axes, title, warning, _shade_region(axes, panel, kind_points))
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
@@ -84,10 +86,7 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
-    """The region of the inserted tokens, and the curves: dotted where fewer than half reach."""
-    inserted = panel_points["x"][panel_points["in_filler"]]
-    if len(inserted):
-        _shade_region(axes, np.unique(inserted), panel.row_config.region)
+    """The curves: dotted where fewer than half reach."""
     if panel.row_config.subtracted:
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
@@ -98,8 +97,7 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
         )
         # matplotlib draws a line across positions without a value, but breaks it at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
-        # means over few prompts are those of the longest prompts only
-        is_reached = 2 * curve["count"] >= curve["prompts"]
+        is_reached = _is_reached(curve)
         x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
         axes.plot(
@@ -119,34 +117,51 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _shade_region(axes: Axes, positions: NDArray[np.int64], name: str) -> None:
-    """Shade every run of consecutive positions, and write the region's name across all of them."""
+def _is_reached(points: pandas.DataFrame) -> Any:
+    """Whether at least half of the prompts reach so far. Further means are of the longest alone."""
+    return 2 * points["count"] >= points["prompts"]
+
+
+def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> str:
+    """Shade the positions of the inserted tokens, and return the region's name in lines.
+
+    It stands above the panel, because regions are often narrower than their names.
+    """
+    positions = np.unique(panel_points["x"][panel_points["in_filler"]])
+    if not len(positions):
+        return ""
     for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
         axes.axvspan(run[0] - 0.5, run[-1] + 0.5, color="#dedede", linewidth=0, zorder=0)
-    axes.text(
-        (positions[0] + positions[-1]) / 2,
-        0.97,
-        name.replace(" ", "\n"),
-        transform=axes.get_xaxis_transform(),
-        ha="center",
-        va="top",
+    name = textwrap.fill(panel.row_config.region, REGION_LETTERS)
+    low, high = axes.get_xlim()
+    is_left = positions[0] + positions[-1] < low + high
+    axes.annotate(
+        name,
+        (positions[0] if is_left else positions[-1], 1),
+        (0, 2),
+        axes.get_xaxis_transform(),
+        "offset points",
+        ha="left" if is_left else "right",
         fontstyle="italic",
         color="#444444",
     )
+    return name
 
 
-def _scale(axes: Axes, panel: Panel, curves: pandas.DataFrame) -> None:
-    """The config's ends of the axis, or one scale for a row of panels, with room for the region."""
-    axes.set_xlim(panel.limits or (0, curves["x"].max()))
-    curves = curves[curves["x"].between(*axes.get_xlim())]
-    low = float(np.nanmin(curves[["mean", "low"]])) if panel.row_config.subtracted else 0.0
-    high = float(np.nanmax(curves[["mean", "high"]]))
+def _scale(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
+    """The config's ends of the axis, or those of what is not dotted.
+
+    Heads differ too much for one scale: the lines of most would lie on the axis.
+    """
+    axes.set_xlim(panel.limits or (0, points["x"].max()))
+    points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
+    low = float(np.nanmin(points[["mean", "low"]])) if panel.row_config.subtracted else 0.0
+    high = float(np.nanmax(points[["mean", "high"]]))
     span = (high - low) or 1.0
     below = 0.05 if low else 0.0
-    above = 0.3 if curves["in_filler"].any() else 0.05
-    axes.set_ylim(panel.y_limits or (low - below * span, high + above * span))
+    axes.set_ylim(panel.y_limits or (low - below * span, high + 0.05 * span))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
-    if panel.column and len(panel.row_config.y_limits) < 2:
+    if panel.column and len(panel.row_config.y_limits) == 1:
         axes.tick_params(labelleft=False)
 
 
@@ -158,27 +173,29 @@ def _label_axes(
     if panel_points["first_token_excluded"].any():
         left_out.append("first token")
     remark = f"({' and '.join(left_out)} left out)" if left_out else ""
-    axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 26)}".rstrip())
+    axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 18)}".rstrip())
     if panel.column == 0:
         subtracted = panel.row_config.subtracted
         quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
         axes.set_ylabel(f"{quantity}\n({QUERIES[panel_points['definition'].iloc[0]]})")
 
 
-def stamp(axes: Axes, title: str, warning: str) -> None:
+def stamp(axes: Axes, title: str, warning: str, region: str = "") -> None:
     """The panel's title, and under it in red a warning that a reader must see first.
 
     Args:
         axes: The panel.
         title: Its title.
         warning: The warning; empty for none.
+        region: The lines that stand between both and the panel.
     """
-    axes.set_title(title, pad=3 + bool(warning) * (FONT + 0.5))
+    above = len(region.splitlines()) * 1.2 * FONT
+    axes.set_title(title, pad=3 + above + bool(warning) * (FONT + 0.5))
     if warning:
         axes.annotate(
             warning,
             (0.5, 1),
-            (0, 2),
+            (0, 2 + above),
             "axes fraction",
             "offset points",
             ha="center",
@@ -249,8 +266,8 @@ def _explain_figure(
         has_clusters = (visible_points["clusters"] < visible_points["prompts"]).any()
         together = ", those of one problem drawn together" if has_clusters else ""
         yield f"Bands: 95 % bootstrap intervals over prompts{together}."
-    if (2 * visible_points["count"] < visible_points["prompts"]).any():
-        yield "Dotted, without band: fewer than half reach so far."
+    if not _is_reached(visible_points).all():
+        yield "Dotted, without band, perhaps off the axis: fewer than half reach so far."
     if any(
         panel.y_limits and panel_points["mean"].max() > panel.y_limits[1]
         for panel, panel_points in panels

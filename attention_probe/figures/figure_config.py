@@ -15,7 +15,7 @@ from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
 from harness.experiment.tokenizer import load_model_config
 from harness.smollm2_model import label_model
-from harness.yaml_settings import Strict, read_values, validate
+from harness.yaml_settings import Strict, UserPath, read_values, validate
 
 Shown = Literal[View, "difference"]
 """Also the paired difference of two conditions, token by token, in the aligned view."""
@@ -55,7 +55,8 @@ class RowConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.view != "aligned" and BASELINE in self.series:
-            raise ValueError(f"series: view {self.view} has no line of {BASELINE!r}")
+            reason = "is subtracted" if self.subtracted else "has no filler: use view `aligned`"
+            raise ValueError(f"series: {BASELINE} {reason}")
         return self
 
 
@@ -79,9 +80,9 @@ class BarsConfig(Strict):
 
     title: str
     """Their title."""
-    runs: tuple[Path, ...] = ()
+    runs: tuple[UserPath, ...] = ()
     """Run folders, else a reference."""
-    reference: Path | None = None
+    reference: UserPath | None = None
     """A file of reference numbers."""
     y_limits: Limits = (0, 100)
     """The axis's ends, in percent."""
@@ -160,7 +161,7 @@ class FigureConfig(Strict):
     """Its name in titles."""
     prompts: PromptsConfig
     """The averaged prompts."""
-    traces: Path | None = None
+    traces: UserPath | None = None
     """Stored traces to draw, such as a run's."""
     definition: Definition = "common"
     """Whose queries are averaged: `common` or `published`."""
