@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -86,7 +85,7 @@ class ProbeSettings:
         if self.engine is None:
             device = device or default_device()
         completed = replace(self, conditions=tuple(conditions), device=device)
-        if not _is_same_model(self.model or source.model, source.model):
+        if _locate(self.model or source.model) != _locate(source.model):
             return completed
         arguments, engine = source.model_arguments, self.engine
         if engine is None or not source.is_vllm:  # vLLM knows no arguments of other backends
@@ -121,14 +120,9 @@ class ProbeSettings:
         )
 
 
-def _is_same_model(name: str | None, other: str | None) -> bool:
-    """Whether two names of models are the same, or names of one folder."""
-    paths = [
-        Path(smollm2_model.name_model(os.path.expanduser(text))).resolve()
-        for text in (name, other)
-        if text
-    ]
-    return len(paths) == 2 and paths[0] == paths[1]
+def _locate(model: str | None) -> Path:
+    """A path that is the same for all names of a model's folder, and for a name on the hub."""
+    return Path(smollm2_model.name_model(str(model))).expanduser().resolve()
 
 
 def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:

@@ -3,11 +3,13 @@
 import errno
 import gc
 import os
+import re
 import sys
 from importlib import import_module
 from importlib.metadata import version
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -141,7 +143,9 @@ def main() -> None:
     gc.set_threshold(GARBAGE_OBJECTS)
     try:
         with sign_of_life():
-            app()
+            # shells leave the `~` of `--output=~/x` as it is
+            home = rf"\1{Path.home()}"
+            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home, text) for text in sys.argv[1:]])
     except HarnessError as error:
         # it may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")

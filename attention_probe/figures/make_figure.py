@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,16 +126,8 @@ def _measure(
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
     # without the figure's look, so that a change of the look measures nothing again
-    content = [
-        settings.model,
-        settings.layers,
-        settings.conditions,
-        settings.arguments,
-        source.prompts_sha256,
-        selected,
-        prompts.flip,
-        asdict(settings.record),
-    ]
+    recorded = asdict(replace(settings, device=None))
+    content = [recorded, source.prompts_sha256, selected, prompts.flip]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     path = folder / f"{digest[:12]}.traces"
     run_probe(source, prompts, settings, path, advance=advance)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
@@ -16,6 +15,7 @@ from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompt import Layout
 from harness.runs.prompt_sources import Source, build_source
 from harness.runs.read_runs import Run, source_of
+from harness.yaml_settings import UserPath
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class PromptsConfig(Criterion):
     """The averaged prompts, from one of `run`, `logs` and `dataset`."""
 
-    run: Path | None = None
+    run: UserPath | None = None
     """A run, an lm-eval output folder, or a sample log."""
-    logs: dict[str, Path] | None = None
+    logs: dict[str, UserPath] | None = None
     """Sample logs of any task, by condition."""
     dataset: AnyDataset | None = None
     """Problems, as in a run config."""

@@ -26,7 +26,6 @@ from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.resources import cache_folder
 from harness.runs.attention_file import AttentionView
-from harness.runs.stored_files import clear_messages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -122,10 +121,7 @@ def attention(
         sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
     quieten_libraries()
-    log = cache_folder() / LOG
-    with clear_messages(log):
-        log.parent.mkdir(parents=True, exist_ok=True)
-    with library_log(log):
+    with library_log(cache_folder() / LOG):
         with closing(open_recorder(arguments, layers, set_count)) as engine:
             prompt_sums = record_sums(engine, requests)
     result = PromptAttention(

@@ -262,6 +262,7 @@ def library_log(path: Path) -> Iterator[None]:
         yield
         return
     stderr.flush()
+    path.parent.mkdir(parents=True, exist_ok=True)
     # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
     descriptor = os.dup(2)
     with (

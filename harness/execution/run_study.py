@@ -15,6 +15,7 @@ from harness import resources
 from harness.display.table_page import TableOptions, make_table
 from harness.errors import ConfigError, ModelError, RunError
 from harness.execution.run_in_subprocess import call_command
+from harness.experiment.model_settings import select_model_changes
 from harness.experiment.run_config import config_of_model, name_folder
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
@@ -113,13 +114,25 @@ def _steps(
     yield "attention", ["probe", str(folder), *chosen, "-o", str(traces)]
     attention = ["--traces", str(traces)] if traces.exists() else []
     yield "report", ["report", str(folder), *attention, "-o", str(folder / "report.html")]
+    chosen = _choose_prompts(model, folder, overrides)
     for name in FIGURES:
         config = resources.folder("configs") / "figures" / f"{name}.yaml"
         arguments = ["figure", str(config), "--model", model, "-o", str(folder / "figures")]
         if name == ACCURACY_FIGURE:
             bars = json.dumps({"title": "Accuracy", "runs": [str(folder)]})
             arguments += ["--set", f"bars={bars}"]
-        yield f"figure {name}", arguments
+        yield f"figure {name}", arguments + chosen
+
+
+def _choose_prompts(model: str, folder: Path, overrides: Sequence[str]) -> list[str]:
+    """Options with which figures have the run's prompts and model, if these are not the study's."""
+    config = config_of_model(model, overrides)
+    changes = config.instruction or config.fewshot or select_model_changes(config.model.model_args)
+    if config.dataset == "math500" and not changes:
+        return []
+    prompts = {"run": str(folder), "layout": next(map(str, config.layouts), None)}
+    # without the study's document the axes fit the prompts
+    return ["--set", f"prompts={json.dumps(prompts)}", "--set", "seed_document=null"]
 
 
 def _take_step(folder: Path, step: str, arguments: Sequence[str]) -> None:

@@ -95,39 +95,50 @@ def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in free}
 
 
-LOADER_ARGUMENTS = ("revision", "tokenizer", "tokenizer_revision", "trust_remote_code")
+LOADER_ARGUMENTS = {"revision", "tokenizer", "tokenizer_revision", "trust_remote_code"}
 """Model arguments with which Hugging Face loads the same model and tokenizer."""
 NEUTRAL_ARGUMENTS = frozenset(
-    # of several backends: rounding, lengths, sampling, and how text becomes a prompt
-    "dtype seed max_model_len max_length max_gen_toks max_batch_size enable_thinking "
-    "chat_template_args think_end_token truncation truncation_side prefix_token_id "
-    # of vLLM: parallelism, compilation, kernels
-    "tensor_parallel_size pipeline_parallel_size enable_expert_parallel all2all_backend "
-    "expert_placement_strategy enable_eplb eplb_config disable_custom_all_reduce nnodes node_rank "
-    "master_addr master_port data_parallel_backend data_parallel_size_local "
-    "distributed_timeout_seconds max_parallel_loading_workers ray_workers_use_nsight "
-    "enforce_eager compilation_config optimization_level performance_mode cudagraph_capture_sizes "
-    "max_cudagraph_capture_size batch_invariant attention_backend moe_backend "
-    "linear_backend kernel_config disable_cascade_attn enable_flashinfer_autotune enable_dbo "
-    # of vLLM: memory, batches, sampling, logging
-    "block_size swap_space cpu_offload_gb num_gpu_blocks_override enable_prefix_caching "
-    "prefix_caching_hash_algo enable_chunked_prefill max_num_scheduled_tokens "
-    "long_prefill_token_threshold disable_hybrid_kv_cache_manager enable_sleep_mode "
-    "kv_offloading_size kv_offloading_backend safetensors_load_strategy scheduling_policy "
-    "scheduler_reserve_full_isl async_scheduling stream_interval speculative_config "
-    "generation_config override_generation_config reasoning_parser structured_outputs_config "
-    "max_logprobs logprobs_mode limit_mm_per_prompt language_model_only skip_mm_profiling "
-    "mm_processor_cache_gb served_model_name use_tqdm_on_load disable_log_stats "
-    "enable_log_requests log_level logging_config log_config_file otlp_traces_endpoint "
-    # of lm-eval's `hf`
-    "parallelize gpus max_memory_per_gpu max_cpu_memory offload_folder tp_plan device_map "
-    "attn_implementation low_cpu_mem_usage mixed_precision_dtype softmax_dtype logits_cache "
-    # of servers
-    "tokenizer_backend tokenized_requests max_tokens_name omit eos_string verify_certificate "
-    "ca_cert_path max_images".split()
+    """
+    dtype seed max_model_len max_length max_gen_toks max_batch_size enable_thinking
+    chat_template_args think_end_token truncation truncation_side prefix_token_id
+    tensor_parallel_size pipeline_parallel_size enable_expert_parallel all2all_backend
+    expert_placement_strategy enable_eplb eplb_config disable_custom_all_reduce nnodes node_rank
+    master_addr master_port data_parallel_backend data_parallel_size_local
+    distributed_timeout_seconds max_parallel_loading_workers ray_workers_use_nsight
+    enforce_eager compilation_config optimization_level performance_mode cudagraph_capture_sizes
+    max_cudagraph_capture_size batch_invariant attention_backend moe_backend linear_backend
+    kernel_config disable_cascade_attn enable_flashinfer_autotune enable_dbo
+    block_size swap_space cpu_offload_gb num_gpu_blocks_override enable_prefix_caching
+    prefix_caching_hash_algo enable_chunked_prefill max_num_scheduled_tokens
+    long_prefill_token_threshold disable_hybrid_kv_cache_manager enable_sleep_mode
+    kv_offloading_size kv_offloading_backend safetensors_load_strategy scheduling_policy
+    scheduler_reserve_full_isl async_scheduling stream_interval speculative_config
+    generation_config override_generation_config reasoning_parser structured_outputs_config
+    max_logprobs logprobs_mode limit_mm_per_prompt language_model_only skip_mm_profiling
+    mm_processor_cache_gb served_model_name use_tqdm_on_load disable_log_stats
+    enable_log_requests log_level logging_config log_config_file otlp_traces_endpoint
+    parallelize gpus max_memory_per_gpu max_cpu_memory offload_folder tp_plan device_map
+    attn_implementation low_cpu_mem_usage mixed_precision_dtype softmax_dtype logits_cache
+    tokenizer_backend tokenized_requests max_tokens_name omit eos_string verify_certificate
+    ca_cert_path max_images
+    """.split()
 )
 """Further model arguments with which the attention of given tokens is the same, but for rounding.
-Any other argument, also one that is not known here, may make another model."""
+
+The lines are of several backends (rounding, lengths, sampling, and how text becomes a prompt), of
+vLLM (parallelism, compilation, kernels; memory, batches, sampling, logging), of lm-eval's `hf`, and
+of servers. Any other argument, also one that is not known here, may make another model.
+"""
+
+
+def select_model_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, also unknown ones, that may change the model of `pretrained`."""
+    neutral = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name not in neutral and value not in (None, "auto")
+    }
 
 
 def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,11 +147,10 @@ def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: another argument may change what the model computes.
     """
-    known = {*NEUTRAL_ARGUMENTS, *LOADER_ARGUMENTS}
-    for name, value in fixed_arguments(arguments).items():
-        if value not in (None, "auto") and name not in known:
-            raise ConfigError(
-                f"The run has model.model_args.{name} {value!r}, which may change the model and "
-                "which the probe does not use: expected a run without it, or another model."
-            )
-    return {name: value for name, value in arguments.items() if name in LOADER_ARGUMENTS}
+    changes = select_model_changes(arguments)
+    for name in changes.keys() - LOADER_ARGUMENTS:
+        raise ConfigError(
+            f"The run has model.model_args.{name} {changes[name]!r}, which may change the model "
+            "and which the probe does not use: expected a run without it, or another model."
+        )
+    return changes

@@ -29,7 +29,7 @@ from pydantic import (
 from harness.boxes import read_boxes
 from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
 from harness.errors import DataError
-from harness.yaml_settings import Strict, explain
+from harness.yaml_settings import Strict, UserPath, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
 SIGNS = {"products": ("x", "times"), "sums": ("+", "plus")}
@@ -192,7 +192,7 @@ COLUMN_ALIASES = {"problem": "question", "unique_id": "id"}
 class DatasetConfig(Strict):
     """A data file, or a dataset on the hub, and its columns."""
 
-    path: Path
+    path: UserPath
     """A file (JSONL, JSON, CSV, these with `.gz`, parquet), or on the hub `OWNER/NAME:SPLIT`
     or `OWNER/NAME@REVISION:CONFIGURATION:SPLIT`."""
     problem: str = "problem"

@@ -37,7 +37,7 @@ from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
 from harness.reasoning_markers import Markers
-from harness.yaml_settings import Strict, read_values, validate
+from harness.yaml_settings import Strict, UserPath, read_values, validate
 
 
 class AcrossConfig(Strict):
@@ -123,7 +123,7 @@ class RunConfig(Strict):
     `all`."""
     audit: bool = True
     """Other graders also grade each completion."""
-    output: Path = Path("results")
+    output: UserPath = Path("results")
     """The folder of runs."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """The seed of samples and draws."""

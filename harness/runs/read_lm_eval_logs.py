@@ -53,6 +53,8 @@ def read_logs(
     arms = _collect_arms(name, named_logs)
     about = _describe_logs(name, logs, arms, len(problems))
     order = [BASELINE, *named_conditions(), *(condition for condition, _ in arms)]
+    # a log may have lost its results file, which names the model
+    results = next((log.results for log in logs if log.results.model), logs[0].results)
     prompts: list[AnsweredPrompt] = []
     # tables have this order: the study's conditions first, the others as their files come
     for arm in sorted(arms, key=lambda arm: (arm[1], order.index(arm[0]))):
@@ -61,8 +63,8 @@ def read_logs(
         "name": name,
         "about": about,
         "problems": problems,
-        "model": next((log.results.model for log in logs if log.results.model), None),
-        "model_arguments": next(filter(None, (log.results.arguments for log in logs)), {}),
+        "model": results.model,
+        "model_arguments": results.arguments,
         "metric": about["metric"] or None,
         "read": partial(_read_samples, about["model"], prompts),
         "read_prompts": lambda: prompts,

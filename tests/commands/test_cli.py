@@ -12,7 +12,10 @@ import pytest
 import typer
 import yaml
 
-from harness import resources
+from attention_probe.model.load_first_layers import load_model
+from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness import cli, resources
+from harness.experiment.tokenizer import load_model_config, load_tokenizer
 from harness.runs.read_runs import Run
 from tests.conftest import run_program
 from tests.make import (
@@ -149,6 +152,22 @@ def test_within_two_seconds_a_terminal_shows_that_the_command_works():
     with open(terminal, encoding="utf-8") as lines:
         assert lines.readline() == "mless: working\n"
     assert run_program(*command).stderr == "", "a log needs no sign of life"
+
+
+def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    called = []
+    monkeypatch.setattr(cli, "app", called.append)
+    words = ["run", "--output=~/runs", "--set", "name=~", "--dataset=~", "--name=~x", "a~/b"]
+    monkeypatch.setattr(sys, "argv", ["mless", *words])
+    cli.main()
+    words[1], words[4] = f"--output={tmp_path}/runs", f"--dataset={tmp_path}"
+    assert called == [words]
+    (tmp_path / "model").symlink_to(TOY_MODEL)
+    assert load_tokenizer("~/model").name_or_path == str(tmp_path / "model")
+    assert load_model_config("~/model").num_hidden_layers
+    assert load_model("~/model", layers=[0]).name == str(tmp_path / "model")
+    assert PromptsConfig(run="~/runs").run == tmp_path / "runs"
 
 
 NOISY = """

@@ -32,6 +32,38 @@ from tests.tiny_models import build_language_model
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
+class StoppedError(Exception):
+    """Stands for the start of an engine."""
+
+
+@pytest.mark.parametrize(("device", "is_eager"), [("cpu", True), ("cuda", None)])
+def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
+    toy_tokenizer, monkeypatch, device, is_eager
+):
+    calls = []
+
+    def load(name, **options):
+        calls.append((name, options))
+        return toy_tokenizer
+
+    def start(arguments, **_):
+        calls.append(arguments)
+        raise StoppedError
+
+    monkeypatch.setattr("harness.experiment.tokenizer.load_tokenizer", load)
+    monkeypatch.setattr("harness.engines.attention_sums.refuse_to_open", lambda *_: None)
+    monkeypatch.setattr("harness.engines.attention_sums.VLLMEngine", start)
+    arguments = {"revision": "old", "tokenizer": "people/words", "trust_remote_code": True}
+    monkeypatch.setattr("harness.engines.attention_sums.device_type", lambda: device)
+    with pytest.raises(StoppedError):
+        harness.attention("people/model", ["one"], [1], **arguments)
+    (name, options), engine_arguments = calls
+    assert (name, options) == ("people/words", {"revision": "old", "trust_remote_code": True})
+    assert engine_arguments.pop("interventions")["layers"]["recorded"] == [0]
+    assert engine_arguments.pop("enforce_eager", None) is is_eager
+    assert engine_arguments == {"pretrained": "people/model", **arguments}
+
+
 @slow_engine
 @pytest.mark.parametrize(
     ("budget", "ranks", "kernels"),

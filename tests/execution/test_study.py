@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from harness.errors import ConfigError
-from harness.execution.run_study import FIGURES, run_study
+from harness.execution.run_study import FIGURES, _steps, run_study
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL
 from tests.tiny_models import build_language_model
@@ -27,6 +27,9 @@ OPTIONS = [
 """At this temperature the trained model solves half of the problems, and some of them flip."""
 MOMENTS = ("model 2 of 5", "trained: attention", "trained: figure llama-heads-20-25-26")
 """Announcements after which the study is killed. Only problems of the trained model flip."""
+
+
+RUN_PROMPTS = 'prompts={"run": "a: b", "layout": null}'
 
 
 @pytest.fixture
@@ -80,6 +83,25 @@ def test_the_study_continues_after_a_kill_in_each_stage_and_without_a_model_that
         assert (folder / name / "report.html").exists()
     assert f"of {PROBLEMS} problems, changed" in (folder / "trained/flipped.txt").read_text()
     assert [*(folder / "trained/flipped.traces").glob("*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ([], []),
+        (["model.model_args.dtype=float32", "max_gen_toks=9"], []),
+        (["dataset={make: sums}"], [RUN_PROMPTS]),
+        (["model.model_args.revision=old"], [RUN_PROMPTS]),
+        (["model.model_args.hf_overrides={rope_theta: 9}"], [RUN_PROMPTS]),
+        (["instruction=Answer.", "layouts=[raw]"], [RUN_PROMPTS.replace("null", '"raw"')]),
+    ],
+)
+def test_figures_have_the_prompts_of_the_run_unless_it_is_of_the_study(overrides, options):
+    steps = dict(_steps("people/model", Path("a: b"), overrides, None, "1"))
+    for name in FIGURES:
+        arguments = steps[f"figure {name}"]
+        assert [text for text in arguments if text.startswith("prompts=")] == options
+        assert ("seed_document=null" in arguments) == bool(options)
 
 
 def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
