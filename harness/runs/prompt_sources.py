@@ -32,8 +32,11 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
 
     Attributes:
         graded_samples: Those of the first replicate, in order; empty if nothing was generated.
+        surroundings: The text of a log's prompt besides its document's, without blanks. None: it
+            is unknown which text is the document's.
     """
 
+    surroundings: str | None = None
     graded_samples: tuple[tuple[Sample, Score], ...] = ()
 
     def has_id(self, problem_id: str) -> bool:

@@ -155,7 +155,7 @@ def _read_prompt(
     origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
-    text, start, is_generated = _read_prompt_text(origin, line)
+    text, start, is_generated, sent_text = _read_prompt_text(origin, line)
     completions = read_completions(line.resps, origin) if is_generated else []
     try:
         answer, *alternatives = read_golds(line.target)
@@ -169,17 +169,26 @@ def _read_prompt(
         "answer": answer,
     }
     layout = Layout.CHAT if results.chat_template else Layout.RAW
+    chunks: list[str] = []
     if is_ours(doc):
         condition = doc["condition"]
+        prompt = document_prompt(doc)
+        # only mless itself exports generations; lm-eval's own prompts end with the document's text
+        is_exported = bool(line.generations)
+        if not (is_exported or results.task_config.num_fewshot):
+            chunks = [prompt.system, prompt.user]
+        is_known = results.config.model is not None and not is_exported
+        is_raw = text and not results.chat_template if is_known else text == prompt.text
         layout = Layout.CHAT
-        # a chat template adds text, so only an untemplated prompt is the document's own
-        if text == document_prompt(doc).text:
+        if is_raw:
             is_published = doc["layout"] == Layout.AS_PUBLISHED
             layout = Layout.AS_PUBLISHED if is_published else Layout.RAW
     else:
         metadata = results.task_config.metadata or {}
         condition = metadata.get("filler_condition") or ""
         filler = metadata.get("filler")
+        if filler is not None:
+            chunks = [str(filler)]
         has_segments = text and filler is not None
         doc["segments"] = _split_text(text, line.doc, str(filler)) if has_segments else []
         doc["system"] = ""
@@ -197,14 +206,46 @@ def _read_prompt(
         graded_samples=_graded_samples(
             origin, line, doc["id"], grades, [start + completion for completion in completions]
         ),
+        surroundings=_remove_chunks(f"{origin}: problem {doc['id']}", sent_text, chunks, doc),
     )
 
 
-def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool]:
+def _remove_chunks(
+    location: str, sent_text: str, chunks: Sequence[str], doc: JsonObject
+) -> str | None:
+    """The text of a prompt without its document's chunks and without blanks; None without chunks.
+
+    Raises:
+        RunError: the prompt lacks a chunk, because lm-eval sent a prompt of another command.
+    """
+    if not chunks:
+        return None
+    head, surroundings = sent_text, ""
+    for chunk in reversed(chunks):
+        # templates may trim a turn
+        text = chunk.strip()
+        before, match, after = head.rpartition(text) if text else (head, "", "")
+        if match != text:
+            segments = doc["segments"] if is_ours(doc) else [{"role": "filler", "text": text}]
+            missing = [
+                f"its document's {segment['role']} {segment['text'].strip()[:40]!r}"
+                for segment in segments
+                if segment["text"].strip() not in sent_text
+            ]
+            raise RunError(
+                f"{location}: the prompt lacks {[*missing, 'the order of its document'][0]}. "
+                "lm_eval --cache_requests sends prompts of earlier commands; run it without."
+            )
+        head, surroundings = before, after + surroundings
+    return "".join((head + surroundings).split())
+
+
+def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
     """The prompt's text, the start of reasoning that ends its messages, and whether it is answered.
 
     The text is empty where chat messages were sent, because only the server knows their text. A
-    prompt that is not answered has a continuation that was scored.
+    prompt that is not answered has a continuation that was scored. The last text is the prompt's,
+    or that of all messages.
 
     Raises:
         RunError: the line has no prompt.
@@ -213,14 +254,15 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool]:
     # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
     prompt, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
     if isinstance(prompt, str):
-        return prompt, "", is_generated
+        return prompt, "", is_generated, prompt
     if not isinstance(prompt, list):
         raise RunError(f"{origin}: no prompt text in its `arguments`.")
     # lm-eval writes the messages for a chat API as a list of one JSON text
     if prompt and isinstance(prompt[0], str):
         prompt = _decode_messages(prompt[0])
     *_, ending = read_completions(prompt[-1:], origin)
-    return "", find_opened(ending)[0], is_generated
+    contents = "\n".join(_read_content(message) for message in prompt)
+    return "", find_opened(ending)[0], is_generated, contents
 
 
 def _graded_samples(

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ComparisonError, ConfigError, RunError
-from harness.experiment.prompt import hash_problem
+from harness.experiment.conditions import as_condition
+from harness.experiment.problems import Problem
+from harness.experiment.prompt import (
+    Layout,
+    PromptSettings,
+    build_prompt,
+    hash_problem,
+    make_document,
+)
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
@@ -86,10 +94,66 @@ def test_settings_that_change_nothing_may_differ(tmp_path):
 def test_unknown_settings_and_versions_of_another_task_are_not_compared(tmp_path):
     logs = write_logs(tmp_path, configs={"task": {"num_fewshot": 8}})
     assert Run.load({**logs, "mless": logs["mless"].rename(tmp_path / "renamed.jsonl")})
-    logs = write_logs(tmp_path, versions={"other": 4})
+    logs = write_logs(tmp_path, versions={"other": 4}, configs={"other": {}})
     name = logs["mless"].name.replace("samples_task", "samples_other")
     run = Run.load({**logs, "mless": logs["mless"].rename(tmp_path / name)})
     assert run.about["task_version"] is None
+
+
+def write_stock_log(folder, form, name, change=()):
+    """A log of a stock lm_eval command, raw, chat, messages or wrapped, with one changed prompt."""
+    has_filler = name == "filled"
+    condition = as_condition({"name": name, "unit": "/", "count": 4} if has_filler else name)
+    lines = []
+    for number in range(20):
+        problem = Problem(id=f"p{number}", problem=f"What is {number}?", answer=str(number))
+        prompt = build_prompt(
+            problem.problem, condition, filler_text="/ / / /", settings=PromptSettings()
+        )
+        doc = make_document(problem, prompt, condition, Layout.RAW)
+        text = prompt.text
+        if form == "chat":
+            text = f"<s>{prompt.system.strip()}</s>\n<u>{prompt.user}</u>"
+        elif form == "messages":
+            text = json.dumps(prompt.messages)
+        elif form == "wrapped":
+            text = f"<u>{prompt.text}</u>"
+            doc = {"question": problem.problem}
+        if number == 1 and change:
+            text = text.replace(*change)
+        sent = [text] if form == "messages" else text
+        request = {"gen_args_0": {"arg_0": sent, "arg_1": {}}}
+        grade = json.dumps({"verdict": "correct", "answer": "1"})
+        lines.append(log_line(number, doc=doc, arguments=request, filtered_resps=[grade]))
+    metadata = {"filler_condition": name, "filler": "/ / / / \n\n" if has_filler else ""}
+    configs = {"task": {"metadata": metadata} if form == "wrapped" else {}}
+    template = "x" if form in ("chat", "wrapped") else None
+    return write_log(
+        folder, lines, number=2 - (name == "wo"), configs=configs, chat_template=template
+    )
+
+
+@pytest.mark.parametrize("form", ["raw", "chat", "messages", "wrapped"])
+@with_cases
+def test_logs_whose_prompts_are_not_those_of_their_documents_are_refused(
+    name, old, new, message, form, tmp_path
+):
+    change = (old, new)
+    if form == "messages":
+        change = [json.dumps(text)[1:-1] for text in change]
+    logs = {
+        each: write_stock_log(tmp_path, form, each, change if each == name else ())
+        for each in ("wo", "filled")
+    }
+    if form == "wrapped" and message.startswith("lacks its document's") and "filler" not in message:
+        # which text of another task's document belongs to the prompt is unknown
+        message = "besides its document"
+    if not message:
+        assert len(Run.load(logs).samples) == 40
+        return
+    with pytest.raises((RunError, ComparisonError), match=message) as refusal:
+        Run.load(logs)
+    assert "samples_task" in str(refusal.value) and "problem " in str(refusal.value)
 
 
 def test_our_tasks_have_one_version(tmp_path):
