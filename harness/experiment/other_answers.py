@@ -49,40 +49,36 @@ def draw_other_answers(
     Raises:
         DataError: there are too few for a problem.
     """
-    problems = [replace(problem, answer=problem.answer.strip()) for problem in problems]
-    forms: dict[str, dict[int, list[Problem]]] = {}
-    # equal answers are neighbours in this order, so they are dealt to different blocks
-    problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
+    kinds: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
-        sizes = forms.setdefault(find_form(problem.answer), {})
-        sizes.setdefault(count_tokens(problem.answer), []).append(problem)
+        answer = problem.answer.strip()
+        kind = find_form(answer), count_tokens(answer)
+        kinds.setdefault(kind, []).append(replace(problem, answer=answer))
+    for members in kinds.values():
+        # equal answers are neighbours in this order, so they are dealt to different blocks
+        members.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
     drawn = {}
-    for sizes in forms.values():
-        for size, members in sizes.items():
-            blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
-            for index, problem in enumerate(members):
-                if problem.id in asked:
-                    block = members[index % blocks :: blocks]
-                    position = index // blocks
-                    drawn[problem.id] = _choose(
-                        problem,
-                        chain(
-                            block[position + 1 :],
-                            block[:position],
-                            _shuffle_nearest(sizes, size, f"{seed}:{problem.id}"),
-                        ),
-                    )
+    for kind, members in kinds.items():
+        blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
+        for index, problem in enumerate(members):
+            if problem.id in asked:
+                block = members[index % blocks :: blocks]
+                position = index // blocks
+                nearest = _shuffle_nearest(kinds, *kind, f"{seed}:{problem.id}")
+                others = chain(block[position + 1 :], block[:position], nearest)
+                drawn[problem.id] = _choose(problem, others)
     return drawn
 
 
 def _shuffle_nearest(
-    sizes: Mapping[int, Sequence[Problem]], size: int, seed: str
+    kinds: Mapping[tuple[str, int], Sequence[Problem]], form: str, size: int, seed: str
 ) -> Iterator[Problem]:
-    """Problems whose answers have the nearest numbers of tokens first, each answer once."""
+    """Problems of a form, those of the nearest numbers of tokens first, each answer once."""
     generator = random.Random(seed)
-    for other_size in sorted(sizes, key=lambda other: (abs(other - size), other)):
-        problem_by_answer = {problem.answer: problem for problem in sizes[other_size]}
-        yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
+    for kind in sorted(kinds, key=lambda kind: (abs(kind[1] - size), kind[1])):
+        if kind[0] == form:
+            problem_by_answer = {problem.answer: problem for problem in kinds[kind]}
+            yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
 def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
