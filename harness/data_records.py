@@ -1,10 +1,12 @@
 """The records of a data file, or of a dataset on the hub, in which a number keeps its spelling.
 
 A file is JSON (an object in each line, or an array), CSV, either of them also compressed by gzip,
-or parquet. A dataset on the hub is named with its split, as in `owner/name:test`. It may have a
-revision and a configuration, as in `owner/name@5e1ec7ed:main:test`.
+parquet or arrow. A folder that `datasets` saved may have splits, as in `folder:test`. A dataset on
+the hub is named with its split, as in `owner/name:test`. It may have a revision and a
+configuration, as in `owner/name@5e1ec7ed:main:test`.
 """
 
+import codecs
 import csv
 import gzip
 import json
@@ -17,11 +19,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.constants import JsonObject
-from harness.errors import DataError, explain_hub_error, name_similar_files
+from harness.errors import DataError, explain_hub_error, list_first, name_similar_files
 
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
+_CSV = re.compile(r"\.[ct]sv(?:\.gz)?\Z", re.I)
 _REPEATED = object()
 """In place of a key: its value is the key that stands twice in the object."""
 
@@ -71,18 +74,20 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         DataError: it is missing or damaged, or a key or column stands twice. The message
             names the line, element or row.
     """
+    folder, _, split = str(path).partition(":")
     match = _ON_HUB.fullmatch(str(path))
+    if Path(folder).is_dir():
+        yield from _read_rows(path, folder=folder, split=split)
+        return
     if match and not path.exists():
         name, revision, configuration, split = match.groups()
         yield from _read_rows(path, name, configuration, revision=revision, split=split)
         return
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        # some editors begin a file with a byte order mark, which is no part of the first field
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            if suffix == ".parquet":
-                records = _read_rows(path, "parquet", data_files=str(path), split="train")
+        with _open_text(path) as stream:
+            if suffix in (".parquet", ".arrow"):
+                records = _read_rows(path, suffix[1:], data_files=str(path), split="train")
             elif suffix in (".csv", ".tsv"):
                 records = _read_csv(path, stream)
             elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
@@ -90,16 +95,45 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
             else:
                 raise DataError(
                     f"Data file {path}: expected .jsonl, .json, .csv or .tsv, these also with .gz, "
-                    "or .parquet."
+                    ".parquet or .arrow."
                 )
             yield from records
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise DataError(f"Data file {path}: {reason}.{name_similar_files(path)}") from None
+        advice = name_similar_files(path)
+        if isinstance(error, UnicodeDecodeError):
+            advice = " Save the file as UTF-8."
+        elif not path.exists() and _ON_HUB.fullmatch(f"{path}:test"):
+            advice += f" A dataset on the hub needs its split, such as {path}:test."
+        raise DataError(f"Data file {path}: {reason}.{advice}") from None
+
+
+def _open_text(path: Path) -> Any:
+    """Open a text file in UTF-8, or in UTF-16 if it begins with a byte order mark of UTF-16."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rb") as stream:
+        is_utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    # some editors begin a file with a byte order mark, which is no part of the first field
+    return opener(path, "rt", encoding="utf-16" if is_utf16 else "utf-8-sig", newline="")
+
+
+def find_delimiter(path: Path) -> str:
+    """The character between the columns of a CSV file; empty for another file."""
+    if not _CSV.search(path.name):
+        return ""
+    with _open_text(path) as stream:
+        # spreadsheets write semicolons where the comma is the decimal sign
+        return max(",;\t", key=stream.readline().count)
 
 
 def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[LocatedRecord]:
-    """The rows that `datasets.load_dataset` loads; `path` is for messages."""
+    """The rows that `datasets` loads.
+
+    Args:
+        path: The path, for messages.
+        *names: Arguments of `load_dataset`. Without them, a folder is loaded.
+        **options: Its further arguments, or `folder` and `split`.
+    """
     import datasets
     import huggingface_hub
 
@@ -107,25 +141,49 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
     huggingface_hub.utils.logging.set_verbosity_error()
     # otherwise an error is printed twice
     datasets.logging.set_verbosity(logging.CRITICAL)
+    datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(*names, **options)
+        if names:
+            rows = datasets.load_dataset(*names, **options)
+        else:
+            rows = _choose_split(datasets.load_from_disk(options["folder"]), options["split"])
     except Exception as error:
         raise DataError(explain_hub_error(str(path), error)) from error
-    for name, feature in rows.features.items():
-        # as text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits
-        if feature == datasets.Value("float32"):
-            rows = rows.cast_column(name, datasets.Value("string"))
+    # as text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits
+    types = json.dumps(rows.features.to_dict())
+    texts = types.replace('"dtype": "float32"', '"dtype": "string"')
+    if texts != types:
+        rows = rows.cast(datasets.Features.from_dict(json.loads(texts)))
     for number, row in enumerate(rows):
+        for name, feature in rows.features.items():
+            if isinstance(feature, datasets.ClassLabel):
+                # a missing label is None or -1
+                row[name] = dict(enumerate(feature.names)).get(row[name])
         yield f"{path}, row {number}", dict(row)
+
+
+def _choose_split(rows: Any, split: str) -> Any:
+    """The rows of a split; with an empty name, of the only split.
+
+    Args:
+        rows: A dataset, or several by the names of their splits.
+        split: The name of a split, or an empty text.
+
+    Raises:
+        ValueError: there is no such split, or none is named and there are several.
+    """
+    splits = rows if isinstance(rows, dict) else {str(rows.split): rows}
+    if not split and len(splits) == 1:
+        (split,) = splits
+    if split not in splits:
+        raise ValueError(f"expected FOLDER:SPLIT with one of the splits {', '.join(splits)}.")
+    return splits[split]
 
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
     csv.field_size_limit(sys.maxsize)
-    # spreadsheets write semicolons where the comma is the decimal sign
-    delimiter = max(",;\t", key=stream.readline().count)
-    stream.seek(0)
     # strict: otherwise a quote that is never closed would swallow the rest of the file
-    reader = csv.DictReader(stream, delimiter=delimiter, strict=True)
+    reader = csv.DictReader(stream, delimiter=find_delimiter(path), strict=True)
     try:
         columns = reader.fieldnames or ()
         if len(set(columns)) < len(columns):
@@ -140,6 +198,9 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
+    if re.match(r"\{\s*\n", text):
+        keys = list_first(list(_decode(text, str(path))), 9)
+        raise DataError(f"{path}: expected an array, or an object on each line, got one of {keys}.")
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
     for number, entry in enumerate(entries, start=1):

@@ -170,7 +170,9 @@ def explain(error: ValidationError, where: str) -> str:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
     # a tuple is Python's name of a list in YAML
     messages = [
-        detail["msg"].replace("valid tuple", "list, such as [a, b]")
+        detail["msg"]
+        .replace("valid tuple", "list, such as [a, b]")
+        .replace("String should match pattern '\\S'", "is empty")
         for detail in details
         if _name_key(detail) == key
     ]

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from harness.constants import Format
+from harness.decimal_commas import DecimalSign
 
 RunNames = Annotated[
     list[str],
@@ -26,6 +27,9 @@ Score = Annotated[
         metavar="avg@K|pass@K|maj@K",
         help="Score of a problem with several samples, instead of its share of right samples.",
     ),
+]
+Decimal = Annotated[
+    DecimalSign | None, typer.Option(help="Decimal sign of the gold answers: a comma or a point.")
 ]
 FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
 Baseline = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.commands.options import Metric
+from harness.commands.options import Decimal, Metric
 from harness.commands.run import show_run
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def regrade(
         str, typer.Option(help="Column of completions in a table.")
     ] = "completion",
     gold: Annotated[str, typer.Option(help="Column of gold answers in a table.")] = "gold",
+    decimal: Decimal = None,
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run
@@ -32,7 +33,7 @@ def regrade(
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        grades = regrade_logs(run, metric=metric, completion=completion, gold=gold)
+        grades = regrade_logs(run, metric=metric, completion=completion, gold=gold, decimal=decimal)
         typer.echo(describe_grades(grades))
         return
     typer.echo(regrade_run(run))

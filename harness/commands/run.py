@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Overrides
+from harness.commands.options import Decimal, Overrides
 
 
 def run(
@@ -23,14 +23,15 @@ def run(
         str | None,
         typer.Option(
             metavar="math500|FILE|OWNER/NAME:SPLIT",
-            help="Problems: MATH-500, the default of --model, a file (JSONL, JSON, CSV, parquet), "
-            "or a dataset on the hub.",
+            help="Problems: MATH-500, the default of --model, a file (JSONL, JSON, CSV, parquet, "
+            "arrow), a folder that `datasets` saved, or a dataset on the hub.",
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option(metavar="problem=Question,answer=Answer", help="Columns of the --dataset."),
     ] = None,
+    decimal: Decimal = None,
     conditions: Annotated[
         str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")
     ] = None,
@@ -104,10 +105,13 @@ def run(
         # examples show a line; without them only an instruction can ask for the answer's form
         "answer": answer or ("line" if num_fewshot and config is None else None),
         "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
+        "dataset.decimal": decimal,
         "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }
     for pair in columns.split(",") if columns else ():
         key, _, name = pair.partition("=")
+        if not name.strip():
+            raise ConfigError(f"--columns {pair!r}: expected problem=COLUMN or answer=COLUMN.")
         values[f"dataset.{key.strip()}"] = name.strip()
     if apply_chat_template is not None:
         values["layouts"] = ["chat"] if apply_chat_template else ["raw"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,7 @@ from itertools import chain
 
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER_ANSWERS, POWER
+from harness.decimal_commas import with_decimal_points
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import plural, visible
@@ -19,10 +21,11 @@ from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
 from harness.experiment.plan import Plan, group_name
+from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
-from harness.grading import describe_gold
+from harness.grading import describe_gold, read_elements
 from harness.reasoning_markers import NO_MARKERS
 
 PLANNED_DISCORDANCE = 0.1
@@ -30,6 +33,9 @@ PLANNED_DISCORDANCE = 0.1
 order of the study's numbers."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
+
+UNUSUAL_GOLDS = 3
+"""The number of gold answers of the least usual form that are listed."""
 
 ANSWER_FORMS = {
     "box": "box: the last \\boxed{} of a completion, as the instruction demands",
@@ -130,17 +136,7 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     for name, switch in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(switch)}"
     yield f"dataset   {plan.dataset.name}, {len(problems)} problems, {plan.dataset.source}"
-    golds = []
-    for problem in problems:
-        for answer in (problem.answer, *problem.alternatives):
-            if reason := describe_gold(answer):
-                reason = reason.removeprefix("gold answer: ")
-                golds.append(f"{problem.id}: {answer[:60]} ({reason})")
-    if golds:
-        share = f"{len(golds)} of {len(problems)} gold answers cannot be compared"
-        yield f"golds     {share}: only an identical text is correct. {list_first(golds, 5)}"
-    else:
-        yield f"golds     all {len(problems)} can be compared with an answer"
+    yield from _describe_golds(problems)
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     yield f"answer    {ANSWER_FORMS[form]}"
     arms_by_note: dict[str, list[str]] = {}
@@ -162,6 +158,29 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     if {*config.layouts} != {Layout.CHAT}:
         layouts += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
     yield f"layouts   {layouts}"
+
+
+def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
+    """The gold answers that cannot be compared, and how the least usual others are read."""
+    refused, forms, readings = [], Counter[str](), {}
+    for problem in problems:
+        for answer in (problem.answer, *problem.alternatives):
+            gold = with_decimal_points(answer) if problem.decimal else answer
+            name = f"{problem.id}: {answer[:60]}"
+            if reason := describe_gold(gold):
+                refused.append(f"{name} ({reason.removeprefix('gold answer: ')})")
+            else:
+                # numbers and words of any length have the same form
+                form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
+                forms[form] += 1
+                readings[name] = form, " and ".join(read_elements(gold))
+    if refused:
+        share = f"{len(refused)} of {len(problems)} gold answers cannot be compared"
+        yield f"golds     {share}: only an identical text is correct. {list_first(refused, 5)}"
+    else:
+        yield f"golds     all {len(problems)} can be compared with an answer"
+    rarest = sorted(readings, key=lambda name: forms[readings[name][0]])[:UNUSUAL_GOLDS]
+    yield "unusual   " + "; ".join(f"{name} is read as {readings[name][1]}" for name in rarest)
 
 
 def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pydantic import ValidationError
 
 from harness.constants import JsonObject
-from harness.data_records import find_column, read_data
+from harness.data_records import find_column, find_delimiter, read_data
+from harness.decimal_commas import DecimalSign
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
-from harness.experiment.problems import read_golds
+from harness.experiment.gold_answers import read_gold_column
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
 from harness.grading.grade_answer import GRADER_VERSION
@@ -34,7 +34,6 @@ from harness.runs.run_files import (
 )
 from harness.runs.run_folder import compress_finished, lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
-from harness.yaml_settings import explain
 
 REGRADED_SHOWN = 20
 """Number of samples with a changed verdict that `mless regrade` lists."""
@@ -113,9 +112,9 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
         return None, {}
 
 
-Answered = tuple[str, str, Sequence[str], str, bool | None, str | None]
-"""A completion: its name, its text, its gold answers, the answer that a filter extracted, whether
-it is right by the log's metric, and this metric."""
+Answered = tuple[str, str, tuple[str, Any], str, bool | None, str | None]
+"""A completion: its name, its text, location and value of its gold answers, the answer that a
+filter extracted, whether it is right by the log's metric, and this metric."""
 
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
@@ -123,7 +122,14 @@ _INVALID = "[invalid]"
 """What a filter of lm-eval returns without a match."""
 
 
-def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) -> pandas.DataFrame:
+def regrade_logs(
+    path: Path,
+    *,
+    metric: str | None,
+    completion: str,
+    gold: str,
+    decimal: DecimalSign | None = None,
+) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
     Args:
@@ -131,6 +137,7 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
         metric: The metric of a log: see `read_sample_log.read_log`.
         completion: The column of completions in such a file.
         gold: The column of gold answers in such a file.
+        decimal: The decimal sign of the gold answers, if it is known.
 
     Returns:
         A row for each completion: `name`, `gold`, `answer`, `form` (see
@@ -139,17 +146,16 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
 
     Raises:
         RunError: a log is missing or damaged.
-        ConfigError: the file cannot be read, lacks a column, or holds no completion or answer.
+        ConfigError: the file lacks a column, or holds no completion.
+        DataError: the file cannot be read, or gold answers are missing or have another form.
     """
     logs = [path] if path.match("samples_*.jsonl*") else find_logs(path)
-    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric))]
+    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), decimal)]
     if not logs:
-        jobs = _make_jobs(_read_table(path, completion, gold))
+        has_semicolons = find_delimiter(path) == ";"
+        jobs = _make_jobs(_read_table(path, completion, gold), decimal, has_semicolons)
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
-    for row, job in jobs:
-        if not job.target:
-            raise ConfigError(f"{path}: sample {row['name']} has no gold answer that can be read.")
     with GraderPool() as pool:
         for number, (_, job) in enumerate(jobs):
             pool.submit(number, job)
@@ -160,7 +166,9 @@ def regrade_logs(path: Path, *, metric: str | None, completion: str, gold: str) 
     return pandas.DataFrame([row for row, _ in jobs])
 
 
-def _make_jobs(answered: Iterator[Answered]) -> list[tuple[JsonObject, GradeJob]]:
+def _make_jobs(
+    answered: Iterator[Answered], decimal: DecimalSign | None, has_semicolons: bool = False
+) -> list[tuple[JsonObject, GradeJob]]:
     """The beginning of each row of `regrade_logs`, and its job.
 
     A job grades the answer that a log's filter extracted, else the answer in any form. If the
@@ -168,9 +176,11 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[JsonObject, GradeJob]
     """
     rows, jobs = list(answered), []
     hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
-    for name, text, golds, filtered_answer, is_right, metric in rows:
+    cells = [cell for _, _, cell, *_ in rows]
+    columns = read_gold_column(cells, "gold", decimal=decimal, has_semicolons=has_semicolons)
+    for row, (gold, *alternatives) in zip(rows, columns, strict=True):
+        name, text, _, filtered_answer, is_right, metric = row
         completion = hidden_start + text
-        gold, *alternatives = golds
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
         if conclusion is None:
@@ -185,9 +195,10 @@ def _make_jobs(answered: Iterator[Answered]) -> list[tuple[JsonObject, GradeJob]
             target=gold.strip(),
             alternatives=tuple(alternatives),
             line=True,
+            decimal=decimal,
         )
-        row = {"name": name, "gold": gold, "form": form, "by_log": is_right, "metric": metric}
-        jobs.append((row, job))
+        facts = {"name": name, "gold": gold, "form": form, "by_log": is_right, "metric": metric}
+        jobs.append((facts, job))
     return jobs
 
 
@@ -217,7 +228,8 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
             golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
-            yield prompt.problem_id, start + completion, golds, answer, is_right, log.metric
+            cell = f"{path}, problem {prompt.problem_id}", golds
+            yield prompt.problem_id, start + completion, cell, answer, is_right, log.metric
 
 
 def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
@@ -228,11 +240,8 @@ def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
             if column is None:
                 raise ConfigError(
                     f"{location} has no column {name!r}: expected one of {list_near(name, record)}."
+                    " Name the columns: --completion COLUMN --gold COLUMN."
                 )
             values.append(record[column])
-        try:
-            golds = read_golds(values[1])
-        except ValidationError as error:
-            raise ConfigError(explain(error, f"{location}: {gold}")) from None
         for text in read_completions(values[0], location):
-            yield str(record.get("id", number)), text, golds, "", None, None
+            yield str(record.get("id", number)), text, (location, values[1]), "", None, None

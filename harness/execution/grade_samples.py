@@ -38,6 +38,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         finish_reason=sample.finish_reason if is_whole else "stop",
         line=is_line,
         thinking=prompt.thinking,
+        decimal=prompt.doc.get("decimal"),
     )
 
 
@@ -84,7 +85,7 @@ class Scorer:
                 # the job's completion begins with the prefix, which must not count twice
                 prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
                 completion=job.completion,
-                target=job.target,
+                target=job.targets[0],
                 solution=prompt.doc["solution"] or "",
                 line=job.line,
                 thinking=job.thinking,

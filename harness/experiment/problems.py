@@ -6,11 +6,10 @@ MATH-500. Without it, the problems come from the hub.
 
 import hashlib
 import json
-import math
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,9 +25,17 @@ from pydantic import (
     model_validator,
 )
 
-from harness.boxes import read_boxes
-from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
+from harness.constants import JsonObject
+from harness.data_records import (
+    LocatedRecord,
+    find_column,
+    find_delimiter,
+    read_data,
+    refuse_lost_backslash,
+)
+from harness.decimal_commas import DecimalSign
 from harness.errors import DataError
+from harness.experiment.gold_answers import as_text, read_gold_column
 from harness.yaml_settings import Strict, UserPath, explain
 
 Operand = Annotated[int, Field(ge=1, le=10**9)]
@@ -101,17 +108,10 @@ MATH500 = f"{MATH500_REPOSITORY}@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:test"
 PATH_VARIABLE = "MATH500_PATH"
 
 
-def _as_text(value: Any) -> Any:
-    """A number as text. NaN, which tables have for missing values, and infinity stay, refused."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number and math.isfinite(value) else value
-
-
 Needed = Annotated[
-    str, Field(pattern=r"\S"), BeforeValidator(_as_text), AfterValidator(refuse_lost_backslash)
+    str, Field(pattern=r"\S"), BeforeValidator(as_text), AfterValidator(refuse_lost_backslash)
 ]
 """Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
-_GOLD = TypeAdapter(Needed)
 Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
 
 
@@ -119,27 +119,6 @@ def read_level(value: Any) -> int:
     """A level: a number, or a text such as `Level 5`; 0 for other values."""
     match = re.fullmatch(r"\D*(\d+)", str(value))
     return int(match[1]) if match else 0
-
-
-def extract_gold_answers(value: Any) -> list[Any]:
-    """The accepted answers of a field. A worked solution is the answer that it states."""
-    answers = []
-    for answer in value if isinstance(value, list) and value else [value]:
-        if isinstance(answer, str):
-            # in GSM8K the text after `####`, in MATH the last box
-            conclusion = re.sub(r"(?s).*####\s*", "", answer)
-            answer = [conclusion, *read_boxes(conclusion)][-1]
-        answers.append(answer)
-    return answers
-
-
-def read_golds(value: Any) -> list[str]:
-    """The accepted answers of a field as texts.
-
-    Raises:
-        ValidationError: an answer is no text or number, or is blank.
-    """
-    return [_GOLD.validate_python(answer) for answer in extract_gold_answers(value)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +136,7 @@ class Problem:
             none.
         cluster: The problems of a cluster are never split, and count as one. Empty: the problem is
             its own cluster.
+        decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
     id: Needed
@@ -166,9 +146,10 @@ class Problem:
     subject: Text = ""
     level: Annotated[int, BeforeValidator(read_level)] = 0
     cluster: Annotated[
-        str, BeforeValidator(lambda value: "" if value is None else _as_text(value))
+        str, BeforeValidator(lambda value: "" if value is None else as_text(value))
     ] = ""
     alternatives: tuple[Needed, ...] = ()
+    decimal: Literal["", ","] = ""
 
     @property
     def counts_with(self) -> str:
@@ -176,31 +157,37 @@ class Problem:
         return self.cluster or self.id
 
     def record(self) -> dict[str, Any]:
-        """The fields, without an empty cluster and without an empty list of alternatives."""
+        """The fields, without cluster, alternatives and decimal sign that are empty."""
         return {
             name: value
             for name, value in asdict(self).items()
-            if value or name not in ("cluster", "alternatives")
+            if value or name not in ("cluster", "alternatives", "decimal")
         }
 
 
 _PROBLEM = TypeAdapter(Problem)
 COLUMN_ALIASES = {"problem": "question", "unique_id": "id"}
 """Other names of columns, which are read if there is no column of the usual name."""
+_CHOICES = re.compile(r"(?:answer_)?(?:choice|option)s?(?:[ _-]?(?:[a-j]|\d))?|op[a-e]", re.I)
+_LETTER = re.compile(r"\W*[A-J]\W*", re.I)
+"""The letter of a choice, as a gold answer or as the name of a column."""
 
 
 class DatasetConfig(Strict):
     """A data file, or a dataset on the hub, and its columns."""
 
     path: UserPath
-    """A file (JSONL, JSON, CSV, these with `.gz`, parquet), or on the hub `OWNER/NAME:SPLIT`
-    or `OWNER/NAME@REVISION:CONFIGURATION:SPLIT`."""
+    """A file (JSONL, JSON, CSV, these with `.gz`, parquet, arrow), a folder that `datasets` saved
+    or `FOLDER:SPLIT`, or on the hub `OWNER/NAME:SPLIT` or
+    `OWNER/NAME@REVISION:CONFIGURATION:SPLIT`."""
     problem: str = "problem"
     """The problem's column, regardless of case. By default also `question`."""
     answer: str = "answer"
     """The column of the final answer. All answers of a list are accepted."""
     id: str | None = "unique_id"
     """The id's column. By default also `id`, else problems are numbered; null numbers them."""
+    decimal: DecimalSign | None = None
+    """The decimal sign of the answers, `,` or `.`. By default the point, if this is clear."""
 
 
 def _tag(value: Any) -> str:
@@ -272,44 +259,76 @@ def _read_dataset(fields: DatasetConfig) -> Dataset:
     # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
     name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
     source = fields.path.expanduser()
-    problems = _read_problems(read_data(source), fields)
+    rows = [
+        (location, _read_fields(location, record, fields)) for location, record in read_data(source)
+    ]
+    if not rows:
+        raise DataError(f"{fields.path} has no problems.")
+    golds = read_gold_column(
+        [(location, values["answer"]) for location, values in rows],
+        "answer",
+        decimal=fields.decimal,
+        has_semicolons=find_delimiter(source) == ";",
+    )
+    problems = _make_problems(rows, golds, fields)
     return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
 
-def _read_problems(records: Iterable[LocatedRecord], fields: DatasetConfig) -> tuple[Problem, ...]:
-    """Read problems from records, each with its location in the source."""
-    problems: dict[str, Problem] = {}
+def _read_fields(location: str, record: JsonObject, fields: DatasetConfig) -> JsonObject:
+    """The fields of a problem by the names of `Problem`, except alternatives.
+
+    Raises:
+        DataError: problem or answer is missing, or there are columns of choices.
+    """
     names = {key: key for key in ("solution", "subject", "level", "cluster")}
     names |= {"answer": fields.answer, "problem": fields.problem}
     if fields.id is not None:
         names["id"] = fields.id
-    for location, record in records:
-        columns = {
-            key: find_column(record, name, COLUMN_ALIASES.get(name, name))
-            for key, name in names.items()
-        }
-        values: dict[str, Any] = {
-            key: record[column] for key, column in columns.items() if column is not None
-        }
-        for key in ("problem", "answer"):
-            if key not in values:
-                raise DataError(
-                    f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
-                    f"the column: --columns {key}=COLUMN."
-                )
-        values["answer"], *values["alternatives"] = extract_gold_answers(values["answer"])
+    columns: dict[str, str] = {}
+    for key, name in names.items():
+        column = find_column(record, name, COLUMN_ALIASES.get(name, name))
+        if column is not None:
+            columns[key] = column
+    for key in ("problem", "answer"):
+        if key not in columns:
+            raise DataError(
+                f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
+                f"the column: --columns {key}=COLUMN."
+            )
+    values = {key: record[column] for key, column in columns.items()}
+    is_letter = _LETTER.fullmatch(str(values["answer"]))
+    choices = [
+        name
+        for name in record.keys() - columns.values()
+        if record[name] and (_CHOICES.fullmatch(name) or (is_letter and _LETTER.fullmatch(name)))
+    ]
+    if choices:
+        raise DataError(
+            f"{location}: the prompt would lack the choices {', '.join(sorted(choices))}. Write "
+            "them into the question, and remove the columns."
+        )
+    return values
+
+
+def _make_problems(
+    rows: Sequence[LocatedRecord], golds: Sequence[Sequence[str]], fields: DatasetConfig
+) -> tuple[Problem, ...]:
+    """Make problems from their fields, each with its location in the source, and gold answers."""
+    problems: dict[str, Problem] = {}
+    for (location, values), (answer, *alternatives) in zip(rows, golds, strict=True):
+        values |= {"answer": answer, "alternatives": alternatives}
+        if fields.decimal == ",":
+            values["decimal"] = ","
         # an id of another name is named by the config, so it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))
         try:
             problem = _PROBLEM.validate_python(values)
         except ValidationError as error:
-            raise DataError(explain(error, f"{location} ({', '.join(record)})")) from None
+            raise DataError(explain(error, location)) from None
         if problem.id in problems:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         problems[problem.id] = problem
-    if not problems:
-        raise DataError(f"{fields.path} has no problems.")
     if any(problem.cluster for problem in problems.values()):
         # a problem's id may be the name of another problem's cluster
         for name, problem in problems.items():

@@ -1,7 +1,7 @@
 """From a completion to a verdict. Model output is hostile text, and is never evaluated as code."""
 
 from harness.grading.extract_answer import GRADED, Grade, GradeJob, Verdict
-from harness.grading.grade_answer import describe_gold, grade
+from harness.grading.grade_answer import describe_gold, grade, read_elements
 from harness.grading.grader_pool import GraderPool
 from harness.grading.other_graders import (
     GRADERS,
@@ -28,4 +28,5 @@ __all__ = [
     "column",
     "describe_gold",
     "grade",
+    "read_elements",
 ]

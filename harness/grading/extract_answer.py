@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.boxes import read_boxes
+from harness.decimal_commas import with_decimal_points
 from harness.reasoning_markers import Markers, skip_reasoning
 
 LONGEST_ANSWER = 2000
@@ -29,6 +30,7 @@ class GradeJob:
             `harness.execution.grade_samples.grade_job`).
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
+        decimal: The decimal sign of the gold answers if it is a comma. An answer may have either.
         finish_reason: vLLM's finish reason, if known. `length` tells a truncated completion from
             one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
@@ -41,11 +43,13 @@ class GradeJob:
     line: bool = False
     thinking: Markers = ()
     alternatives: tuple[str, ...] = ()
+    decimal: str | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """All accepted answers."""
-        return (self.target, *self.alternatives)
+        """All accepted answers, with decimal points."""
+        targets = (self.target, *self.alternatives)
+        return tuple(map(with_decimal_points, targets)) if self.decimal == "," else targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 `same_answer` decides whether two answers are the same.
 """
 
-from itertools import accumulate
+from itertools import accumulate, product, starmap
 
-from harness.grading.answer_elements import is_readable, split_atoms
+from harness.decimal_commas import with_decimal_points
+from harness.grading.answer_elements import is_readable, split_atoms, split_members
 from harness.grading.extract_answer import (
     LONGEST_ANSWER,
     TOO_LONG,
@@ -43,7 +44,7 @@ def grade(
     return answer if isinstance(answer, Grade) else compare(answer, target)
 
 
-def compare(answer: str, *targets: str) -> Grade:
+def compare(answer: str, *targets: str, decimal: str | None = None) -> Grade:
     """Grade the content of a box against the accepted answers.
 
     The length of the texts bounds the cost. Even so, text of a model is compared only in worker
@@ -52,15 +53,19 @@ def compare(answer: str, *targets: str) -> Grade:
     Args:
         answer: The result of `read_answer`.
         *targets: The gold answer, as it would stand in a box, and further accepted answers.
+        decimal: With a comma the answer is also read with a decimal comma; the targets have points.
 
     Raises:
         MemoryError: The worker, which knows its limit, handles this error.
     """
     verdict: Verdict
     reason = None
+    answers = [answer]
+    if decimal == ",":
+        answers.append(with_decimal_points(answer))
     begin_comparison()
     try:
-        is_correct = any(_is_gold_answer(answer, target) for target in targets)
+        is_correct = any(starmap(_is_gold_answer, product(answers, targets)))
         verdict = "correct" if is_correct else "incorrect"
     except TooLarge as error:
         verdict, reason = "refused", str(error)
@@ -105,3 +110,8 @@ def describe_gold(target: str) -> str | None:
     except TooLarge as error:
         return str(error)
     return None if can_compare else "not read as mathematics"
+
+
+def read_elements(target: str) -> list[str]:
+    """The elements of a gold answer that is a list, as the grader reads them; else the answer."""
+    return split_members(plain(target))

@@ -110,7 +110,8 @@ class GraderPool:
         elif answer in job.targets:
             self._finished.append((tag, Grade(verdict="correct", answer=answer)))
         else:
-            self._enqueue(tag, Job({"answer": answer, "targets": job.targets}, [COMPARE]))
+            request = {"answer": answer, "targets": job.targets, "decimal": job.decimal}
+            self._enqueue(tag, Job(request, [COMPARE]))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:
         """Return all finished results in the order of finishing.

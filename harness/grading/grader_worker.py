@@ -215,7 +215,7 @@ def serve(memory_bytes: int, requests: int, audits: int, dies_with_thread: int) 
 def _run_step(step: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
     if step != COMPARE:
         return run_step(step, AuditJob(**request))
-    grade = compare(request["answer"], *request["targets"])
+    grade = compare(request["answer"], *request["targets"], decimal=request["decimal"])
     return {"verdict": grade.verdict}, grade.reason
 
 

@@ -47,6 +47,7 @@ def test_a_wrong_option_is_refused_by_a_dry_run(refuse, options, message):
 @with_cases
 def test_a_wrong_data_file_is_refused_with_file_and_line(refuse, name, text, message):
     arguments = f"run --model {{model}} --dataset {name} --dry-run"
+    name, *_ = name.split()
     refuse(arguments, [name, *message], **{name: text})
 
 

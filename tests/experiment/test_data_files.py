@@ -3,12 +3,13 @@
 import csv
 import gzip
 import json
+import re
 import resource
 import time
 
 import pandas
 import pytest
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
@@ -36,6 +37,16 @@ def write_csv(path, delimiter=",", encoding="utf-8"):
         writer.writerows(ROWS)
 
 
+def save_splits(path):
+    splits = {"train": Dataset.from_list(ROWS[:1]), "test": Dataset.from_list(ROWS)}
+    DatasetDict(splits).save_to_disk(path.with_name("splits"))
+
+
+def write_arrow(path):
+    Dataset.from_list(ROWS).save_to_disk(path.parent)
+    (path.parent / "data-00000-of-00001.arrow").rename(path)
+
+
 WRITERS = {
     "data.jsonl": lambda path: path.write_text(TEXT),
     "lines.json": lambda path: path.write_text(TEXT),
@@ -44,6 +55,10 @@ WRITERS = {
     "data.csv": write_csv,
     "DATA.CSV": write_csv,
     "semicolons.csv": lambda path: write_csv(path, ";", "utf-8-sig"),
+    "wide.csv": lambda path: write_csv(path, ";", "utf-16"),
+    "saved": lambda path: Dataset.from_list(ROWS).save_to_disk(path),
+    "splits:test": lambda path: save_splits(path),
+    "data.arrow": lambda path: write_arrow(path),
     "tabs.tsv": lambda path: write_csv(path, "\t"),
     "data.parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
 }
@@ -59,7 +74,11 @@ def test_every_kind_of_file_has_the_same_problems_as_they_are_spelt(name, tmp_pa
     dataset = read(tmp_path / name)
     facts = [(problem.problem, problem.answer, problem.id) for problem in dataset.problems]
     assert facts == [tuple(row.values()) for row in ROWS]
-    assert dataset.name == name.partition(".")[0]
+    assert dataset.name == re.split("[.:]", name)[0]
+    if name.endswith(":test"):
+        for other in ("splits", "splits:dev"):
+            with pytest.raises(DataError, match="one of the splits train, test"):
+                read(tmp_path / other)
 
 
 def test_numbers_of_json_keep_their_spelling(tmp_path):
@@ -85,6 +104,38 @@ def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
         (("openai/gsm8k", "main"), {"revision": "abc", "split": "test"}),
         (("org/set", None), {"revision": None, "split": "validation"}),
     ]
+
+
+def test_labels_and_single_precision_are_read_as_they_are_spelt(tmp_path):
+    columns = {"a": ClassLabel(names=["yes", "no"]), "n": List(Value("float32"))}
+    features = Features({"problem": Value("string"), **columns})
+    rows = [{"problem": "x", "a": "no", "n": [0.1, 2.5]}, {"problem": "y", "a": None, "n": [3]}]
+    Dataset.from_list(rows, features=features).save_to_disk(tmp_path)
+    problems = read(tmp_path, answer="n").problems
+    golds = [(problem.answer, problem.alternatives) for problem in problems]
+    assert golds == [("0.1", ("2.5",)), ("3", ())]
+    with pytest.raises(DataError, match=r"1 of 2 gold answers are missing: .*, row 1: ''"):
+        read(tmp_path, answer="a")
+
+
+def test_answers_to_golds_with_decimal_commas_have_either_sign(tmp_path):
+    path = tmp_path / "data.csv"
+    golds = {
+        "2,5": "2.5|2,5|2,50|2{,}5",
+        "1.234,5": "1234.5|1.234,5|1,234.5",
+        "(1,5; 2)": "(1.5,2)",
+    }
+    path.write_text("problem;answer\n" + "".join(f"x{gold};{gold}\n" for gold in golds))
+    problems = read(path, decimal=",").problems
+    assert problems[0].record()["decimal"] == ","
+    with GraderPool(workers=1) as pool:
+        for problem, answers in zip(problems, golds.values(), strict=True):
+            for answer in [*answers.split("|"), "5,2", "25", "1,5"]:
+                job = GradeJob(completion=answer, target=problem.answer, line=True, decimal=",")
+                pool.submit((problem.answer, answer), job)
+        verdicts = dict(pool.drain())
+    right = [(gold, answer) for gold, text in golds.items() for answer in text.split("|")]
+    assert {pair for pair, grade in verdicts.items() if grade.correct} == {*right}
 
 
 def test_a_list_has_the_accepted_answers(tmp_path):
@@ -169,7 +220,9 @@ def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
 
 def test_unreadable_data_are_refused(tmp_path, monkeypatch):
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("", "Is a directory"), ("x.jsonl", "codec can't decode")):
+    (tmp_path / "x.csv").write_bytes("Lösung".encode("cp1252"))
+    encoding = r"codec can't decode .*\. Save the file as UTF-8\.$"
+    for name, message in (("", "neither a `Dataset`"), ("x.jsonl", encoding), ("x.csv", encoding)):
         with pytest.raises(DataError, match=message) as error:
             read(tmp_path / name)
         assert "Near it" not in str(error.value)

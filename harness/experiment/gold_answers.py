@@ -1,0 +1,152 @@
+"""The gold answers of a column: lists, worked solutions, missing values, decimal commas.
+
+Other programs write a text such as `NaN` where an answer is missing, and a list in brackets. A text
+such as `None` is missing only among numbers, because elsewhere it may be an answer.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+
+from harness.boxes import read_boxes
+from harness.data_records import refuse_lost_backslash
+from harness.decimal_commas import (
+    DecimalSign,
+    has_decimal_comma,
+    has_decimal_point,
+    with_decimal_points,
+)
+from harness.errors import DataError, list_first
+from harness.yaml_settings import explain
+
+GOLDS_SHOWN = 5
+"""The number of gold answers that a message names."""
+FEWEST_COMMAS = 2
+"""From this number on, answers such as `2,5` need a stated decimal sign. A single one may be a list
+in any data, as `-2,1` in MATH-500."""
+
+# the last of them are errors of spreadsheets, such as #N/A, #NV and #DIV/0!
+_MISSING = re.compile(
+    r"\s*(?:|[-+]?(?:nan|NaN|NAN)|<NA>|NaT|\[\s*\]|#(?:N/?[AV]|[A-ZÄÖÜ/0]+[!?]))\s*"
+)
+_MISSING_AMONG_NUMBERS = re.compile(
+    rf"{_MISSING.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
+)
+_NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
+# numpy writes no commas, and Python joins such texts
+_LIST = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
+_CODE = re.compile(r"""[\[({]\s*["']""")
+
+
+def as_text(value: Any) -> Any:
+    """A number as text. NaN and infinity stay, refused."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number and math.isfinite(value) else value
+
+
+def _refuse_code(text: str) -> str:
+    if _CODE.match(text):
+        raise ValueError(f'expected a list such as ["1", "2"], got the text {text!r:.200}')
+    return text
+
+
+_GOLD: TypeAdapter[str] = TypeAdapter(
+    Annotated[
+        str,
+        Field(pattern=""),
+        BeforeValidator(as_text),
+        AfterValidator(refuse_lost_backslash),
+        AfterValidator(_refuse_code),
+    ]
+)
+"""A gold answer. The pattern refuses half a surrogate pair, which no tokenizer takes."""
+
+
+def read_golds(value: Any) -> list[str]:
+    """The accepted answers of a field. A worked solution is the answer that it states.
+
+    Raises:
+        ValidationError: an answer is no text or number.
+    """
+    if isinstance(value, str) and _LIST.fullmatch(value.strip()):
+        with suppress(ValueError, SyntaxError):
+            value = ast.literal_eval(value.strip())
+    golds = []
+    for answer in value if isinstance(value, list) and value else [value]:
+        if isinstance(answer, str):
+            # in GSM8K the text after `####`, in MATH the last box
+            conclusion = re.sub(r"(?s).*####\s*", "", answer)
+            answer = [conclusion, *read_boxes(conclusion)][-1]
+        # only NaN differs from itself
+        elif answer is None or answer == [] or answer != answer:
+            answer = ""
+        golds.append(_GOLD.validate_python(answer))
+    return golds
+
+
+def read_gold_column(
+    cells: Iterable[tuple[str, Any]],
+    column: str,
+    *,
+    decimal: DecimalSign | None,
+    has_semicolons: bool = False,
+) -> list[list[str]]:
+    """The accepted answers of every field of a column, as they are written.
+
+    Args:
+        cells: The location of each field, and its value.
+        column: The column's name, for messages.
+        decimal: The decimal sign, if it is known.
+        has_semicolons: Whether semicolons separate the columns, as spreadsheets write them where
+            the comma is the decimal sign.
+
+    Raises:
+        DataError: answers are missing, are no text or number, or have an unclear decimal sign.
+    """
+    columns: list[list[str]] = []
+    golds: list[tuple[str, str]] = []
+    for location, value in cells:
+        try:
+            columns.append(read_golds(value))
+        except ValidationError as error:
+            raise DataError(explain(error, f"{location}: {column}")) from None
+        golds += [(location, gold) for gold in columns[-1]]
+    _refuse(golds, _match_missing([gold for _, gold in golds]), "are missing")
+    question = "may have a decimal comma; say --decimal , or --decimal ."
+    if decimal == ",":
+        _refuse(golds, has_decimal_point, "have no decimal comma but a point")
+    elif decimal is None and has_semicolons:
+        _refuse(golds, lambda gold: with_decimal_points(gold) != gold, question)
+    elif decimal is None:
+        _refuse(golds, has_decimal_comma, question, least=FEWEST_COMMAS)
+    return columns
+
+
+def _match_missing(golds: Sequence[str]) -> Callable[[str], object]:
+    """A function that matches missing answers; "None" is one unless most answers are words."""
+    others = [gold for gold in golds if not _MISSING_AMONG_NUMBERS.fullmatch(gold)]
+    numbers = sum(bool(_NUMBER_OR_FORMULA.match(gold)) for gold in others)
+    pattern = _MISSING_AMONG_NUMBERS if 2 * numbers >= len(others) else _MISSING
+    return pattern.fullmatch
+
+
+def _refuse(
+    golds: Sequence[tuple[str, str]],
+    is_faulty: Callable[[str], object],
+    fault: str,
+    *,
+    least: int = 1,
+) -> None:
+    """Raise DataError if this number of different answers is faulty; each has its location."""
+    faulty = [(location, gold) for location, gold in golds if is_faulty(gold)]
+    # a problem may have several completions
+    if len({gold for _, gold in faulty}) >= least:
+        names = [f"{location}: {gold!r:.60}" for location, gold in faulty]
+        raise DataError(
+            f"{len(faulty)} of {len(golds)} gold answers {fault}: {list_first(names, GOLDS_SHOWN)}."
+        )
