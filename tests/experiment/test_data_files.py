@@ -119,13 +119,13 @@ def test_labels_and_single_precision_are_read_as_they_are_spelt(tmp_path):
 
 
 def test_answers_to_golds_with_decimal_commas_have_either_sign(tmp_path):
-    path = tmp_path / "data.csv"
+    path = tmp_path / "data.jsonl"
     golds = {
         "2,5": "2.5|2,5|2,50|2{,}5",
         "1.234,5": "1234.5|1.234,5|1,234.5",
         "(1,5; 2)": "(1.5,2)",
     }
-    path.write_text("problem;answer\n" + "".join(f"x{gold};{gold}\n" for gold in golds))
+    write_records(path, [{"problem": gold, "answer": gold} for gold in golds])
     problems = read(path, decimal=",").problems
     assert problems[0].record()["decimal"] == ","
     with GraderPool(workers=1) as pool:
