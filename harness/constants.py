@@ -64,6 +64,8 @@ FEWEST_INSTRUCTIONS = FEWEST_DRAWS
 """With fewer instructions there is no result for new ones, for the same reason as with draws."""
 
 # Literals, so that command lines can list and check the words
+DecimalSign = Literal[",", "."]
+"""The sign between the whole part of a number and its decimals."""
 Format = Literal["text", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]

@@ -1,10 +1,7 @@
 """Numbers with a decimal comma, as in `2,5` or `1.234,5`, which are otherwise read as lists."""
 
 import re
-from typing import Literal
 
-DecimalSign = Literal[",", "."]
-"""The sign between the whole part of a number and its decimals."""
 _NUMBER = re.compile(
     r"(?<![\d.,])([1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})(\d+))?(?!\.?\d|,\d)"
 )

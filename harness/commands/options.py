@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.constants import Format
-from harness.decimal_commas import DecimalSign
+from harness.constants import DecimalSign, Format
 
 RunNames = Annotated[
     list[str],

@@ -8,9 +8,8 @@ from typing import Any
 
 import pandas
 
-from harness.constants import JsonObject
+from harness.constants import DecimalSign, JsonObject
 from harness.data_records import find_column, find_delimiter, read_data
-from harness.decimal_commas import DecimalSign
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from harness.boxes import read_boxes
+from harness.constants import DecimalSign
 from harness.data_records import refuse_lost_backslash
 from harness.decimal_commas import (
-    DecimalSign,
     has_decimal_comma,
     has_decimal_point,
     with_decimal_points,

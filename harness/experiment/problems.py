@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.constants import JsonObject
+from harness.constants import DecimalSign, JsonObject
 from harness.data_records import (
     LocatedRecord,
     find_column,
@@ -33,7 +33,6 @@ from harness.data_records import (
     read_data,
     refuse_lost_backslash,
 )
-from harness.decimal_commas import DecimalSign
 from harness.errors import DataError
 from harness.experiment.gold_answers import as_text, read_gold_column
 from harness.yaml_settings import Strict, UserPath, explain
