@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PROBLEMS, MARGIN = 500, 0.01
 REPORTED = 0.02
-"""The discordance without targets: ten flips in 500 problems."""
+"""The discordance without targets except at the margin: ten flips in 500 problems."""
 
 HEAD = """\
 # Calibration of the statistics
@@ -22,7 +22,7 @@ HEAD = """\
 Written by `{command}` with seed {seed} at {revision:.12}, {date}. Tests and intervals are applied
 to experiments whose truth is known. Each row has {experiments:,} experiments. Rates are in percent,
 with a standard error of {error:.2f} near 5 and 95. A missed target is **bold**; {reported:g}
-percent discordance has no target. n is 500 if nothing else is stated.
+percent discordance has a target at the margin only. n is 500 if nothing else is stated.
 
 `undecided`: every problem is certain, or its chance of success is even, as the formula for power
 assumes. `beta`: chances of success from a U-shaped beta distribution with mean 0.65. Exact tests
@@ -34,7 +34,7 @@ NONE = """
 Baseline and three conditions have equal chances. Any: a difference has p < 0.05 after Holm (target:
 at most 5). First: the first difference has an unadjusted p < 0.05. Covers: its interval contains 0
 (at least 94). Equivalent: at a margin of 1 point. At margin: the same where the true difference is
-the margin (at most 5).
+the margin (at most 5). Where flips are rare and one-sided, this target is missed.
 
 """
 LEAST = """
@@ -145,7 +145,7 @@ def _table_without_effect(rates: Sequence[Rates], targets: Targets) -> str:
             false_equivalence = "-"
             if setting in at_margin:
                 rate = at_margin[setting].equivalent
-                false_equivalence = _format(targets, "false equivalence", row, rate, 0, 0.05)
+                false_equivalence = targets.format("false equivalence", row.cell, rate, 0, 0.05)
             lines.append([*line, _percent(row.equivalent), false_equivalence])
     return table((*SETTING, "any", "first", "covers", "equivalent", "at margin"), lines)
 

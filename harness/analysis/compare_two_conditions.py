@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas
-from scipy.special import ndtri
 
 from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
-from harness.constants import ALPHA, FEWEST_DRAWS, POWER, JsonObject
+from harness.analysis.verdicts import estimate_sample
+from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL
 from harness.runs.join_runs import describe_problem_differences
@@ -67,15 +66,6 @@ class Side:
         return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
 
 
-class _Pair(Run):
-    """Both sides as one run, with the positive control of the first side's run."""
-
-    @property
-    def baseline(self) -> str:
-        """The name of the first side."""
-        return str(self.about["baseline"])
-
-
 def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
@@ -127,7 +117,7 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
     }
     for receipt in find_interim(side.run.about for side in sides):
         about |= {"planned": receipt["planned"], "problems": receipt["problems"]}
-    run = _Pair(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
+    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
     board = make_leaderboard([run], score=score)
     receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
     return replace(board, receipt=tuple(receipts.values()))
@@ -165,21 +155,18 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     name = row["condition"]
     if row["role"] == "exploratory":
         return 3, "Not shown: a run has fewer problems than planned."
+    if row["verdict"] == "unmeasured":
+        return 3, f"Not shown: {row['unmeasured']}."
     # at a further look the interval of equivalence is the wider one, as looks share alpha
     lower_end = min(row["low"], row["equivalence_low"])
     low = f"{lower_end:+.1f}"
     margin = f"{points:g} {'point' if points == 1 else 'points'}"
-    if lower_end > -points and not row["unmeasured"]:
+    if lower_end > -points:
         return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
         difference = f"{row['difference']:+.1f} points"
         return 1, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
-    if row["unmeasured"]:
-        return 3, f"Not shown: {row['unmeasured']}."
-    # the length of an interval falls with the root of the number of problems
-    quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
-    factor = (quantiles * (row["difference"] - row["low"]) / points) ** 2
-    problems = f"{math.ceil(row['problems'] * factor):,} problems"
+    problems = f"{estimate_sample(row, points, row['problems']):,} problems"
     if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
         problems += ", and as many times the draws of examples,"
     return 3, (

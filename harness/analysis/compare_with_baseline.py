@@ -1,5 +1,6 @@
 """`compare`: every condition against the baseline, with tests, intervals and verdicts."""
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,9 @@ from harness.analysis.count_correct import (
     refuse_unpaired,
 )
 from harness.analysis.crossed_effects import estimate_over_draws, to_points
-from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.verdicts import explain_unmeasured, judge
+from harness.analysis.paired_tests import average_clusters, fewest_problems
+from harness.analysis.score_interval import t_interval
+from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NATS, explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN
 from harness.errors import ComparisonError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
@@ -51,7 +53,7 @@ COMPARISON_COLUMNS = {
     "role": "baseline, tested, exploratory, or reference (positive control)",
     "primary": "whether this is the primary contrast",
     "tests": "tests that share the 5 percent",
-    "looks": "looks at the growing run, each with an equal share of the 5 percent",
+    "looks": "looks at the growing run; look j has 5 / j percent",
     "p_adjusted": "p after Holm over these tests, times looks; at least that of the primary",
     "equivalence_low": "lower end of the difference's 90 % interval (95 % at the second look)",
     "equivalence_high": "upper end",
@@ -235,14 +237,14 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
-    # with several looks each has an equal share of alpha, as each can find equivalence by chance
+    # look j has the share 1 / j of alpha, as each look can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
-    fewest = 0 if new.in_nats else fewest_problems(share)
+    fewest = FEWEST_CLUSTERS_OF_NATS if new.in_nats else fewest_problems(share)
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
-    return {
+    row = {
         "draws": len(np.unique(old.draws)),
         "p": difference.p,
         **to_points(difference),
@@ -255,6 +257,11 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "equivalence_high": 100 * equivalence_high,
         "within_margin": is_within and difference.clusters >= fewest,
     }
+    if new.in_nats and difference.clusters < fewest:
+        changes = 100 * (new.right - old.right) / old.samples
+        row["low"], row["high"] = t_interval(*average_clusters(changes, old.clusters))
+        row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)
+    return row
 
 
 def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:

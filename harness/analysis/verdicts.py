@@ -1,15 +1,22 @@
 """Verdicts on differences: p-values adjusted for all tests, and why equivalence cannot be shown."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
 from harness.analysis.count_correct import Row
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, CHANCE, PASSED
+from harness.constants import ALPHA, CHANCE, PASSED, POWER
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
+FEWEST_CLUSTERS_OF_NATS = 50
+"""Log-probabilities of fewer clusters are not tested. The sign-flip test needs gains and losses of
+a size to be equally likely; where log-probabilities are skewed, it finds an effect by mistake in up
+to 39 percent of runs of 15 problems and 12 percent of 50 (`python -m
+benchmarks.nats_calibration`)."""
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
 nothing."""
@@ -25,7 +32,8 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
     Without a primary contrast all tests share alpha. With a primary contrast, all pairs of a model
     and a layout have equal shares. In each pair the primary contrast is tested first, with the full
     share. The others are tested only if it is significant. Of a run that grew after its table was
-    printed, every look has an equal share.
+    printed, look j has the share 1 / j. So the chance of an error at any of n looks is at most
+    alpha (1 + 1/2 + ... + 1/n), and in simulations little more than alpha: docs/statistics.md.
 
     Args:
         rows: All rows of a table.
@@ -50,24 +58,19 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family. Families and looks at a growing run have equal shares of alpha
-    # (Bonferroni), because each of them can give a false result.
+    # Holm within a family. Families have equal shares of alpha (Bonferroni), because each of them
+    # can give a false result; for the same reason look j at a growing run has the share 1 / j.
     looks = np.array([row.get("looks", 1) for row in tested])
     shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
     for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
-        verdict = choose_verdict(p, row["difference"], within_margin=row["within_margin"])
+        verdict = "equivalent" if row["within_margin"] else "inconclusive"
+        if p < ALPHA:
+            verdict = "better" if row["difference"] > 0 else "worse"
         reason = row.get("unmeasured")
         if reason == AT_CHANCE or (reason and verdict not in PASSED):
             verdict = "unmeasured"
         row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
         row["by_format"] = verdict in PASSED and _may_be_format(row)
-
-
-def choose_verdict(p_adjusted: float, difference: float, *, within_margin: bool) -> str:
-    """`better` or `worse` if significant, else `equivalent` within the margin or `inconclusive`."""
-    if p_adjusted < ALPHA:
-        return "better" if difference > 0 else "worse"
-    return "equivalent" if within_margin else "inconclusive"
 
 
 def _may_be_format(row: Row) -> bool:
@@ -93,11 +96,14 @@ def explain_unmeasured(
     if is_gold_first and all(condition["accuracy_low"] <= CHANCE for condition in rows):
         return AT_CHANCE
     sides = [row_by_name[row["baseline"]], row]
+    if math.isnan(row["p"]):
+        return f"log-probabilities of fewer than {FEWEST_CLUSTERS_OF_NATS} clusters are not tested"
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
-    if all(side["accuracy_low"] == 0 or side["accuracy_high"] == 100 for side in sides):
-        return "both accuracies are 0 or 100 %"
+    for end, percent in (("accuracy_low", 0), ("accuracy_high", 100)):
+        if all(side[end] == percent for side in sides):
+            return f"both accuracies are {percent} %"
     for name, fields in reference_conditions.items():
         control = row_by_name.get(name)
         if fields["kind"] != POSITIVE_CONTROL or control is None:
@@ -105,3 +111,17 @@ def explain_unmeasured(
         if control["p"] >= ALPHA or control["difference"] > 0:
             return "the positive control was not detected"
     return None
+
+
+def estimate_sample(row: Row, margin: float, size: int) -> int:
+    """About how large a sample would show that a true difference of 0 is within a margin.
+
+    Args:
+        row: A row of the comparison.
+        margin: In points, or in nats.
+        size: The number of problems, or of clusters, of this comparison.
+    """
+    # the length of an interval falls with the root of the number of problems
+    quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
+    half_length = (row["high"] - row["low"]) / 2
+    return math.ceil(size * (quantiles * half_length / margin) ** 2)

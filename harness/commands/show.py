@@ -27,7 +27,9 @@ def show(
     baseline: Baseline = None,
     condition: Annotated[
         str | None,
-        typer.Option(help="Only this condition; with --changed, the default is mless."),
+        typer.Option(
+            help="Only this condition; with --changed, by default that of the primary contrast."
+        ),
     ] = None,
     direction: Annotated[
         Choice, typer.Option(help="With --changed: only problems with this outcome.")
@@ -40,7 +42,7 @@ def show(
 
     from harness.analysis.choose_problems import Criterion
     from harness.display.show_problems import print_problem
-    from harness.errors import ConfigError
+    from harness.errors import ConfigError, list_first
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
     from harness.yaml_settings import validate
@@ -48,17 +50,35 @@ def show(
     loaded = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     if (problem is not None) == changed:
-        raise ConfigError("Expected the id of a problem or --changed, one of the two.")
+        ids = dict.fromkeys(prompt.problem_id for prompt in loaded.prompts)
+        raise ConfigError(
+            f"Expected --changed or the id of a problem, one of the two: {list_first([*ids])}. "
+            "`mless report` lists them all."
+        )
     if problem is not None:
         print_problem(console, loaded, problem, condition=condition, layout=layout)
     else:
+        if condition is None:
+            condition, contrast_baseline = _choose_contrast(loaded)
+            baseline = baseline or contrast_baseline
         choice = {
             "flip": direction,
             "baseline": baseline or loaded.baseline,
-            "condition": condition or STUDIED,
+            "condition": condition,
         }
         criterion = validate(Criterion, choice, "--changed")
         _show_changes(console, loaded, criterion, layout)
+
+
+def _choose_contrast(run: Run) -> tuple[str, str]:
+    """The primary contrast, else the first contrast; of logs the first condition and `wo`."""
+    from harness.experiment.conditions import read_contrast
+
+    for contrast in (run.about.get("primary"), *(run.about.get("contrasts") or ())):
+        if contrast:
+            return read_contrast(contrast)
+    names = [prompt.condition for prompt in run.prompts if prompt.condition != run.baseline]
+    return next(iter(names), STUDIED), run.baseline
 
 
 def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:

@@ -6,17 +6,18 @@ from typing import Any
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
+from harness.analysis.verdicts import estimate_sample
 from harness.constants import ALPHA, FEWEST_DRAWS
 from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.format_table import Row
 from harness.display.format_values import (
-    count,
     define_flips,
     describe_repeat,
     difference,
     label,
     p_value,
     plural,
+    points,
 )
 from harness.errors import list_first
 
@@ -38,7 +39,9 @@ ADVICE = {
 }
 """What a user can do about the most frequent ending of ungraded samples."""
 ROUNDS_TO_ZERO = 0.05
-"""Points and percentages below this are written as 0.0."""
+"""Percentages below this are written as 0.0."""
+FEW_CLUSTERS = 15
+"""With fewer clusters a warning says so: of 8 clusters intervals are 57 to 102 points long."""
 
 
 def explain_comparison(
@@ -54,6 +57,11 @@ def explain_comparison(
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     if not compared_rows:
         return {}, warnings, ["There is only one condition, so nothing is compared."]
+    problems = min(row["problems"] for row in rows)
+    clusters = min(board.clusters or problems, problems)
+    unit = "clusters" if board.clusters else "problems"
+    if clusters < FEW_CLUSTERS:
+        warnings.append(f"Only a very large difference can be shown with {clusters} {unit}.")
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared_rows)
     is_for_new_examples = draws >= FEWEST_DRAWS
@@ -70,19 +78,29 @@ def explain_comparison(
         "baseline": label(board.baseline),
         "flips": define_flips(repeats),
     }
-    judged_rows = [row for row in compared_rows if row["p_adjusted"] is not None]
+    judged_rows = [row for row in compared_rows if row["role"] == "tested"]
     if judged_rows:
         facts |= _describe_tests(board, judged_rows, examples)
     remarks = [*_remark_tests(board, compared_rows, judged_rows)]
     if is_for_new_examples:
         remarks.append(
-            f"{draws} draws of examples: intervals and p are for new draws from the same pool, "
-            "because draws and problems are crossed random effects."
+            f"{draws} draws of examples: intervals and p are for new draws from the same pool."
         )
     elif examples:
         remarks.append(
-            "Verdicts, intervals and p are for these examples and may differ with others. "
+            "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
+        )
+    margin = compared_rows[0]["margin"]
+    inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]
+    needed = [estimate_sample(row, margin, clusters) for row in inconclusive_rows]
+    if needed and min(needed) > clusters:
+        sample = f"{min(needed):,} {unit}"
+        if is_for_new_examples:
+            sample += " and as many times the draws"
+        remarks.append(
+            f"inconclusive: equivalence within {points(margin)} would need about {sample}; "
+            f"here are {clusters:,}."
         )
     if not board.by:
         for remark, is_warning in remark_noise(board):
@@ -149,7 +167,7 @@ def has_several_settings(rows: Sequence[Row]) -> bool:
 def _remark_tests(
     board: Leaderboard, compared_rows: Sequence[Row], judged_rows: Sequence[Row]
 ) -> Iterator[str]:
-    if board.primary:
+    if any(row["primary"] for row in compared_rows):
         share = ""
         if has_several_settings(compared_rows):
             share = ", with an equal share of alpha for each model and layout"
@@ -157,14 +175,10 @@ def _remark_tests(
             f"*: the primary contrast, tested first{share}. "
             "The other contrasts are tested only if it is significant."
         )
-    if not judged_rows:
+    if len(judged_rows) < len(compared_rows):
         yield (
-            "No contrast was named before the run, so all are exploratory: "
-            "p is not adjusted, and there is no verdict."
-        )
-    elif len(judged_rows) < len(compared_rows):
-        yield (
-            "exploratory: not named before the run, so p is not adjusted, and there is no verdict."
+            "exploratory: not named before the run, or the run is interim, so p is not adjusted, "
+            "and there is no verdict."
         )
 
 
@@ -237,25 +251,21 @@ def _find_cause(board: Leaderboard, ending: str, row: Row) -> str:
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
     """The repeat run (A/A) and the positive control, by model and layout.
 
-    The second value says whether the remark is a warning: the run is too noisy or too insensitive.
+    The second value says whether the remark is a warning: the run is too insensitive. A repeat run
+    needs no warning, because tests and intervals allow for the noise of samples.
     """
     for row in records(board.comparison):
         setting = f"{row['model']}, {row['layout']}"
         if row["aa_difference"] is not None:
             name = label(row["condition"])
-            flips = row["wrong_to_right"] + row["right_to_wrong"]
-            is_noisy = row["aa_flips"] > 0 and row["aa_flips"] >= flips
             text = f"A/A, {setting}, {name} and its baseline: {describe_repeat(row)}."
-            if is_noisy:
-                text += (
-                    f" {count(row['aa_flips'])} problems change between two runs of a condition, "
-                    f"and {count(flips)} between the conditions: the difference may be noise."
-                )
-            yield text, is_noisy
+            if not all(receipt.get("greedy") for receipt in board.receipt):
+                text += " The samples of both have the same seeds, and the repeat run has others."
+            yield text, False
         elif row["role"] == "reference":
             # the control must lower the accuracy: a rise does not show that the run can see effects
             is_visible = row["p"] < ALPHA and row["difference"] < 0
-            outcome = "NOT DETECTED, so this run may be unable to detect any effect"
+            outcome = "NOT DETECTED, so effects that this run does not find may still exist"
             if is_visible:
                 outcome = "detected, so grader and pairing work"
             change = difference(row["difference"], row["low"], row["high"])

@@ -9,7 +9,7 @@ import pandas
 from harness.analysis.result_tables import Leaderboard, records
 from harness.display import comparison_columns
 from harness.display.comparison_columns import word
-from harness.display.comparison_remarks import ROUNDS_TO_ZERO, explain_comparison
+from harness.display.comparison_remarks import explain_comparison
 from harness.display.format_table import Column, Row, Table
 from harness.display.format_values import LEVEL, label, plural
 
@@ -46,12 +46,15 @@ def show_comparison(board: Leaderboard) -> Table:
 
 
 def _depends_on_format(row: Row) -> bool:
-    """Whether the difference among answered samples differs from that among all samples."""
-    if row["difference"] is None:
+    """Whether the difference among answered samples is another than that among all samples.
+
+    A tenth of the interval's length is too little to report.
+    """
+    if row["low"] is None:
         return False
     # Without a pair of answered samples, answers explain none of the difference. So it counts as 0.
     answered_difference = 0.0 if row["answered_difference"] is None else row["answered_difference"]
-    return bool(abs(answered_difference - row["difference"]) >= ROUNDS_TO_ZERO)
+    return bool(10 * abs(answered_difference - row["difference"]) > row["high"] - row["low"])
 
 
 def show_leaderboard(board: Leaderboard) -> Table:
@@ -78,7 +81,7 @@ def show_leaderboard(board: Leaderboard) -> Table:
     columns = [replace(column, of=board.baseline) for column in columns]
     facts, warnings, remarks = explain_comparison(board, rows)
     if first_name:
-        star = " *" if board.primary else ""
+        star = " *" if primary else ""
         heading = f"{label(first_name)}{star} [{LEVEL}]"
         first_columns = [
             replace(comparison_columns.DIFFERENCE, heading=heading),

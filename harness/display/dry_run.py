@@ -243,7 +243,7 @@ def _make_prompt_table(plan: Plan) -> Table:
 
 
 def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
-    """The smallest difference that the contrasts of a run would detect.
+    """The contrasts that a run tests, and the smallest difference that they would detect.
 
     Args:
         config: The config of the run.
@@ -251,6 +251,8 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     """
     names = {condition.name for condition in config.conditions}
     contrasts = [pair for pair in config.tested if names.issuperset(pair)]
+    tests = [contrast_name(*pair) for pair in contrasts]
+    yield f"tests     {list_first(tests, 6) or 'none'}; all others are exploratory"
     if config.primary_contrast:
         contrasts = [config.primary_contrast]
     if contrasts:

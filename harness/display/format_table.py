@@ -5,6 +5,7 @@ The report's template writes tables as HTML. In no format can a text in a cell a
 
 import math
 import re
+import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ from harness.constants import PASSED
 from harness.display.format_values import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
-"""The usual width of a terminal: tables and notes are fitted to it."""
-NOTE_LINES = 4
+"""The usual width of a terminal, to which notes are fitted, and tables unless it is wider."""
+NOTE_LINES = 5
 """The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
 Row = Mapping[str, Any]
@@ -215,6 +216,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
     """
     # numbers are never headings, so these are the columns before the first column of numbers
     most_columns = [*is_numeric[:-1], True].index(True)
+    width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
     for group_columns in range(most_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]
         halves = [_break_heading(heading) for heading in headings]
@@ -222,7 +224,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
             columns = zip(*header, *body, strict=True)
             rule = ["-" * max(map(len, column)) for column in columns]
             # tabulate separates columns by two blanks
-            if len("  ".join(rule)) <= TABLE_WIDTH:
+            if len("  ".join(rule)) <= width:
                 return group_columns, [*header, rule]
     return group_columns, [*header, rule]
 

@@ -98,10 +98,10 @@ def define_flips(samples: int) -> str:
 def describe_repeat(row: Mapping[str, Any]) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
     shift = estimate(row["aa_difference"], row["low"], row["high"])
-    change = f"the difference changes by {shift} points"
+    change = f"{count(row['aa_flips'])} problems flip, and the difference changes by {shift} points"
     if _is_missing(row["aa_samples"]):
         return change
-    return f"{row['aa_changed']} of {row['aa_samples']} completions differ, and {change}"
+    return f"{row['aa_changed']} of {row['aa_samples']} completions differ, {change}"
 
 
 def p_value(value: Any) -> str:

@@ -77,6 +77,7 @@ SIDE_TABLES = (
             Column(ANSWER_LOGPROB, "log-prob.", partial(number, digits=2)),
             Column("logprob_difference", "difference", partial(signed, digits=2)),
         ),
+        remarks=("Log-probabilities of fewer than 50 clusters are not tested: unmeasured.",),
     ),
     SideTable(
         key="instructions",

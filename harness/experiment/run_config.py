@@ -78,7 +78,8 @@ class RunConfig(Strict):
     baseline: str | None = None
     """The condition to compare with. By default `wo`, else the first."""
     contrasts: tuple[Contrast, ...] | None = None
-    """The tested contrasts. By default every condition minus the baseline."""
+    """The tested contrasts. By default every condition minus the baseline; with `--model` only
+    `mless - wo` and `mless - random`, and all others are exploratory."""
     primary: Contrast | None = None
     """The primary contrast. By default `mless` minus the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
@@ -213,13 +214,15 @@ class RunConfig(Strict):
         names = self.condition_names
         listed = ", ".join(names)
         pairs = Counter(map(frozenset, self.tested))
+        for name in sorted({*chain(*self.tested)} - {*names}):
+            yield f"contrasts: {name} is not a condition of this run: {listed}"
         refused = [
             contrast_name(*pair)
             for pair in self.tested
-            if len({*pair} & {*names}) < 2 or pairs[frozenset(pair)] > 1
+            if len({*pair}) < 2 or pairs[frozenset(pair)] > 1
         ]
-        if self.contrasts and refused:
-            yield f"contrasts: expected pairs of {listed}, each once, got {', '.join(refused)}"
+        if refused:
+            yield f"contrasts: expected different pairs, each once, got {', '.join(refused)}"
         contrasts = [contrast_name(*pair) for pair in self.tested]
         if self.primary not in (None, *contrasts):
             expected = ", ".join(contrasts) or "(none)"

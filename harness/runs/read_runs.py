@@ -146,9 +146,9 @@ class Run:
 
     @property
     def baseline(self) -> str:
-        """The baseline of its config; `wo` for logs."""
+        """The baseline of its config, or of two sides that are compared; `wo` for logs."""
         names = [name for name, condition in self.conditions.items() if not condition.kind]
-        return find_baseline(names, self.receipt.get("config", {}).get("baseline"))
+        return find_baseline(names, self.receipt.get("config", self.about).get("baseline"))
 
     @property
     def conditions(self) -> dict[str, Condition]:

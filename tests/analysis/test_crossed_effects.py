@@ -40,6 +40,18 @@ def test_the_error_for_new_models_is_that_of_crossed_random_effects():
     assert crossed_error(np.zeros((4, 30))) == (0, 1)
 
 
+@pytest.mark.parametrize("ratio", [0.6, 0.69, 0.71, 1.5])
+def test_prompts_limit_the_degrees_of_freedom_if_their_variance_is_not_small(ratio):
+    """Satterthwaite's formula alone would give more."""
+    rng = np.random.default_rng(3)
+    prompts, problems, noise = rng.normal(size=5), rng.normal(size=12), rng.normal(size=(5, 12))
+    noise -= noise.mean(axis=1, keepdims=True) + noise.mean(axis=0) - noise.mean()
+    # the variances of the means over prompts and over problems have this ratio
+    prompts *= np.sqrt(ratio * problems.var(ddof=1) / 12 / (prompts.var(ddof=1) / 5))
+    _, freedom = crossed_error(prompts[:, None] + problems + 0.1 * noise)
+    assert freedom == 4 if ratio > 0.7 else freedom > 5
+
+
 def test_the_variance_components_are_those_of_the_textbook_also_where_cells_are_missing():
     """Henderson's Method I, written out for the components of one table."""
     rng = np.random.default_rng(4)

@@ -130,7 +130,7 @@ def test_a_problem_is_shown(command):
         f"answer {prompt.doc['answer']}",
     ):
         assert " ".join(text.split()) in words
-    refused(command("show", GREEDY_RUN), "the id of a problem or --changed, one of the two.")
+    refused(command("show", GREEDY_RUN), "`mless report` lists them all.")
     refused(command("show", GREEDY_RUN, "nope"), "has no nope: expected one of ")
     process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "x")
     refused(process, "expected one of wo (raw), mless (raw), mful (raw), random (raw)")

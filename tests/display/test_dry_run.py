@@ -8,7 +8,7 @@ from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power
 from harness.display.forecast_time import describe_time
 from harness.experiment.plan import make_plan
-from harness.experiment.run_config import load_config
+from harness.experiment.run_config import config_of_model, load_config
 from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
@@ -37,7 +37,7 @@ def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
 ):
     changes = {"conditions": ["wo", "mless", "mful"], **changes}
     for k, sampling in ((1, {}), (5, SAMPLED)):
-        (line,) = describe_power(config(tmp_path, **changes, **sampling), 500)
+        _, line = describe_power(config(tmp_path, **changes, **sampling), 500)
         difference = smallest_difference(k=k, alpha=0.05 / tests)
         assert f"smallest difference: {difference} ({contrasts}; 80 % power, {alpha}" in line
 
@@ -45,15 +45,16 @@ def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
 def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(tmp_path):
     for draws, settings in ((3, {}), (4, {"prompts": 4, "spread": 0.02})):
         changes = {"fewshot": {"draws": draws}, "repeats": draws}
-        (line,) = describe_power(config(tmp_path, **changes), 500)
+        _, line = describe_power(config(tmp_path, **changes), 500)
         assert f"smallest difference: {smallest_difference(k=draws, **settings)} (" in line
         assert ("a standard deviation between draws of 2 points" in line) == (draws == 4)
 
 
 def test_a_run_without_tests_has_no_smallest_difference_and_a_small_run_a_large_one(tmp_path):
-    assert [*describe_power(config(tmp_path, contrasts=[]), 500)] == []
+    (line,) = describe_power(config(tmp_path, contrasts=[]), 500)
+    assert line == "tests     none; all others are exploratory"
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
-    (line,) = describe_power(config(tmp_path), 3)
+    _, line = describe_power(config(tmp_path), 3)
     assert "smallest difference: more than 10 points (" in line
 
 
@@ -108,3 +109,9 @@ def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_t
             assert twin.sampling_words == "temperature 0.5, top_p 0.95, 8 samples a problem"
             for field in ("layouts", "model", "conditions"):
                 assert getattr(twin, field) == getattr(run_config, field)
+
+
+def test_the_dry_run_names_the_tests_of_a_run_without_a_config():
+    settings = config_of_model("any/model", dataset="sums.jsonl")
+    tests, _ = describe_power(settings, 500)
+    assert tests == "tests     mless - wo, mless - random; all others are exploratory"

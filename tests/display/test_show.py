@@ -8,7 +8,7 @@ from harness import Run, load_run
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
-from tests.make import EXAMPLE, answered_prompt, small_run, source_of
+from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, write_run
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
@@ -43,6 +43,25 @@ def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers
     assert all(len(line) <= 80 for line in head.replace(str(run), "").splitlines())
     counts = f"{len(outcomes)} of {len(correct)} problems, {words} A problem can change by"
     assert " ".join(head.split()).startswith(f"{run}, raw, random - wo: {counts}")
+
+
+@pytest.mark.parametrize(
+    ("contrasts", "options", "contrast"),
+    [
+        ({}, (), "dots - wo"),
+        ({"contrasts": ["dots - he"]}, (), "dots - he"),
+        ({"contrasts": ["he - wo", "dots - he"], "primary": "dots - he"}, (), "dots - he"),
+        ({"contrasts": ["dots - he"]}, ("--condition", "he"), "he - wo"),
+        ({"contrasts": ["dots - he"]}, ("--baseline", "wo"), "dots - wo"),
+    ],
+)
+def test_changes_are_of_the_primary_or_the_first_contrast(
+    contrasts, options, contrast, command, tmp_path
+):
+    conditions = ["wo", *({"name": name, "unit": "/", "count": 5} for name in ("dots", "he"))]
+    run = write_run(tmp_path / "run", right, limit=4, conditions=conditions, **contrasts)
+    head, *_ = command("show", run, "--changed", *options).stdout.split("\n\n")
+    assert f", raw, {contrast}: 0 of " in " ".join(head.split())
 
 
 def make_source(verdicts, *, completions=(), answers=()):

@@ -94,8 +94,11 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
     exploratory = make_board(drawn(3, 60, 1, REAL), primary=None, contrasts=[])
     for grid in (show_comparison(exploratory), show_leaderboard(exploratory)):
         notes = " ".join(grid.notes)
-        assert "No contrast was named before the run, so all are exploratory" in notes
+        assert "exploratory: not named before the run, or the run is interim" in notes
         assert "Holm" not in notes
+    interim = make_board(drawn(3, 60, 1, REAL), **REGISTERED, planned=90, problems=60)
+    for grid in (show_comparison(interim), show_leaderboard(interim)):
+        assert "*" not in "".join([*grid.header, *grid.notes]), "no contrast is tested first"
 
 
 @with_cases
@@ -109,7 +112,12 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     verdicts = drawn(5, 100, 2, {**REPEATED, "mful": 0.5}, WRONG_ONLY)
     mean = {name: np.mean(np.array(problems) == "correct") for name, problems in verdicts.items()}
     moved = 100 * (mean["mless again"] - mean["wo again"] - mean["mless"] + mean["wo"])
-    for has_checksums, changed in ((False, ""), (True, "200 of 400 completions differ, and ")):
+    flips = 0
+    for name in ("wo", "mless"):
+        pairs = zip(verdicts[name], verdicts[f"{name} again"], strict=True)
+        for first, second in pairs:
+            flips += sum((a == "correct") != (b == "correct") for a in first for b in second) / 8
+    for has_checksums, changed in ((False, ""), (True, "200 of 400 completions differ, ")):
         run = evaluation(verdicts)
         if has_checksums:
             checksums = run.samples["replicate"] * (run.samples["sample_index"] == 0)
@@ -117,12 +125,25 @@ def test_the_noise_of_a_difference_stands_below_the_table():
             object.__setattr__(run, "samples", samples)
         grid = show_comparison(make_leaderboard([run]))
         (note,) = notes_with(grid, "A/A")
-        noise = f"{changed}the difference changes by {signed(moved)} points."
+        moves = f"and the difference changes by {signed(moved)} points."
+        noise = f"{changed}{flips:.1f} problems flip, {moves}"
         assert f"w/ Mless and its baseline: {noise}" in note
+    assert note.endswith("points."), "greedy samples have no seeds"
+    sampled = show_comparison(make_board(verdicts, greedy=False))
+    assert sampled.warnings == grid.warnings, "noise is no verdict"
+    (note,) = notes_with(sampled, "A/A")
+    assert "both have the same seeds, and the repeat run has others." in note
     baseline = cells_by_condition(grid)["w/o"]
     assert baseline["difference [95 %]"].text == baseline["+/-"].text == NONE
     one_side = make_board(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, WRONG_ONLY))
     assert not notes_with(show_comparison(one_side), "A/A"), "one side alone has no difference"
+
+
+@with_cases
+def test_remarks_on_the_number_of_problems(counts, facts, remark, has_remark):
+    frame = evaluation(verdicts_by_count(counts), **facts)
+    notes = show_comparison(make_leaderboard([frame])).notes
+    assert (remark in " ".join(notes)) == has_remark
 
 
 def test_reference_conditions_are_in_no_table_for_people():
@@ -152,7 +173,7 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
         assert f"{signed(control['difference'])} [" in note
         assert ": detected, so grader and pairing work." in note
     note, _ = read_note(0.5)
-    assert "NOT DETECTED, so this run may be unable to detect any effect" in note
+    assert "NOT DETECTED, so effects that this run does not find may still exist." in note
     assert "NOT DETECTED" in read_note(0.9)[0], "accuracy did not fall"
 
 
@@ -168,8 +189,8 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
         moved = signed(table.loc[(model, layout, "mless"), "aa_difference"])
-        noise = f"w/ Mless and its baseline: the difference changes by {moved} points"
-        assert len(notes_with(grid, f"A/A, {model}, {layout}, {noise}")) == 1
+        (noise,) = notes_with(grid, f"A/A, {model}, {layout}, w/ Mless and its baseline: ")
+        assert f"the difference changes by {moved} points" in noise
         assert len(notes_with(grid, f"Positive control, {model}, {layout} ")) == 1
 
 
@@ -213,7 +234,7 @@ def test_the_leaderboard_has_a_line_for_each_model_best_baseline_first():
     assert random.text.startswith("(") and not mful.text.startswith("(")
 
 
-def test_no_table_is_wider_than_a_terminal():
+def test_no_table_is_wider_than_a_terminal(monkeypatch):
     verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "mless again": 0.7})
     names = ("Qwen2.5-Math-1.5B-Instruct", "short")
     models = [evaluation(verdicts, model=name, **REGISTERED) for name in names]
@@ -231,9 +252,12 @@ def test_no_table_is_wider_than_a_terminal():
     )
     paragraphs = short.split("\n\n")
     legends = paragraphs[2:-1:3]  # one below each table
-    assert [len(legend.splitlines()) for legend in legends] == [4, 4]
+    assert [len(legend.splitlines()) for legend in legends] == [5, 5]
     assert legends[0].startswith("*: ")
     assert "--explain" in short and "--explain" not in explained
+    monkeypatch.setenv("COLUMNS", "140")
+    assert 80 < widest_line(render([grids[0]])) <= 140
+    monkeypatch.delenv("COLUMNS")
     split = table_page(GREEDY_RUN, by=["subject"])
     assert widest_line(split) <= 80
     assert split.count("\n\nAlgebra\nw/o ") == 1, "a heading above its rows"

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 
 from harness.analysis.other_texts_and_instructions import KINDS
 from harness.constants import PASSED
@@ -17,7 +19,6 @@ from harness.display.figures.figure_style import (
     FONT,
     INCHES,
     INK,
-    LETTER,
     LINE_HEIGHT,
     LOOKS,
     MUTED,
@@ -155,8 +156,10 @@ def draw_rows(
     columns, right = _place_columns(rows)
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
     rows_height = sum(row.height for row in rows)
-    letters = [len(line) for row in rows if row.look for line in row.name.split("\n")]
-    name_width = 0.14 + LETTER * FONT / 72 * max(letters)
+    names = "\n".join(row.name for row in rows if row.look).split("\n")
+    font = FontProperties(size=FONT)
+    sizes = [text_to_path.get_text_width_height_descent(name, font, ismath=False) for name in names]
+    name_width = 0.14 + max(sizes)[0] / 72
     # above the rows their header, below them the axis and the first line of the note
     with figure_style.drawing(rows_height + 0.84, note, managed=False) as figure:
         height = figure.get_figheight()
@@ -215,6 +218,8 @@ def _write_row(
     inches, alignment = -0.06, "right"
     if row.look is None:
         inches, alignment = 0.03 - name_width, "left"
+        # a heading reaches into the axes, whose lines would strike it through
+        text["backgroundcolor"] = "white"
     axes.annotate(row.name, (0, y), xytext=(72 * inches, 0), ha=alignment, color=INK, **text)
 
 
