@@ -25,7 +25,7 @@ def build_whole(model_type, **changes):
 def build_language_model(model_type, seed=0, **changes):
     """A small random model that vLLM runs, with the toy model's vocabulary."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **MODELS["language models"], **changes)
+    config = AutoConfig.for_model(model_type, **MODELS["language models"] | changes)
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
 
