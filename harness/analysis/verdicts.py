@@ -15,7 +15,7 @@ from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 FEWEST_CLUSTERS_OF_NATS = 50
 """Log-probabilities of fewer clusters are not tested. The sign-flip test needs gains and losses of
 a size to be equally likely; where log-probabilities are skewed, it finds an effect by mistake in up
-to 39 percent of runs of 15 problems and 12 percent of 50 (`python -m
+to 39 percent of runs of 15 problems and 13 percent of 50 (`python -m
 benchmarks.nats_calibration`)."""
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
