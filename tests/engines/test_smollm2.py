@@ -144,7 +144,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
 def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     mless, smollm2, whole_model, tmp_path
 ):
-    """100 prompts with six answers, each sent twice; of accepted answers the likeliest counts.
+    """100 prompts with six answers, each sent twice; the likelier of two accepted answers counts.
 
     The prefix cache is on. A block that holds a token of an answer would change the second number.
     """
@@ -171,7 +171,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     succeed(mless, "run", CONFIG, *options, "--quiet", "-o", folder)
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     frame = harness.load_run(folder, replicates=True).set_index(["condition", "problem_id"])
-    likeliest, differences = set(), []
+    differences = []
     for prompt in read_prompts(folder):
         prefix = tokenizer(prompt.prompt)["input_ids"] + tokenizer.encode("\\boxed{")
         scores = []
@@ -190,9 +190,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
         assert first["answer_logprob"] == again["answer_logprob"] and first["completion"] == ""
         assert (first["answer_tokens"], first["correct"]) == (length, gold > max(others))
         differences += [first["answer_logprob"] - gold, first["answer_share"] - share]
-        likeliest.add(scores.index((gold, length)))
     assert len(differences) == 200 and max(map(abs, differences)) < 1e-4
-    assert likeliest == {0, 1}, "either answer is the likeliest somewhere"
 
 
 def test_the_probe_refuses_its_arms(run, command, tmp_path):
