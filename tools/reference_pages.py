@@ -18,9 +18,8 @@ from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import compare_with_baseline
 from harness.display import published_numbers
 from harness.display.side_tables import SIDE_TABLES
-from harness.experiment import intervention_settings, model_settings, problems
+from harness.experiment import conditions, intervention_settings, model_settings, problems
 from harness.experiment import run_config as runs
-from harness.experiment.conditions import Condition
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
@@ -29,7 +28,9 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "`model`": model_settings.ModelConfig,
         "`dataset`, as a mapping": problems.DatasetConfig,
         "`dataset`, made": problems.MadeConfig,
-        "an entry of conditions, as a mapping": Condition,
+        "an entry of conditions, as a mapping": conditions.Condition,
+        "with a filler": conditions.FilledCondition,
+        **{f"with `{key}`": kind for key, kind in conditions.FILLERS.items()},
         "an intervention of the kind filler": intervention_settings.FillerIntervention,
         "of the kind sink": intervention_settings.SinkIntervention,
         "of the kind redistribute": intervention_settings.RedistributeIntervention,
@@ -87,10 +88,14 @@ def config_page() -> str:
             about, meanings = _read(model)
             if name:
                 sections.append(f"### {name[0].upper()}{name[1:]}\n")
+            bases = [base for base in models.values() if base is not model]
+            inherited = {
+                key for base in bases if issubclass(model, base) for key in base.model_fields
+            }
             rows = [
                 f"- `{key}`{_default(field)}: {meanings[key]}"
                 for key, field in model.model_fields.items()
-                if not field.exclude
+                if not field.exclude and key not in inherited
             ]
             sections.append("\n".join([about, "", *rows, ""]))
     return "\n".join(sections)

@@ -180,4 +180,4 @@ def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
 
 def _locate_filler(condition: Condition) -> tuple[Any, ...]:
     """What a condition and the texts that it is compared with must share."""
-    return condition.filler_tokens, condition.placement, condition.words
+    return condition.filler_tokens, condition.describe()["placement"], condition.words

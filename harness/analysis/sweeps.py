@@ -25,7 +25,7 @@ SWEEP_COLUMNS = {
     "layout": "raw, chat or as_published",
     "filler": "the repeated text, or the kind of filler",
     "placement": "the filler's placement",
-    "words": "the condition's instruction, cue or answer prefix",
+    "words": "the condition's template, question, instruction or answer prefix",
     "lengths": "numbers of tokens of the filler",
     "problems": "number of problems",
     "difference": "mean difference over all lengths",
@@ -97,14 +97,11 @@ class SweptFiller(NamedTuple):
 
     Attributes:
         filler, placement, words: As of `Condition.describe`.
-        content: `Condition.filler_content`. Two texts from the user's config have the same
-            description.
     """
 
     filler: str
     placement: str
     words: str
-    content: tuple[object, ...]
 
 
 def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
@@ -120,9 +117,7 @@ def group_lengths(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict
             without_filler.setdefault(condition.words, name)
         elif condition.filler_tokens:
             columns = condition.describe()
-            filler = SweptFiller(
-                columns["filler"], columns["placement"], condition.words, condition.filler_content
-            )
+            filler = SweptFiller(columns["filler"], columns["placement"], condition.words)
             # a later condition of the same length has the same prompt, so the first stands for both
             groups.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     for filler, lengths in groups.items():

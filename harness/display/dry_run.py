@@ -152,7 +152,7 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
         yield f"note      {NO_MARKERS}"
     if plan.thinking and (form == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
-    if form == "box" and config.fewshot and "boxed" not in config.fewshot.format:
+    if form == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     if {*config.layouts} != {Layout.CHAT}:

@@ -51,13 +51,15 @@ SIGN_NAMES = {
     "-": "dash",
 }
 """Words for signs in the names of swept conditions. Other signs have their Unicode names."""
+LONGEST_WORD = 24
+"""Longer values have the name of their key and a number in the names of swept conditions."""
 
 
 def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
-    """Make a condition for each combination of a sweep, named after its values: `slash-25-end`.
+    """Make a condition for each combination of a sweep, named after its values: `slash-25-between`.
 
     A count of 0 gives the combination without the filler: the baseline, or a condition that has
-    only the instruction, cue and answer prefix of the combination.
+    only the other words of the combination.
 
     Args:
         sweep: Keys of a condition, each with one value or a list. The first key varies slowest.
@@ -77,7 +79,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         without_filler = type(combination.get("count")) is int and combination["count"] == 0
         if without_filler or all(value in ("", None) for value in values):
             combination = {key: combination[key] for key in WORDS if combination.get(key)}
-        words = [_spell_value(key, value) for key, value in combination.items()]
+        words = [_spell_value(key, value, lists[key]) for key, value in combination.items()]
         name = "-".join(filter(None, words))
         entry = {"name": name, **combination} if combination else BASELINE
         # Several combinations may have the same prompt without filler, which is run once.
@@ -86,8 +88,12 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     return entries
 
 
-def _spell_value(key: str, value: Any) -> str:
-    """Spell a value in letters, digits and hyphens. A number other than the count has its key."""
+def _spell_value(key: str, value: Any, values: list[Any]) -> str:
+    """Spell a value of a sweep in letters, digits and hyphens.
+
+    A number other than the count has its key. A template or a long text has its key and its number
+    among the values, such as `template-2`.
+    """
     if isinstance(value, int) and key != "count":
         return f"{key.replace('_', '-')}-{value}"
     if key == "placement":
@@ -96,8 +102,13 @@ def _spell_value(key: str, value: Any) -> str:
     def name_sign(match: re.Match[str]) -> str:
         return f"-{SIGN_NAMES.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
 
-    words = re.sub(r"[^A-Za-z0-9]", name_sign, str(value))
-    return re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")[:40]
+    text = str(value or "")
+    # blanks are signs only where there is nothing else
+    words = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
+    words = re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")
+    if value and (key in ("template", "question") or len(words) > LONGEST_WORD):
+        return f"{key.replace('_', '-')}-{values.index(value) + 1}"
+    return words
 
 
 def expand_causes(entries: Sequence[Any]) -> list[Any]:
@@ -107,7 +118,7 @@ def expand_causes(entries: Sequence[Any]) -> list[Any]:
         ConfigError: there is no condition of that name.
     """
     sources: dict[str, Any] = {
-        name: condition.model_dump(exclude_none=True, exclude={"separator", "placement"})
+        name: condition.model_dump(exclude_none=True)
         for name, condition in named_conditions().items()
     }
     sources |= index_by_name(entries)
@@ -158,6 +169,7 @@ def _read_causes(
 def add_reference_conditions(
     conditions: Sequence[Condition],
     *,
+    templates: tuple[str | None, str | None] = (None, None),
     instructions: Iterable[str] = (),
     control: Condition | None = None,
 ) -> tuple[Condition, ...]:
@@ -165,11 +177,15 @@ def add_reference_conditions(
 
     Args:
         conditions: The conditions of the config.
+        templates: The run's `template` and `question`.
         instructions: The other instructions.
         control: `ANSWER_AT_ONCE` or `NO_EXAMPLES`.
     """
     names = {condition.name for condition in conditions}
-    conditions = list(conditions)
+    conditions = [
+        condition.model_copy(update={"is_in_template": condition.mentions_filler(*templates)})
+        for condition in conditions
+    ]
     # before the variants, because the control runs under the other instructions too
     if control is not None:
         name = find_free_name(control.name, names)
@@ -208,6 +224,7 @@ def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     control = choose_control(config.get("answer")) if config.get("positive_control") else None
     conditions = add_reference_conditions(
         [as_condition(entry) for entry in config["conditions"]],
+        templates=(config.get("template"), config.get("question")),
         instructions=across.get("instructions", ()),
         control=control,
     )

@@ -5,12 +5,11 @@ entire pool, so two draws may share examples: the draws are a random sample of a
 """
 
 import random
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, DataError
@@ -29,14 +28,11 @@ class Draw:
     Attributes:
         number: The number of the draw, from 1; 0 if it is the only draw.
         examples: The examples in order.
-        frame: The text before an example's problem, between problem and answer, and after the
-            answer.
         clusters: The clusters whose problems have this draw. None: all problems have it.
     """
 
     number: int
     examples: tuple[Problem, ...]
-    frame: tuple[str, str, str]
     clusters: frozenset[str] | None = None
 
     def select(self, problems: Iterable[Problem]) -> list[Problem]:
@@ -61,13 +57,6 @@ class ExampleIds:
     draws: tuple[tuple[str, ...], ...]
 
 
-def _check_format(text: str) -> str:
-    fields = re.findall(r"{problem}|{answer}", text)
-    if fields != ["{problem}", "{answer}"]:
-        raise ValueError("expected {problem} before {answer}, each once")
-    return text
-
-
 class FewshotConfig(Strict):
     """Examples before the question."""
 
@@ -83,8 +72,6 @@ class FewshotConfig(Strict):
     draw, `num_fewshot`."""
     seed: int = DEFAULT_SEED
     """The seed of pool and draws."""
-    format: Annotated[str, AfterValidator(_check_format)] = "Q: {problem}\nA: {answer}"
-    """The text of an example and of the question in `raw`."""
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -93,13 +80,6 @@ class FewshotConfig(Strict):
                 f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"
             )
         return self
-
-    @property
-    def frame(self) -> tuple[str, str, str]:
-        """The text of the format before the problem, after it, and after the answer."""
-        before, _, rest = self.format.partition("{problem}")
-        between, _, after = rest.partition("{answer}")
-        return before, between, after
 
     def split(
         self,
@@ -145,7 +125,6 @@ class FewshotConfig(Strict):
             Draw(
                 number=0 if self.draws == 1 else index + 1,
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
-                frame=self.frame,
                 clusters=self._assign_clusters(index, names, draws_per_problem),
             )
             for index, example_ids in enumerate(ids.draws)

@@ -21,13 +21,14 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_INSTRUCTION
-from harness.experiment.fewshot_examples import Draw, ExampleIds, FewshotConfig
+from harness.experiment.fewshot_examples import Draw, ExampleIds
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.other_answers import draw_other_answers
 from harness.experiment.problems import Dataset, Problem, open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_prompts
+from harness.experiment.template import find_columns
+from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_builds
 from harness.experiment.tokenizer import ModelTokenizer, encode
 from harness.reasoning_markers import MarkerIds, Markers, find_opened, read_markers
 
@@ -125,7 +126,7 @@ def make_plan(
     Raises:
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
-    full_dataset = open_dataset(config.dataset)
+    full_dataset = open_dataset(config.dataset, find_columns(config.as_written()))
     problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
@@ -141,7 +142,7 @@ def make_plan(
         # all tokens but the last, that of the letter, are added by the tokenizer
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
-    settings = PromptSettings(thinking=thinking)
+    settings = PromptSettings(template=config.template, question=config.question, thinking=thinking)
     if config.endpoint == ANSWER_LOGPROB and model is not None:
         # of all problems, so that a limit does not change the other answers
         other_answers = draw_other_answers(
@@ -208,7 +209,7 @@ def _split_problems(
     elif config.answer == "line":
         # the prompt must end within the answer's line: a model that begins a new line would end
         # its completion before the answer
-        draws = [Draw(number=0, examples=(), frame=FewshotConfig().frame)]
+        draws = [Draw(number=0, examples=())]
     if config.answer == "line":
         for problem in chain(problems, *(draw.examples for draw in draws if draw)):
             if "\n" in problem.answer.strip():
@@ -279,7 +280,7 @@ def _build_arms(
                 instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
         group_settings = replace(settings, layout=layout, instruction=instruction, draw=draw)
         groups.append((problems, conditions, group_settings))
-    total = sum(count_prompts(problems, conditions) for problems, conditions, _ in groups)
+    total = sum(len(problems) * count_builds(conditions) for problems, conditions, _ in groups)
     prompt_numbers = count(1)
     arms = {}
     for problems, conditions, group_settings in groups:

@@ -9,8 +9,8 @@ import json
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -133,6 +133,7 @@ class Problem:
         subject: MATH's subject; empty if the dataset has none.
         level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
             none.
+        row: The columns of the data that a config names. They are no part of the problem's hash.
         cluster: The problems of a cluster are never split, and count as one. Empty: the problem is
             its own cluster.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
@@ -149,6 +150,9 @@ class Problem:
     ] = ""
     alternatives: tuple[Needed, ...] = ()
     decimal: Literal["", ","] = ""
+    row: Mapping[str, Annotated[str, BeforeValidator(as_text)]] = field(
+        default_factory=dict, hash=False
+    )
 
     @property
     def counts_with(self) -> str:
@@ -156,10 +160,12 @@ class Problem:
         return self.cluster or self.id
 
     def record(self) -> dict[str, Any]:
-        """The fields, without cluster, alternatives and decimal sign that are empty."""
+        """The fields without the row, and without empty cluster, alternatives and decimal sign."""
+        fields = asdict(self)
+        del fields["row"]
         return {
             name: value
-            for name, value in asdict(self).items()
+            for name, value in fields.items()
             if value or name not in ("cluster", "alternatives", "decimal")
         }
 
@@ -224,15 +230,23 @@ class Dataset:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_dataset(dataset: AnyDataset) -> Dataset:
+def open_dataset(dataset: AnyDataset, columns: Collection[str] = ()) -> Dataset:
     """Open the problems of a config's `dataset`. `MATH500_PATH` may replace MATH-500.
+
+    Args:
+        dataset: The source of the problems.
+        columns: The further columns to keep in their rows.
 
     Raises:
         DataError: the problems cannot be loaded, or a file has another form. The message names the
             file, the line and the field.
     """
     if isinstance(dataset, MadeConfig):
-        problems = tuple(Problem(**fields) for fields in dataset.problems())
+        made = DatasetConfig(path=Path(dataset.make), id="id")
+        problems = tuple(
+            Problem(**_read_fields(f"problem {fields['id']}", fields, made, columns))
+            for fields in dataset.problems()
+        )
         low, high = dataset.operands
         return Dataset(
             name=dataset.make,
@@ -240,12 +254,12 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
             problems=problems,
         )
     if isinstance(dataset, DatasetConfig):
-        return _read_dataset(dataset)
+        return _read_dataset(dataset, columns)
     path = os.environ.get(PATH_VARIABLE, "").strip()
     if path:
-        return _read_dataset(DatasetConfig(path=Path(path)))
+        return _read_dataset(DatasetConfig(path=Path(path)), columns)
     try:
-        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)))
+        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)), columns)
     except DataError as error:
         raise DataError(
             f"{error} Or set {PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and "
@@ -254,12 +268,13 @@ def open_dataset(dataset: AnyDataset) -> Dataset:
     return replace(math500, name="math500")
 
 
-def _read_dataset(fields: DatasetConfig) -> Dataset:
+def _read_dataset(fields: DatasetConfig, columns: Collection[str]) -> Dataset:
     # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
     name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
     source = fields.path.expanduser()
     rows = [
-        (location, _read_fields(location, record, fields)) for location, record in read_data(source)
+        (location, _read_fields(location, record, fields, columns))
+        for location, record in read_data(source)
     ]
     if not rows:
         raise DataError(f"{fields.path} has no problems.")
@@ -273,14 +288,17 @@ def _read_dataset(fields: DatasetConfig) -> Dataset:
     return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
 
-def _read_fields(location: str, record: JsonObject, fields: DatasetConfig) -> JsonObject:
+def _read_fields(
+    location: str, record: JsonObject, fields: DatasetConfig, row_columns: Collection[str]
+) -> JsonObject:
     """The fields of a problem by the names of `Problem`, except alternatives.
 
     Raises:
-        DataError: problem or answer is missing, or there are columns of choices.
+        DataError: problem, answer or a column of the row is missing, or there are choices.
     """
     names = {key: key for key in ("solution", "subject", "level", "cluster")}
-    names |= {"answer": fields.answer, "problem": fields.problem}
+    names |= {"problem": fields.problem, "answer": fields.answer}
+    names |= {f"row.{column}": column for column in row_columns}
     if fields.id is not None:
         names["id"] = fields.id
     columns: dict[str, str] = {}
@@ -288,13 +306,14 @@ def _read_fields(location: str, record: JsonObject, fields: DatasetConfig) -> Js
         column = find_column(record, name, COLUMN_ALIASES.get(name, name))
         if column is not None:
             columns[key] = column
-    for key in ("problem", "answer"):
-        if key not in columns:
-            raise DataError(
-                f"{location} has no column {names[key]!r}, but {', '.join(record)}. Name "
-                f"the column: --columns {key}=COLUMN."
-            )
+    for key, name in names.items():
+        if key not in columns and (key in ("problem", "answer") or key.startswith("row.")):
+            message = f"{location} has no column {name!r}, but {', '.join(record)}."
+            if key in DatasetConfig.model_fields:
+                message += f" Name the column: --columns {key}=COLUMN."
+            raise DataError(message)
     values = {key: record[column] for key, column in columns.items()}
+    values["row"] = {column: values.pop(f"row.{column}") for column in row_columns}
     is_letter = _LETTER.fullmatch(str(values["answer"]))
     choices = [
         name

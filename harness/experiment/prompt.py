@@ -12,17 +12,23 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, cycle
+from itertools import chain, cycle, groupby
 from typing import Any, Literal
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import REFERENCE_FIELDS, Condition, Placement
+from harness.experiment.conditions import (
+    REFERENCE_FIELDS,
+    Condition,
+    FilledCondition,
+    Placement,
+)
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
+from harness.experiment.template import FILLER, PROBLEM, Form, Pieces, fill_columns, parse_template
 from harness.reasoning_markers import Markers
 
 INSTRUCTION = (
@@ -39,9 +45,14 @@ AS_PUBLISHED_INSTRUCTION = (
 )
 """The authors' string. They use it without `format`, so the model sees the doubled braces."""
 
+QUESTION_AND_ANSWER = "Q: {problem}\nA: {answer}"
+"""The default template in `raw` with examples, and where the answer is a line."""
+ONLY_PROBLEM = "{problem}{answer}"
+"""The default template of all other prompts, whose turns separate problem and answer."""
+
 Role = Literal["instruction", "separator", "filler", "problem", "demonstration", "format", "turn"]
-"""The role of a segment. `format` is the text of an example's format around the question. `turn`
-ends a turn of a chat: a chat template replaces it."""
+"""The role of a segment. `format` is the template's text around the question. `turn` ends a turn of
+a chat: a chat template replaces it."""
 
 
 class Layout(StrEnum):
@@ -78,11 +89,15 @@ class Prompt:
         segments: The segments in order. The problem has two if a filler splits it.
         system_size: Number of leading segments in the system turn. 0: there is no system turn.
         answer: The beginning of the model's answer, which the model continues.
+        blank: The blank after the question, which belongs to the first token of the answer.
+        end: The text that ends an answer of one line, as it ends those of examples.
     """
 
     segments: tuple[Segment, ...]
     system_size: int
     answer: tuple[Segment, ...] = ()
+    blank: str = ""
+    end: str = "\n"
 
     @property
     def text(self) -> str:
@@ -126,6 +141,8 @@ class PromptSettings:
     Attributes:
         layout: `as_published` has no separators, and the authors' instruction.
         instruction: Replaces the instruction of the layout. The condition's own replaces both.
+        template: The run's template of examples and question.
+        question: The run's template of the question, if it differs from the examples'.
         draw: The examples before the question.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
@@ -137,6 +154,8 @@ class PromptSettings:
 
     layout: Layout = Layout.RAW
     instruction: str | None = None
+    template: str | None = None
+    question: str | None = None
     draw: Draw | None = None
     has_system_turn: bool = True
     thinking: Markers = ()
@@ -156,27 +175,15 @@ class PromptSettings:
         text = "" if self.layout is Layout.AS_PUBLISHED else SEPARATOR
         return Segment("separator", text)
 
-    @property
-    def frame(self) -> tuple[str, str, str]:
-        """The text before a problem, between problem and answer, and after the answer."""
-        return self.draw.frame if self.draw and self.layout is Layout.RAW else ("", "", "")
-
-    @property
-    def examples(self) -> list[list[Segment]]:
-        """The segments of each example."""
-        before, between, after = self.frame
-        is_chat = self.layout is Layout.CHAT
-        end = Segment("turn" if is_chat else "separator", SEPARATOR)
-        blocks = []
-        for example in self.draw.examples if self.draw else ():
-            texts = [before + example.problem + between + example.answer + after]
-            if is_chat:
-                texts = [example.problem, example.answer]
-            block = []
-            for text in texts:
-                block += [Segment("demonstration", text), end]
-            blocks.append(block)
-        return blocks
+    def parse_templates(self, condition: Condition) -> tuple[Form, Form]:
+        """The forms of examples and of the question under a condition."""
+        asks_in_text = self.draw is not None and self.layout is Layout.RAW
+        default = QUESTION_AND_ANSWER if asks_in_text else ONLY_PROBLEM
+        templates = condition.choose_templates(self.template or default, self.question)
+        example, question = (
+            parse_template(str(template), condition.filler is not None) for template in templates
+        )
+        return example, question
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,7 +192,7 @@ class _Draft:
 
     Attributes:
         system: The system turn: the instruction and a separator.
-        blocks: The segments of each example, and of the question: format, problem, format, cue.
+        blocks: The segments of each example, and of the question.
         answer: The beginning of the model's answer.
     """
 
@@ -195,88 +202,108 @@ class _Draft:
 
 
 def build_prompt(
-    problem: str,
+    problem: Problem,
     condition: Condition,
     *,
     filler_text: str,
-    key: str = "",
     settings: PromptSettings,
 ) -> Prompt:
     """Build the prompt for one problem under one condition.
 
     Args:
-        problem: The problem's text, which the prompt contains unchanged.
+        problem: The problem. Together with the condition's seed, its id draws a random placement.
         condition: The condition with the placement of the filler.
-        filler_text: The filler's text, from `tokenizer.fit_filler`; empty without a filler, and for
-            a repeated problem.
-        key: The problem's id. Together with the condition's seed it draws a random placement.
+        filler_text: The filler's text, from `tokenizer.fit_filler`; empty without a filler.
         settings: The layout, the instruction and the examples.
     """
-    separator = settings.separator
-    before, between, _ = settings.frame
-    question = [
-        Segment("format", before),
-        Segment("problem", problem),
-        # Without the blank at its end, which belongs to the first token of the answer.
-        Segment("format", between.rstrip(" ")),
-    ]
-    if condition.cue:
-        question += [separator, Segment("separator", condition.cue)]
-    instruction = settings.choose_instruction(condition)
+    separator, row = settings.separator, problem.row
+    example_form, question_form = settings.parse_templates(condition)
+    is_chat, is_raw = (settings.layout is layout for layout in (Layout.CHAT, Layout.RAW))
+    blocks = []
+    for example in settings.draw.examples if settings.draw else ():
+        blocks.append(_fill_example(example_form, example, filler_text, is_chat=is_chat))
+    question = _fill(question_form.question, problem, filler_text)
+    instruction = fill_columns(settings.choose_instruction(condition), row)
     draft = _Draft(
         system=[Segment("instruction", instruction), separator],
-        blocks=[*settings.examples, question],
-        answer=[Segment("separator", condition.answer_prefix)],
+        blocks=[*blocks, question],
+        answer=[Segment("separator", fill_columns(condition.answer_prefix, row))],
     )
-    if condition.filler is not None:
-        if condition.repeat_problem is not None:
-            filler_text = separator.text.join([problem] * (condition.repeat_problem - 1))
-        filler = [Segment("filler", filler_text)]
-        if condition.label:
-            filler[:0] = [Segment("separator", condition.label), separator]
-        _insert_filler(draft, filler, condition, key, settings)
-    system, answer = _drop_empty(draft.system), _drop_empty(draft.answer)
+    if isinstance(condition, FilledCondition) and FILLER not in (
+        *example_form.pieces,
+        *question_form.pieces,
+    ):
+        filler = Segment("filler", fill_columns(filler_text, row))
+        _insert_filler(draft, filler, condition, problem.id, separator)
+    system = _join_roles(draft.system)
+    ending = [piece.text for piece in example_form.answer if piece.kind != "name"]
     return Prompt(
-        segments=(*system, *_drop_empty(chain.from_iterable(draft.blocks))),
+        segments=(*system, *_join_roles(chain.from_iterable(draft.blocks))),
         system_size=len(system) if settings.has_system_turn else 0,
-        answer=answer,
+        answer=_join_roles(draft.answer),
+        blank=question_form.blank if is_raw else "",
+        end="".join(ending) + example_form.end if is_raw and blocks else "\n",
     )
 
 
-def _drop_empty(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    return tuple(segment for segment in segments if segment.text)
+def _fill(
+    pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
+) -> list[Segment]:
+    """The segments of pieces of a template for one problem."""
+    texts = {f"row.{column}": text for column, text in problem.row.items()}
+    texts |= {"problem": problem.problem, "answer": problem.answer}
+    texts["filler"] = fill_columns(filler_text, problem.row)
+    segments = []
+    for piece in pieces:
+        role: Role = "format"
+        if piece == FILLER:
+            role = "filler"
+        elif piece.kind == "gap":
+            role = "separator"
+        elif is_example:
+            role = "demonstration"
+        # without the problem, a column stands for it
+        elif piece == PROBLEM or (piece.kind == "name" and PROBLEM not in pieces):
+            role = "problem"
+        segments.append(Segment(role, texts[piece.text] if piece.kind == "name" else piece.text))
+    return segments
+
+
+def _fill_example(
+    form: Form, example: Problem, filler_text: str, *, is_chat: bool
+) -> list[Segment]:
+    """The segments of an example, with the separator or the turns that end it."""
+    question, answer = (
+        _fill(pieces, example, filler_text, is_example=True)
+        for pieces in (form.question, form.answer)
+    )
+    if is_chat:
+        end = Segment("turn", SEPARATOR)
+        return [*question, end, *answer, end]
+    blank, end = Segment("demonstration", form.blank), Segment("separator", form.end)
+    return [*question, blank, *answer, end]
+
+
+def _join_roles(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    """The segments that have a text. Neighbours of the same role are joined."""
+    with_text = [segment for segment in segments if segment.text]
+    groups = groupby(with_text, key=lambda segment: segment.role)
+    return tuple(Segment(role, join_texts(group)) for role, group in groups)
 
 
 def _insert_filler(
-    draft: _Draft,
-    filler: Sequence[Segment],
-    condition: Condition,
-    key: str,
-    settings: PromptSettings,
+    draft: _Draft, filler: Segment, condition: FilledCondition, key: str, separator: Segment
 ) -> None:
-    """Insert the filler, and the separators around it, where the condition places it."""
-    separator = settings.separator
-    insertion = [*filler, separator]
+    """Insert a filler that no template mentions, with the separators around it."""
+    insertion = [filler, separator]
     question = draft.blocks[-1]
     match condition.placement:
         case Placement.BEFORE_SYSTEM:
             draft.system[:0] = insertion
-        case Placement.BETWEEN:
-            # before the first example, which is the question itself if there are no examples
-            draft.blocks[0][:0] = insertion
-        case Placement.BEFORE_QUESTION:
-            question[:0] = insertion
-        case Placement.EACH:
-            for block in draft.blocks:
-                block[:0] = insertion
-        case Placement.END:
-            _, between, _ = settings.frame
-            # index 2: directly after the problem, because the prompt must end with the format's
-            # rest or the cue
-            question[2:2] = [separator, *(insertion if between else filler)]
         case Placement.RANDOM:
+            problem = next(segment for segment in question if segment.role == "problem")
             seed = f"{condition.seed}:{key}"
-            boundary = _draw_word_boundary((draft.system[0], question[1]), seed)
+            boundary = _draw_word_boundary((draft.system[0], problem), seed)
             if boundary is None:
                 draft.blocks[0][:0] = insertion
                 return
@@ -287,7 +314,10 @@ def _insert_filler(
             index = block.index(segment)
             block[index : index + 1] = [start, separator, *insertion, rest]
         case Placement.ANSWER:
-            draft.answer[:0] = insertion if condition.answer_prefix else filler
+            draft.answer[:0] = insertion if condition.answer_prefix else [filler]
+        case _:
+            # before the first example, which is the question itself if there are no examples
+            draft.blocks[0][:0] = insertion
 
 
 def _draw_word_boundary(segments: Iterable[Segment], seed: str) -> tuple[Segment, int] | None:

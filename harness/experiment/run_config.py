@@ -17,7 +17,6 @@ from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TO
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     Condition,
-    Placement,
     as_condition,
     contrast_name,
     find_baseline,
@@ -36,6 +35,10 @@ from harness.experiment.intervention_settings import Layers
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
+from harness.experiment.template import (
+    Template,
+    parse_template,
+)
 from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
@@ -94,6 +97,12 @@ class RunConfig(Strict):
     template."""
     instruction: str | None = None
     """The system prompt. By default the study's; with `answer: line` `Answer the question.`"""
+    template: Template | None = None
+    r"""The form of examples and question, with `{problem}`, `{filler}`, `{answer}`, and
+    `{row.COLUMN}` for a column of the data. By default `Q: {problem}\nA: {answer}` in `raw` with
+    examples or with `answer: line`, else the problem alone."""
+    question: Template | None = None
+    """The form of the question, if it differs from the examples'."""
     fewshot: FewshotConfig | None = None
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
@@ -183,6 +192,9 @@ class RunConfig(Strict):
                 "conditions, layouts: names must differ, also from names with a layout "
                 f"(name_layout); got {names} in {', '.join(layouts)}"
             )
+        for condition in self.all_conditions:
+            if condition.is_in_template and getattr(condition, "placement", None):
+                yield f"placement: the template has the filler of {condition.name}"
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
         if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
@@ -196,6 +208,12 @@ class RunConfig(Strict):
             yield f"repeats: expected a multiple of {self.draws} draws, or fewer than these"
         if fewshot and Layout.AS_PUBLISHED in self.layouts:
             yield "fewshot: the layout as_published has no examples"
+        for condition in self.conditions:
+            template, question = condition.choose_templates(self.template, self.question)
+            if question and Layout.AS_PUBLISHED in self.layouts:
+                yield "template: the layout as_published has the authors' prompt"
+            if fewshot and template and not parse_template(template).answer:
+                yield f"template: examples need {{answer}}, got {template!r}"
         if self.positive_control and self.answer == "line" and not fewshot:
             yield (
                 "positive_control: with `answer: line` it leaves out the examples, and there are "
@@ -232,11 +250,7 @@ class RunConfig(Strict):
             yield f"baseline: expected one of the conditions {listed}, got {self.baseline_name!r}"
 
     def _find_model_faults(self) -> Iterator[str]:
-        prefixed = [
-            condition.name
-            for condition in self.all_conditions
-            if condition.answer_prefix or condition.placement is Placement.ANSWER
-        ]
+        prefixed = [condition.name for condition in self.all_conditions if condition.begins_answer]
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
         if self.record_attention and BASELINE not in self.condition_names:
@@ -375,6 +389,8 @@ class RunConfig(Strict):
             "across",
             "positive_control",
             "fewshot",
+            "template",
+            "question",
             "thinking",
             "thinking_budget",
             "record_attention",
@@ -413,6 +429,7 @@ class RunConfig(Strict):
         """The conditions and the reference conditions."""
         return add_reference_conditions(
             self.conditions,
+            templates=(self.template, self.question),
             instructions=self.across.instructions if self.across else (),
             control=choose_control(self.answer) if self.positive_control else None,
         )

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from harness.constants import BASELINE, MAX_GEN_TOKS, SEPARATOR
+from harness.constants import MAX_GEN_TOKS
 from harness.errors import PromptMismatchError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
 from harness.experiment.chat_template import has_system_turn
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import Condition, UnitCondition
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import Layout, PromptSettings, build_prompt
@@ -91,12 +91,15 @@ def build_checked_prompts(
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
     build = partial(_build_prompts, problems, settings=settings, model=model, advance=advance)
-    baseline_prompts = build(named_conditions()[BASELINE])
+    # the prompts without a filler, which conditions with the same words share
+    references: dict[Condition, tuple[BuiltPrompt, ...]] = {}
     arms: list[ConditionPrompts] = []
     for condition in conditions:
-        prompts = baseline_prompts
-        # Conditions without a filler or words of their own share the baseline's prompts.
-        if not condition.is_plain:
+        plain_condition = condition.without_filler()
+        if plain_condition not in references:
+            references[plain_condition] = build(plain_condition)
+        prompts = reference = references[plain_condition]
+        if condition.filler:
             prompts = build(condition)
         arm = ConditionPrompts(
             condition=condition,
@@ -106,7 +109,7 @@ def build_checked_prompts(
             draw=settings.draw.number if settings.draw else 0,
         )
         if model is not None:
-            arm = _check_prompts(arm, baseline_prompts)
+            arm = _check_prompts(arm, reference)
             if not arms:  # once, because all conditions have the same problems
                 examples = settings.draw.examples if settings.draw else ()
                 notes = (*_find_control_tokens([*problems, *examples], model), *arm.notes)
@@ -118,9 +121,10 @@ def build_checked_prompts(
     return arms
 
 
-def count_prompts(problems: Sequence[Problem], conditions: Iterable[Condition]) -> int:
-    """The number of prompts that `build_checked_prompts` builds, the baseline's included."""
-    return len(problems) * (1 + sum(not condition.is_plain for condition in conditions))
+def count_builds(conditions: Sequence[Condition]) -> int:
+    """The number of prompts of a problem that `build_checked_prompts` builds."""
+    references = {condition.without_filler() for condition in conditions}
+    return len(references) + sum(condition.filler is not None for condition in conditions)
 
 
 def _build_prompts(
@@ -135,10 +139,9 @@ def _build_prompts(
     prompts = []
     for problem in problems:
         prompt = build_prompt(
-            problem.problem,
+            problem,
             condition,
             filler_text=filler_text,
-            key=problem.id,
             settings=settings,
         )
         prompts.append(measure_prompt(prompt, settings, model))
@@ -199,14 +202,8 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str
     _, closing = find_opened(prompt.text, settings.thinking)
     # an answer inside open reasoning would be part of it
     label = f"\n{closing}\n\n" if closing else ""
-    _, between, after = settings.frame
-    # the blank that `build_prompt` leaves out of the prompt
-    label += between[len(between.rstrip(" ")) :]
-    if settings.scored == "box":
-        return label + BOX, "}"
-    has_examples = settings.layout is Layout.RAW and settings.examples
-    # as the examples end their answers
-    return label, after + SEPARATOR if has_examples else "\n"
+    label += prompt.prompt.blank
+    return (label + BOX, "}") if settings.scored == "box" else (label, prompt.prompt.end)
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
@@ -219,19 +216,17 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
-def _check_prompts(
-    arm: ConditionPrompts, baseline_prompts: Sequence[BuiltPrompt]
-) -> ConditionPrompts:
+def _check_prompts(arm: ConditionPrompts, references: Sequence[BuiltPrompt]) -> ConditionPrompts:
     """Add the broken guarantees and the interventions to the prompts of one condition."""
     condition = arm.condition
     faults: dict[tuple[bool, str], None] = {}  # a set would lose the order
     prompts = []
-    for problem, prompt, baseline in zip(arm.problems, arm.prompts, baseline_prompts, strict=True):
+    for problem, prompt, reference in zip(arm.problems, arm.prompts, references, strict=True):
         location = f"problem {problem.id}"
-        faults |= dict.fromkeys(_find_faults(location, condition, prompt, baseline))
+        faults |= dict.fromkeys(_find_faults(location, condition, prompt, reference))
         if condition.intervention:
             location = f"{condition.name}, {location}"
-            prompt = _add_intervention(condition.intervention, location, prompt, baseline)
+            prompt = _add_intervention(condition.intervention, location, prompt, reference)
         prompts.append(prompt)
     return replace(
         arm,
@@ -242,27 +237,27 @@ def _check_prompts(
 
 
 def _add_intervention(
-    intervention: Intervention, location: str, prompt: BuiltPrompt, baseline: BuiltPrompt
+    intervention: Intervention, location: str, prompt: BuiltPrompt, reference: BuiltPrompt
 ) -> BuiltPrompt:
-    """Add the intervention to the prompt, or to the baseline's if only Layer 1 has the filler.
+    """Add the intervention to the prompt, or to that without filler if only Layer 1 has the filler.
 
     `location` names the condition and the problem in error messages.
     """
     resolved = intervention.resolve(
         location,
         prompt.token_ids or (),
-        baseline.token_ids or (),
+        reference.token_ids or (),
         prompt.filler_span,
         prompt.example_span,
     )
-    return replace(baseline if "phantom" in resolved else prompt, intervention=resolved)
+    return replace(reference if "phantom" in resolved else prompt, intervention=resolved)
 
 
 def _find_faults(
-    location: str, condition: Condition, prompt: BuiltPrompt, baseline: BuiltPrompt
+    location: str, condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
 ) -> Iterator[tuple[bool, str]]:
     """Find the broken guarantees of a prompt: whether each is a violation, and its sentence."""
-    filler_tokens, unit = prompt.filler_tokens, condition.unit
+    filler_tokens = prompt.filler_tokens
     if prompt.straddling:
         yield (
             condition.is_exact,
@@ -272,19 +267,21 @@ def _find_faults(
         expected = condition.tokens * len(prompt.fillers)
         if filler_tokens != expected:
             verb = "splits" if filler_tokens > expected else "merges"
-            reason = "" if unit is None else f"the tokenizer {verb} the unit {unit!r}: "
+            reason = ""
+            if isinstance(condition, UnitCondition):
+                reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
             yield (
                 condition.is_exact,
                 f"{reason}expected {expected} filler tokens, got {filler_tokens}.",
             )
-    if prompt.problem_token_ids != baseline.problem_token_ids:
+    if prompt.problem_token_ids != reference.problem_token_ids:
         texts = {segment.role: segment.text for segment in prompt.prompt.segments}
         examples = " or its examples'" if "demonstration" in texts else ""
         fault = f"{location}: its{examples} token ids differ from those without a filler"
         if texts["problem"][:1].isspace():
             fault += ": the tokenizer joins the blanks before it to the separator. Remove them"
         yield True, f"{fault}."
-    if not (condition.is_exact or filler_tokens or prompt.straddling):
+    if condition.filler and not (filler_tokens or prompt.straddling):
         yield (
             True,
             f"{location}: the filler is not in the prompt, perhaps because the template trims "

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import cycle, islice
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import smollm2_model
 from harness.constants import SEPARATOR
-from harness.errors import ConfigError, ModelError, PromptMismatchError, explain_hub_error
+from harness.errors import ConfigError, ModelError, explain_hub_error
 from harness.experiment.chat_template import choose_template, template_switches
-from harness.experiment.conditions import Condition
+from harness.experiment.conditions import (
+    SENTENCES,
+    Condition,
+    RandomCondition,
+    SentenceCondition,
+    TextCondition,
+    UnitCondition,
+)
+from harness.experiment.fillers import cut_sentence, draw_words, estimate_tokens
 from harness.experiment.prompt import hash_text
 
 if TYPE_CHECKING:
@@ -243,31 +251,27 @@ def token_texts(
 
 
 def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """The condition's filler as text: a sentence is cut to its exact count, token ids are decoded.
+    """The condition's filler as text; empty without a filler.
+
+    Without a tokenizer the length of a sentence is estimated: one token for each word and comma.
 
     Raises:
-        ConfigError: the filler needs a tokenizer, or no sentence has this length.
-        PromptMismatchError: the tokenizer reads the decoded ids as other ids.
+        ConfigError: the filler needs a tokenizer, or no such filler has exactly this length.
     """
-    if tokenizer is None:
-        return condition.filler_text()
-    if condition.token_ids is None:
-
-        def count_tokens(text: str) -> int:
-            return len(_ids_between_separators(text, tokenizer))
-
-        words = () if condition.random_ids is None else _words(tokenizer)
-        return condition.filler_text(count_tokens, words)
-    token_ids = list(islice(cycle(condition.token_ids), condition.count))
-    text = str(tokenizer.decode(token_ids))
-    encoded_ids = _ids_between_separators(text, tokenizer)
-    if encoded_ids != token_ids:
-        raise PromptMismatchError(
-            f"Filler {condition.name!r}: its token_ids decode to {text[:40]!r}..., which this "
-            f"tokenizer encodes as {len(encoded_ids)} other ids. "
-            "Expected ids that this tokenizer gives for their text, or a `unit`."
-        )
-    return text
+    count_tokens: Callable[[str], int] = estimate_tokens
+    if tokenizer is not None:
+        count_tokens = partial(_count_between_separators, tokenizer=tokenizer)
+    match condition:
+        case UnitCondition(unit=unit, count=count):
+            return (" " if unit.strip() else "").join([unit] * count)
+        case SentenceCondition(sentence=number, count=count):
+            return cut_sentence(SENTENCES[number - 1].split(), count, count_tokens)
+        case TextCondition(text=text):
+            return text
+        case RandomCondition(random_ids=count, seed=seed):
+            words = _words(tokenizer) if tokenizer else []
+            return draw_words(words, count, count_tokens, random.Random(seed))
+    return ""
 
 
 @lru_cache(maxsize=1)
@@ -278,16 +282,12 @@ def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [token[1:] for token in tokens if re.fullmatch("[\u0120\u2581][A-Za-z]+", token)]
 
 
-def _ids_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token ids of a filler's text between two separators, as in a prompt."""
+def _count_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of tokens of a filler's text between two separators, as in a prompt."""
     begin = len(SEPARATOR) + 1
     end = begin + len(text)
     encoded = tokenizer(
         f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False
     )
-    token_ids = []
-    for token_id, (low, high) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        # also a token that the filler shares with a separator, so that such a merge is found
-        if low < high and low < end and begin < high:
-            token_ids.append(token_id)
-    return token_ids
+    # also a token that the filler shares with a separator, so that such a merge is found
+    return sum(low < high and low < end and begin < high for low, high in encoded["offset_mapping"])

@@ -19,6 +19,7 @@ from harness.errors import ConfigError
 from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompt import Layout, PromptSettings, make_document
+from harness.experiment.template import find_columns
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_text
@@ -27,7 +28,7 @@ Documents = dict[str, datasets.Dataset]
 
 
 def _documents(condition: Condition, as_published: bool = False, /, **metadata: Any) -> Documents:
-    dataset = open_dataset("math500")
+    dataset = open_dataset("math500", find_columns(condition.recorded()))
     model = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
     layouts = [Layout.AS_PUBLISHED] if as_published else [Layout.RAW]
@@ -64,12 +65,12 @@ wo_as_published, mless_as_published = (
 def filler(**metadata: Any) -> Documents:
     """Documents of `math500_filler`.
 
-    The metadata have the filler and its placement, by the keys of a run config's condition.
+    The metadata have the filler and its placement or template, by the keys of a run config's
+    condition.
     """
-    fillers = {*FILLERS, "count_to"}
-    keys = {*fillers, "count", "separator", "placement", "label", "cue"}
+    keys = {*FILLERS, "count", "placement", "template"}
     settings = {key: value for key, value in metadata.items() if key in keys}
-    if not settings.keys() & fillers:
+    if not settings.keys() & FILLERS.keys() and "{filler}" in settings.get("template", "{filler}"):
         settings["unit"] = "/"
     seed = metadata.get("placement_seed", DEFAULT_SEED)
     return _documents(as_condition({"name": "filler", "seed": seed, **settings}), **metadata)

@@ -15,15 +15,16 @@ import yaml
 from harness import resources, smollm2_model
 from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
-from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
+from harness.experiment.conditions import WORDS, Condition, as_condition, named_conditions
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import PromptSettings
+from harness.experiment.template import find_columns
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 
-_NOT_BEFORE = ("instruction", "cue", "answer_prefix", "repeat_problem", "random_ids")
+_NOT_BEFORE = (*WORDS, "random_ids", "placement")
 """Keys of a condition that are not possible before the question of another task."""
 _HELPER = "with_filler.py"
 _GENERATES = "generate_until"
@@ -127,9 +128,9 @@ def _read_conditions(text: str | None) -> list[Condition]:
             f"got {text!r}."
         )
     for condition in conditions:
-        impossible = [key for key in _NOT_BEFORE if getattr(condition, key)]
-        if condition.filler and condition.placement is not Placement.BETWEEN:
-            impossible.append(f"placement {condition.placement}")
+        impossible = [key for key in _NOT_BEFORE if getattr(condition, key, None)]
+        # another task's documents have other columns
+        impossible += [f"{{row.{column}}}" for column in find_columns(condition.recorded())]
         if impossible:
             raise ConfigError(
                 f"--conditions: {condition.name!r} is no text before a task's question: "

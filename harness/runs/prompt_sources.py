@@ -16,7 +16,7 @@ from msgspec import structs
 from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.chat_template import find_segments
-from harness.experiment.conditions import Condition, Placement
+from harness.experiment.conditions import Condition, FilledCondition, Placement
 from harness.experiment.problems import Dataset
 from harness.experiment.prompt import Layout, PromptSettings, hash_text
 from harness.experiment.token_checks import build_checked_prompts
@@ -213,5 +213,5 @@ def filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:
     return tuple(
         condition.name
         for condition in conditions
-        if condition.filler and condition.placement is Placement.ANSWER
+        if isinstance(condition, FilledCondition) and condition.placement is Placement.ANSWER
     )

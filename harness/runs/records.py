@@ -506,10 +506,10 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
         "the repeated text, or the kind of filler; missing without a filler",
     ),
     "filler_tokens": ("int32", "the filler's number of tokens; missing if none is stated"),
-    "placement": ("string", "the filler's placement; missing without a filler"),
+    "placement": ("string", "the filler's placement, or `template`; missing without a filler"),
     "words": (
         "string",
-        "the condition's instruction, cue or answer prefix; empty if it states none",
+        "the condition's template, question, instruction or answer prefix; empty if it has none",
     ),
     **_columns(Document, problem_id="id"),
     **_columns(Sample, "sample_index", "replicate"),

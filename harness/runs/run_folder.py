@@ -35,8 +35,18 @@ from harness.runs.run_files import (
 from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_atomic
 
 LOCK = ".lock"
-GROWING_SETTINGS = ("conditions", "repeats", "replicates", "across", "positive_control")
-"""Keys of a config that may add samples to a run. Its prompts show whether they only add."""
+GROWING_SETTINGS = (
+    "conditions",
+    "repeats",
+    "replicates",
+    "across",
+    "positive_control",
+    "template",
+    "question",
+    "fewshot",
+)
+"""Keys of a config that may add samples to a run, or only shape its prompts. These and the ids of
+its examples show whether they change anything else."""
 
 
 class RunFolder:

@@ -115,8 +115,8 @@ def test_in_simulations_a_sweep_errs_rarely():
     assert measure(NONE, "coins", 150)[0] < 0.1 and measure(NONE, "skewed", 40, 100, 20)[0] < 0.15
 
 
-SLASHES = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "end"} for n in (40, 10, 25)]
-WORDS = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "end"} for n in (10, 25)]
+SLASHES = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "random"} for n in (40, 10, 25)]
+WORDS = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "random"} for n in (10, 25)]
 TEXTS = [{"name": f"t{n}", "sentence": n // 10, "count": n} for n in (10, 25, 40)]
 
 
@@ -139,7 +139,7 @@ def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
     assert list(table.columns) == list(SWEEP_COLUMNS)
     (row,) = table.to_dict("records")  # two lengths are no sweep
     names = ("filler", "placement", "lengths", "problems")
-    assert [row[name] for name in names] == ["/", "end", "10 25 40", 200]
+    assert [row[name] for name in names] == ["/", "random", "10 25 40", 200]
     accuracy = 100 * frame.groupby("condition")["correct"].mean()
     mean = accuracy[["s10", "s25", "s40"]].mean()
     assert row["difference"] == pytest.approx(mean - accuracy["wo"])

@@ -49,7 +49,7 @@ RANDOM = [{"name": f"ids-{n}", "random_ids": 55, "seed": n} for n in range(8)]
 
 
 def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placement():
-    elsewhere = {"name": "last", "unit": "/", "placement": "before_question"}
+    elsewhere = {"name": "last", "unit": "/", "placement": "before_system"}
     short = {"name": "short", "unit": "/", "count": 20}
     conditions = conditions_of("mless", "random", *SENTENCES, *RANDOM, elsewhere, short)
     accuracies = dict.fromkeys(conditions, 0.5)

@@ -10,7 +10,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize
 from harness import errors
 from harness.constants import SEPARATOR
-from harness.experiment.conditions import Condition, Placement, as_condition, named_conditions
+from harness.experiment.conditions import Placement, UnitCondition, as_condition, named_conditions
 from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as DatasetProblem
 from harness.experiment.prompt import hash_text
@@ -25,7 +25,7 @@ PLACEMENTS = [placement for placement in Placement if placement is not Placement
 """A filler in the model's answer is refused: which of its tokens are the filler's is not known."""
 
 PLACED = {
-    placement: Condition(name=f"at_{placement}", unit="/", count=20, placement=placement)
+    placement: UnitCondition(name=f"at_{placement}", unit="/", count=20, placement=placement)
     for placement in PLACEMENTS
 }
 
@@ -84,7 +84,7 @@ def assert_aligned(tokenized):
 )
 def test_any_problem_is_aligned_exactly_in_all_placements(toy_tokenizer, text, filler, layout):
     conditions = [
-        Condition(name=placement, placement=placement, **filler) for placement in PLACEMENTS
+        UnitCondition(name=placement, placement=placement, **filler) for placement in PLACEMENTS
     ]
     tokenized = tokenize_all(make_problem(text, toy_tokenizer, layout, conditions), toy_tokenizer)
     assert_aligned(tokenized)
@@ -175,7 +175,7 @@ def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
 def test_a_separators_blank_is_not_the_blank_of_the_next_word(toy_tokenizer):
     """The toy tokenizer makes ` A` two tokens, and a separator begins with the same blank."""
     filler = {"unit": "/", "count": 3, "placement": Placement.RANDOM}
-    conditions = [Condition(name=str(seed), seed=seed, **filler) for seed in range(40)]
+    conditions = [UnitCondition(name=str(seed), seed=seed, **filler) for seed in range(40)]
     text = "Is A or B or C or A or B or C or A or B or C it?"
     problem = make_problem(text, toy_tokenizer, conditions=conditions)
     assert_aligned(tokenize_all(problem, toy_tokenizer))
@@ -268,7 +268,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
         {"name": "at-once", **prefix},
         {"name": "dots", **filler, **prefix, "placement": "answer"},
         {"name": "bare", **filler, "placement": "answer"},
-        {"name": "last", **filler, **prefix, "placement": "end"},
+        {"name": "last", **filler, **prefix, "template": "{problem} \n\n{filler}"},
     ]
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
@@ -327,7 +327,7 @@ def test_arguments_that_may_change_the_model_are_passed_on_or_refused(
 
 def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenizer):
     names = ("mless-gap", "x-gap", "x")
-    similar = [Condition(name=name, unit=".", count=9) for name in names]
+    similar = [UnitCondition(name=name, unit=".", count=9) for name in names]
     conditions = [WO, as_condition("mless"), *similar]
     source = make_source(TOY_PROBLEMS[:1], toy_tokenizer, "raw", conditions)
     recorded = ProbeSettings().complete_from(source).conditions

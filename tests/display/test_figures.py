@@ -18,7 +18,7 @@ from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
 from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.format_values import MINUS
-from harness.experiment.conditions import Condition
+from harness.experiment.conditions import as_condition
 from tests.commands.test_cli import refused
 from tests.make import CONTROL, GREEDY_RUN, REGISTERED, compare_rows, drawn, evaluation, with_cases
 
@@ -208,7 +208,7 @@ def test_many_conditions_are_at_most_twenty_rows_with_whole_names_and_all_values
             for placement in ("between", "before_system")
         ),
     ]
-    conditions = {entry["name"]: Condition(**entry) for entry in entries}
+    conditions = {entry["name"]: as_condition(entry) for entry in entries}
     base = frame[frame["model"] == next(iter(MODELS))]
     names = ["mless", *conditions]
     copies = [base[base["condition"] == "mful"].assign(condition=name) for name in names]

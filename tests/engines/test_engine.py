@@ -149,7 +149,7 @@ def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp
 @pytest.mark.slow
 def test_the_engine_ends_reasoning_with_the_last_token_of_its_budget(mless, tmp_path):
     settings = (
-        "conditions=[{name: reasoning, cue: <think>}]",
+        'conditions=[{name: reasoning, template: "{problem} \\n\\n<think>"}]',
         "thinking={start: <think>, end: </think>}",
         "thinking_budget=5",
         MAX_GEN_TOKS,

@@ -11,7 +11,7 @@ from harness.runs.read_runs import Run
 from tests.make import TOY_CONFIG
 
 SETTINGS = (
-    "conditions=[{name: open, cue: <think>}]",
+    'conditions=[{name: open, template: "{problem} \\n\\n<think>"}]',
     "thinking={start: <think>, end: </think>}",
     "thinking_budget=5",
     "audit=false",

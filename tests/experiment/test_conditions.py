@@ -1,5 +1,6 @@
 import re
 from collections import Counter
+from random import Random
 
 import pytest
 import yaml
@@ -9,12 +10,20 @@ from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
-from harness.experiment.conditions import SENTENCES, Condition, as_condition, named_conditions
+from harness.experiment.conditions import (
+    FILLERS,
+    SENTENCES,
+    Condition,
+    as_condition,
+    named_conditions,
+)
 from harness.experiment.expand_conditions import CELLS, read_conditions
+from harness.experiment.fillers import draw_words
 from harness.experiment.plan import make_plan
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
+from harness.experiment.tokenizer import fit_filler
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
@@ -29,8 +38,8 @@ IN_ANSWER = SLASHES | {"placement": "answer"}
 PREFIX_BEHIND_FILLER = IN_ANSWER | {"answer_prefix": PREFIX}
 EXACT = [
     SLASHES,
-    SLASHES | {"label": "Filler:"},
-    SLASHES | {"placement": "end", "cue": "Answer:"},
+    SLASHES | {"template": "Filler: \n\n{filler} \n\n{problem}"},
+    SLASHES | {"question": "{problem} \n\n{filler} \n\nAnswer:"},
     PREFIX_BEHIND_FILLER,
     IN_ANSWER,
     SLASHES | {"instruction": "Think, then put the answer within \\boxed{}."},
@@ -41,12 +50,17 @@ REPORTED = [
     BLANKS,
     LINE_BREAKS,
     {"text": "Once upon a time, there were three of them."},
-    {"count_to": 30, "label": "Filler:"},
-    {"repeat_problem": 3},
+    {"text": "1 2 3", "template": "Filler: \n\n{filler}\n{problem}"},
 ]
 """Fillers whose number of tokens is reported."""
 ONLY_PREFIX = {"answer_prefix": PREFIX}
-NO_FILLER = [{"cue": "Answer:"}, ONLY_PREFIX, {"instruction": "Answer within \\boxed{}."}]
+THRICE = {"template": "{problem} \n\n{problem} \n\n{problem}"}
+NO_FILLER = [
+    {"template": "{problem} \n\nAnswer:"},
+    ONLY_PREFIX,
+    {"instruction": "Answer within \\boxed{}."},
+    THRICE,
+]
 ACROSS = {"instructions": ["One.", "Two."]}
 
 
@@ -71,8 +85,8 @@ def names_of(conditions):
 
 def test_named_conditions_are_those_of_the_study():
     assert list(named_conditions()) == ["wo", "mless", "mful", "random"]
-    assert MLESS.filler_text() == " ".join("/" * 55)
-    assert as_condition("mful").filler_text().split() == ["he"] * 55
+    assert fit_filler(MLESS, None) == " ".join("/" * 55)
+    assert fit_filler(as_condition("mful"), None).split() == ["he"] * 55
 
 
 def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
@@ -81,7 +95,7 @@ def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
         words = sentence.split()
         assert not any(character.isdigit() for character in sentence)
         assert len(set(words)) > 0.6 * len(words)
-        text = Condition(name="x", sentence=number).filler_text()
+        text = fit_filler(make_condition({"sentence": number}), None)
         assert text.endswith(".")
         assert 50 <= len(load_vocabulary("tekken").encode(text, add_special_tokens=False)) <= 60
 
@@ -92,13 +106,14 @@ def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(any_tokeni
     assert as_condition(condition.recorded()) == condition
     (arm,) = build(any_tokenizer, condition, problems=problems)
     for problem, prompt in zip(problems, arm.prompts, strict=True):
-        assert prompt.text.count(problem.problem) == values.get("repeat_problem", 1)
-        assert prompt.text.endswith(values.get("answer_prefix") or values.get("cue") or "")
+        assert prompt.text.count(problem.problem) == (3 if values == THRICE else 1)
+        has_cue = values.get("question", values.get("template", "")).endswith("Answer:")
+        assert prompt.text.endswith(values.get("answer_prefix") or ("Answer:" if has_cue else ""))
         if values in EXACT:
             assert (prompt.filler_tokens, prompt.straddling) == (30, 0)
         if values in REPORTED:
             assert prompt.filler_tokens + prompt.straddling > 0
-        assert ("Filler:" + SEPARATOR in prompt.text) == ("label" in values)
+        assert ("Filler:" + SEPARATOR in prompt.text) == ("Filler:" in values.get("template", ""))
 
 
 def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vanish():
@@ -147,18 +162,18 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])
 def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
-    assert len(recipe.splitlines()) <= 10
+    assert len(recipe.splitlines()) <= 14
     config = RunConfig.model_validate(yaml.safe_load(recipe))
     assert make_plan(config, limit=3).size == 3 * len(config.conditions)
 
 
 def test_a_sweep_is_a_condition_for_each_combination():
-    sweep = {"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "end"]}
+    sweep = {"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "random"]}
     config = make_config(sweep=sweep)
     names = names_of(config.conditions)
-    assert names[:4] == ["wo", "slash-10-between", "slash-10-end", "slash-25-between"]
+    assert names[:4] == ["wo", "slash-10-between", "slash-10-random", "slash-25-between"]
     assert len(names) == 9
-    last = {"name": "he-25-end", "unit": "he", "count": 25, "placement": "end"}
+    last = {"name": "he-25-random", "unit": "he", "count": 25, "placement": "random"}
     assert config.conditions[8] == as_condition(last)
     assert RunConfig.model_validate(config.as_written()) == config
     assert len(config.tested) == 8
@@ -185,17 +200,22 @@ def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
 
 
 def test_random_tokens_are_drawn_to_their_count():
-    random = make_condition({"random_ids": 7, "seed": 2})
-    text = random.filler_text(lambda text: len(text.split()) + 1, ["a", "b"])
+    text = draw_words(["a", "b"], 7, lambda text: len(text.split()) + 1, Random(2))
     assert len(text.split()) == 6, "the first word is two tokens, because it follows no blank"
-    for condition in (random, Condition(name="x", token_ids=(5, 6))):
-        with pytest.raises(ConfigError, match="the model's tokenizer"):
-            build_checked_prompts(make_problems(p="?"), [condition], PromptSettings(), None)
+    condition = make_condition({"random_ids": 7, "seed": 2})
+    with pytest.raises(ConfigError, match="the model's tokenizer"):
+        build_checked_prompts(make_problems(p="?"), [condition], PromptSettings(), None)
 
 
-def test_a_condition_with_an_empty_instruction_is_not_plain():
-    assert WO.is_plain
-    assert not WO.model_copy(update={"instruction": ""}).is_plain
+def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer):
+    empty = WO.model_copy(update={"instruction": ""})
+    plain, changed = (arm.prompts[0] for arm in build(toy_tokenizer, WO, empty))
+    assert plain.text.endswith(changed.text) and plain.text != changed.text
+
+
+def test_no_kind_of_condition_has_more_than_13_keys():
+    for kind in (Condition, *FILLERS.values()):
+        assert sum(not field.exclude for field in kind.model_fields.values()) <= 13
 
 
 def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginning():
@@ -249,7 +269,7 @@ def test_causes_do_not_replace_conditions_with_the_same_names():
     layers = [{"layers": 1}, {"layers": "4-10"}, {"layers": 4}]
     causes = [{"causes": "mless", **chosen} for chosen in layers]
     config = make_config(conditions=["wo", "mless", *conditions, *causes])
-    units = {condition.name: condition.unit for condition in config.conditions}
+    units = {condition.name: getattr(condition, "unit", None) for condition in config.conditions}
     assert {units[entry["name"]] for entry in conditions} == {"."}
     arms = [condition for condition in config.conditions if condition.intervention]
     assert {arm.unit for arm in arms} == {"/"}

@@ -13,7 +13,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompt import PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
@@ -197,7 +197,7 @@ def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, t
     *problems, example = read(path).problems
     conditions = [*named_conditions().values()][:2]
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    settings = PromptSettings(draw=Draw(number=0, examples=(example,), frame=FewshotConfig().frame))
+    settings = PromptSettings(draw=Draw(number=0, examples=(example,)))
     first, second = build_checked_prompts(problems, conditions, settings, model)
     text = "its text or answer has the control token"
     assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))

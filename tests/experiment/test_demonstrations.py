@@ -10,7 +10,8 @@ from attention_probe.prompts.token_roles import tokenize
 from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
-from harness.experiment.conditions import Condition, Placement
+from harness.errors import DataError, PromptMismatchError
+from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
@@ -23,9 +24,12 @@ from harness.experiment.prompt import (
 )
 from harness.experiment.run_config import load_config
 from harness.runs.read_runs import Run
+from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
+from tests.conftest import build_tokenizer
 from tests.experiment.test_conditions import make_config
+from tests.experiment.test_problems import write_lines
 from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
 from tests.make import (
     ROOT,
@@ -44,7 +48,14 @@ PRODUCTS = [
     for a in range(2, 9)
     for b in range(2, 9)
 ]
-CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "placement": "each"}]
+EXACT_TEMPLATES = [
+    "{filler} \n\nQ: {problem}\nA: {answer}",
+    "Q: {problem} \n\n{filler} \n\nA: {answer}",
+    "Problem: {problem} \nFiller: \n{filler} \nAnswer: {answer} \n\n\n",
+    "{problem} \n\n{problem} \n\n{filler} \n\nA: {answer}",
+]
+"""Templates whose text merges with the filler in no tokenizer."""
+CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "template": EXACT_TEMPLATES[0]}]
 
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
@@ -105,13 +116,14 @@ def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
 
 
 @with_cases
-def test_the_position_of_a_filler_among_examples(placement, text, turns):
+def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
     """Of one example and a filler of two slashes. `|` is the separator."""
-    condition = Condition(name="x", unit="/", count=2, placement=placement)
-    draw = Draw(number=0, examples=(PRODUCTS[0],), frame=("Q: ", "\nA: ", ""))
+    condition = as_condition({"name": "x", "unit": "/", "count": 2, **keys})
+    draw = Draw(number=0, examples=(PRODUCTS[0],))
+    question = Problem(id="q", problem="Why?", answer="1")
     raw, chat = (
         build_prompt(
-            "Why?",
+            question,
             condition,
             filler_text="/ /",
             settings=PromptSettings(layout=layout, draw=draw, instruction="Go."),
@@ -125,27 +137,67 @@ def test_the_position_of_a_filler_among_examples(placement, text, turns):
     assert (stored.messages, stored.text) == (chat.messages, chat.text)
 
 
-def test_without_examples_three_placements_are_one():
-    texts = set()
-    for placement in (Placement.BETWEEN, Placement.BEFORE_QUESTION, Placement.EACH):
-        condition = Condition(name="x", unit="/", count=2, placement=placement)
-        settings = PromptSettings()
-        texts.add(build_prompt("Why?", condition, filler_text="/ /", settings=settings).text)
-    assert len(texts) == 1
+@with_cases
+def test_without_its_filler_a_prompt_loses_the_gap_too(template, example, question):
+    condition = as_condition({"name": "x", "template": template})
+    settings = PromptSettings(draw=Draw(number=0, examples=(PRODUCTS[0],)), instruction="Go.")
+    problem = Problem(id="q", problem="Why?", answer="1")
+    prompt = build_prompt(problem, condition, filler_text="", settings=settings)
+    assert prompt.text == f"Go. \n\n{example}{question}"
+
+
+@with_cases
+def test_former_placements_are_written_as_questions(layout, question, sha256):
+    """The hashes are those of the placements `before_question` and `end`."""
+    condition = {"name": "x", "unit": "/", "count": 9, "question": question}
+    fewshot = {"num_fewshot": 3, "seed": 1}
+    settings = {"layouts": [layout], "fewshot": fewshot, "conditions": ["wo", condition]}
+    rows = make_plan(make_config(**settings), limit=4).rows
+    hashes = [prompt.prompt_sha256 for _, arm, _, prompt in rows if arm.condition.filler]
+    assert sha256 in [hash[:16] for hash in hashes]
 
 
 def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
-    fewshot = FewshotConfig(num_fewshot=3, seed=1, format="Q: {problem} \nA: {answer}")
+    fewshot = FewshotConfig(num_fewshot=3, seed=1)
     _, (draw,), _ = fewshot.split(PRODUCTS, draws_per_problem=1)
+    places = [{"placement": placement} for placement in Placement]
+    places += [{"template": template} for template in EXACT_TEMPLATES]
     conditions = [
-        Condition(name=placement, unit="/", count=7, placement=placement) for placement in Placement
+        as_condition({"name": f"x{index}", "unit": "/", "count": 7, **keys})
+        for index, keys in enumerate(places)
     ]
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
             continue  # a template that drops the assistant's turns, which is refused
         _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, draw=draw)
         for arm in filled:
-            assert filler_sizes(arm) == {28 if arm.condition.placement == "each" else 7}
+            assert filler_sizes(arm) == {28 if arm.condition.template else 7}
+
+
+def test_a_filler_that_the_templates_text_merges_with_is_refused():
+    template = "Q: {problem}\n{filler}\nA: {answer}"
+    condition = as_condition({"name": "x", "unit": "/", "template": template})
+    with pytest.raises(PromptMismatchError, match="1 tokens cover both filler and neighbouring"):
+        build(build_tokenizer("qwen2", bos=False), condition)
+
+
+def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path):
+    lines = [{"question": "1?", "Noisy": "1 {?", "answer": 1}, {"question": "2?", "answer": 2}]
+    path = write_lines(tmp_path, *lines)
+    texts = {"text": "{row.noisy} {x}", "instruction": "Go {row.noisy}.", "answer_prefix": "{"}
+    condition = {"name": "x", "question": "N: {row.noisy} \n{filler}", **texts}
+    data = {"dataset": {"path": str(path)}, "conditions": ["wo", condition]}
+    with pytest.raises(DataError, match=r"line 2 has no column 'noisy', but question, answer"):
+        make_plan(make_config(**data))
+    write_lines(tmp_path, lines[0])
+    plan = make_plan(make_config(**data))
+    filled = plan.rows[1][-1].prompt
+    assert filled.text == "Go 1 {?. \n\nN: 1 {? \n1 {? {x}"
+    assert [segment.text for segment in filled.segments if segment.role == "problem"] == ["1 {?"]
+    stored = [prompt.doc["problem"] for prompt in stored_prompts(plan)]
+    assert stored == ["1?", "1?"]
+    without_row = open_dataset(DatasetConfig(path=path))
+    assert plan.full_dataset.sha256 == without_row.sha256
 
 
 def write_run_of_draws(folder, wrong_draws, draws, **settings):

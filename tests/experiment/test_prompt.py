@@ -9,8 +9,9 @@ from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, DataError
-from harness.experiment.conditions import Condition, Placement, as_condition
+from harness.experiment.conditions import Placement, UnitCondition, as_condition
 from harness.experiment.plan import make_plan, make_requests, sample_key
+from harness.experiment.problems import Problem
 from harness.experiment.prompt import (
     AS_PUBLISHED_INSTRUCTION,
     INSTRUCTION,
@@ -32,9 +33,10 @@ placements, layouts = st.sampled_from(Placement), st.sampled_from(Layout)
 
 
 def build(text, placement=Placement.BETWEEN, layout=Layout.RAW, has_system_turn=True, key=""):
-    condition = Condition(name="x", unit="/", count=7, placement=placement)
+    condition = UnitCondition(name="x", unit="/", count=7, placement=placement)
     settings = PromptSettings(layout=layout, has_system_turn=has_system_turn)
-    return build_prompt(text, condition, filler_text=FILLER, key=key, settings=settings)
+    problem = Problem(id=key, problem=text, answer="1")
+    return build_prompt(problem, condition, filler_text=FILLER, settings=settings)
 
 
 def texts_of(segments, role):
@@ -51,7 +53,8 @@ def test_the_raw_layout_has_instruction_filler_and_problem():
 @pytest.mark.parametrize(("name", "filler"), [("mless", " ".join(["/"] * 55)), ("wo", "")])
 def test_as_published_is_the_string_of_the_authors(name, filler):
     settings = PromptSettings(layout=Layout.AS_PUBLISHED)
-    prompt = build_prompt("What?", as_condition(name), filler_text=filler, settings=settings)
+    problem = Problem(id="p", problem="What?", answer="1")
+    prompt = build_prompt(problem, as_condition(name), filler_text=filler, settings=settings)
     assert prompt.text == AS_PUBLISHED_INSTRUCTION + filler + "What?"
     assert "\\boxed{{}}." in prompt.text
 

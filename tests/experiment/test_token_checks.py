@@ -1,13 +1,11 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import Condition, named_conditions
+from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import INSTRUCTION, Layout, PromptSettings, build_prompt
+from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from tests.conftest import build_tokenizer
@@ -58,7 +56,7 @@ fillers = st.fixed_dictionaries(
 @given(text=texts, filler=fillers)
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, filler):
     problems = make_problems(p=text)
-    (arm,) = build(any_tokenizer, Condition(name="x", **filler), problems=problems)
+    (arm,) = build(any_tokenizer, as_condition({"name": "x", **filler}), problems=problems)
     assert filler_sizes(arm) == {filler["count"]}
 
 
@@ -67,22 +65,18 @@ def test_units_that_are_not_one_token_each_are_refused(any_tokenizer, filler, me
     with pytest.raises(
         PromptMismatchError, match=f"Condition 'x', layout raw, model: .*({message})"
     ):
-        build(any_tokenizer, Condition(name="x", **filler))
+        build(any_tokenizer, as_condition({"name": "x", **filler}))
 
 
-def test_as_many_but_different_token_ids_of_the_problem_are_refused(toy_tokenizer, monkeypatch):
-    def without_break(problem, condition, **options):
-        """The prompt with a blank before the problem, whose first token includes it."""
-        prompt = build_prompt(problem, condition, **options)
-        instruction, separator, *rest = prompt.segments
-        close = (instruction, replace(separator, text=" "), *rest)
-        return replace(prompt, segments=close) if condition.name == "close" else prompt
-
-    monkeypatch.setattr("harness.experiment.token_checks.build_prompt", without_break)
-    close = Condition(name="close", instruction=INSTRUCTION)
+def test_as_many_but_different_token_ids_of_the_problem_are_refused(toy_tokenizer):
+    """Without the filler, the problem's first token does not include a blank."""
+    close = as_condition({"name": "close", "text": "/", "template": "{filler}\n. {problem}"})
+    near = as_condition({"name": "near", "text": "/", "template": "{filler} {problem}"})
+    problems = make_problems(p="he is 2")
+    build(toy_tokenizer, close, problems=problems)
     message = "problem p: its token ids differ from those without a filler"
     with pytest.raises(PromptMismatchError, match=message):
-        build(toy_tokenizer, close, problems=make_problems(p="he is 2"))
+        build(toy_tokenizer, near, problems=problems)
 
 
 def test_a_token_that_covers_filler_and_problem_is_refused():

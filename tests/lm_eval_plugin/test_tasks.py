@@ -66,7 +66,7 @@ def test_with_a_chat_template_the_filler_begins_the_user_turn():
 
 @with_cases
 def test_filler_takes_its_condition_from_metadata(metadata, ending):
-    task = load("filler", placement="end", **metadata)
+    task = load("filler", **metadata)
     assert first_prompt(task).endswith(SEPARATOR.join(["", *ending]))
 
 

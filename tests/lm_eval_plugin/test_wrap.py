@@ -75,17 +75,14 @@ def folder(tmp_path):
 
 
 def test_the_files_hold_the_filler_and_need_nothing_of_ours(folder):
-    messages = write_wrapped(
-        folder, "gsm8k", 'wo, {name: dots, unit: ".", count: 3, label: "Filler:"}'
-    )
+    messages = write_wrapped(folder, "gsm8k", 'wo, {name: dots, unit: ".", count: 3}')
     assert messages[-1].split(" \\\n    ") == [  # as a shell reads it, in 80 columns
         "lm_eval --model vllm --model_args pretrained=MODEL",
         f"--include_path {folder} --log_samples --output_path results",
         "--tasks gsm8k_wo,gsm8k_dots",
     ]
     assert read_task(folder / "gsm8k_wo.yaml")["filler"] == ""
-    filler = f"Filler:{SEPARATOR}. . .{SEPARATOR}"
-    assert read_task(folder / "gsm8k_dots.yaml")["filler"] == filler
+    assert read_task(folder / "gsm8k_dots.yaml")["filler"] == f". . .{SEPARATOR}"
     for path in folder.iterdir():
         lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
         ours = rf"harness|attention_probe|import mless|{re.escape(str(Path.home()))}"
@@ -112,7 +109,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
 @with_cases
 def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
     """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
-    filler = named_conditions()["mless"].filler_text()
+    filler = fit_filler(named_conditions()["mless"], None)
     _, spans = encode(f"{before}{filler}{SEPARATOR}Question: A", any_tokenizer)
     start, end = len(before), len(before) + len(filler)
     touching = [(low, high) for low, high in spans if low < high and low < end and start < high]

@@ -18,6 +18,7 @@ from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import (
+    RECEIPT,
     read_identity,
     read_prompts,
     read_samples,
@@ -46,7 +47,9 @@ def samples():
 
 def test_the_example_is_the_run_of_its_config(samples):
     config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
-    assert identity.config == config.identity() and len(samples) == 13_440
+    recorded = json.loads((EXAMPLE / RECEIPT).read_text())["config"]
+    assert recorded == config.as_written() | {"model": recorded["model"]}
+    assert len(samples) == 13_440
     assert identity.model == model_fingerprint(config.model_arguments()["pretrained"])
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
     assert rows[: len(plan.rows)] == stored_prompts(plan)

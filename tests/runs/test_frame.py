@@ -48,7 +48,7 @@ def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(tm
     run = write_run(
         tmp_path / "run",
         lambda *_: ("The answer is 4. But let me", "stop"),
-        conditions=["wo", {"name": "open", "cue": "<think>"}],
+        conditions=["wo", {"name": "open", "template": "{problem} \n\n<think>"}],
     )
     shares = Run.load(run).samples.groupby("condition", observed=True)["other_form"].mean()
     assert shares.to_dict() == {"wo": 1, "open": 0}

@@ -1,0 +1,123 @@
+r"""Templates, the form of examples and questions, such as `Q: {problem}\n{filler}\nA: {answer}`.
+
+Names in braces are replaced, and a literal brace is doubled. In the other texts of a config only
+`{row.COLUMN}` is replaced, so LaTeX needs no doubled braces there.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import AfterValidator
+
+from harness.constants import SEPARATOR
+
+NAMES = ("problem", "filler", "answer")
+"""The names of a template, besides those of columns."""
+_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
+# A gap stands after a filler, or before one that ends the template.
+_PIECES = re.compile(
+    r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
+    r"|\{(?P<name>[^{}]+)\}"
+    r"|(?P<text>(?:\{\{|\}\}|[^{}\s]|\s(?!\s*\{filler\}\Z))+)"
+    r"|(?P<brace>.)"
+)
+
+
+class Piece(NamedTuple):
+    """A piece of a template.
+
+    Attributes:
+        kind: `name`; `text`, which is literal; or `gap`, the blanks and line breaks that a prompt
+            without a filler does not have either.
+        text: The name or the literal text.
+    """
+
+    kind: str
+    text: str
+
+
+Pieces = tuple[Piece, ...]
+PROBLEM, FILLER, ANSWER = (Piece("name", name) for name in NAMES)
+
+
+class Form(NamedTuple):
+    """The parts of a parsed template.
+
+    Attributes:
+        question: The pieces before the answer.
+        blank: The blank between both, which belongs to the first token of the answer.
+        answer: The answer and the pieces after it.
+        end: The blanks and line breaks after these.
+    """
+
+    question: Pieces
+    blank: str
+    answer: Pieces
+    end: str
+
+    @property
+    def pieces(self) -> Pieces:
+        """The pieces of an example."""
+        return (*self.question, *self.answer)
+
+
+@cache
+def parse_template(template: str, has_filler: bool = True) -> Form:
+    """Parse a template.
+
+    Args:
+        template: The template.
+        has_filler: Whether the prompt has a filler. Otherwise its name and gap are left out.
+
+    Raises:
+        ValueError: a name is unknown, a brace is neither doubled nor around a name, the answer
+            occurs twice, or the question, which ends before the answer, lacks the problem.
+    """
+    pieces = []
+    for match in _PIECES.finditer(template):
+        kind = str(match.lastgroup)
+        text = match[kind]
+        if kind == "brace":
+            raise ValueError(f"expected a name in braces or a doubled brace, got {template!r}")
+        if kind == "text":
+            text = text.replace("{{", "{").replace("}}", "}")
+        elif kind == "name" and text not in NAMES and not _COLUMN.fullmatch(match[0]):
+            names = ", ".join(f"{{{name}}}" for name in (*NAMES, "row.COLUMN"))
+            raise ValueError(f"expected a name of {names}, got {match[0]}")
+        pieces.append(Piece(kind, text))
+    if pieces.count(ANSWER) > 1:
+        raise ValueError(f"expected {{answer}} once, got {template!r}")
+    if not has_filler:
+        pieces = [piece for piece in pieces if piece != FILLER and piece.kind != "gap"]
+    index = pieces.index(ANSWER) if ANSWER in pieces else len(pieces)
+    question, blank = _cut_end(pieces[:index], " ")
+    answer, end = _cut_end(pieces[index:], None)
+    if not {piece.text for piece in question if piece.kind == "name"} - {"filler"}:
+        raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
+    return Form(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
+
+
+def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, str]:
+    """The pieces without these characters, by default blanks, at their end, and these."""
+    if not pieces or pieces[-1].kind == "name":
+        return tuple(pieces), ""
+    *others, (kind, text) = pieces
+    visible = text.rstrip(characters)
+    return (*others, Piece(kind, visible)), text[len(visible) :]
+
+
+Template = Annotated[str, AfterValidator(lambda text: parse_template(text) and text)]
+"""The text of a template."""
+
+
+def fill_columns(text: str, row: Mapping[str, str]) -> str:
+    """A text with the columns of a row in place of their names."""
+    return _COLUMN.sub(lambda match: row[match[1]], text)
+
+
+def find_columns(values: Any) -> set[str]:
+    """The names of the columns in all texts of a config."""
+    return {*_COLUMN.findall(json.dumps(values, ensure_ascii=False))}
