@@ -226,7 +226,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             elif answer not in completion and len(prompt.completions) > 1:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
-            golds = [prompt.doc["answer"], *prompt.doc.get("alternatives", ())]
+            golds = [prompt.doc["answer"], *(prompt.doc.get("alternatives") or ())]
             cell = f"{path}, problem {prompt.problem_id}", golds
             yield prompt.problem_id, start + completion, cell, answer, is_right, log.metric
 

@@ -43,6 +43,8 @@ _OPTION = re.compile(
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
     r"|(?:\\text\{)?([A-E])(?:[):]|\.(?!\d)) ?\}? ?(.+)"
 )
+_DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
+"""A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
@@ -137,6 +139,9 @@ def _same_element(answer: str, target: str) -> bool:
             return are_same
     if answer_relation[1] or target_relation[1]:
         return _same_relation(answer_relation, target_relation)
+    if _DATE.fullmatch(target):
+        # 05 is also written 5
+        return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
     words = readable_words(answer), readable_words(target)
     # Up to three letters may be a product.
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3

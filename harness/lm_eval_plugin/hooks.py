@@ -49,7 +49,15 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
         make_document(problem, prompt.prompt, condition, layout)
         for problem, prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
-    return {"test": datasets.Dataset.from_list(documents)}
+    return {"test": as_dataset(documents)}
+
+
+def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
+    """A dataset with the keys of all documents, because `from_list` has those of the first only."""
+    keys = dict.fromkeys(chain.from_iterable(documents))
+    return datasets.Dataset.from_dict(
+        {key: [document.get(key) for document in documents] for key in keys}
+    )
 
 
 wo, mless, mful, random_sentence = (

@@ -15,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from lm_eval import evaluate
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
@@ -30,6 +29,7 @@ from lm_eval.utils import sanitize_model_name
 from harness import resources
 from harness.constants import JsonObject
 from harness.errors import JournalError
+from harness.lm_eval_plugin.hooks import as_dataset
 from harness.runs import versions_and_hashes
 from harness.runs.records import Arm, Identity, Sample, Score, StoredPrompt
 
@@ -240,7 +240,7 @@ def _make_task(name: str, prompts: Sequence[StoredPrompt], arm: Arm) -> Any:
         """Has the run's documents; with a `custom_dataset` in the config lm-eval would warn."""
 
         def download(self, *_: Any, **__: Any) -> None:
-            self.dataset = {"test": Dataset.from_list([prompt.doc for prompt in prompts])}
+            self.dataset = {"test": as_dataset([prompt.doc for prompt in prompts])}
 
     # lm-eval must filter and score as in the shipped tasks, so only the documents are the run's
     template = load_yaml(resources.folder("tasks") / "math500" / "_math500.yaml")

@@ -119,7 +119,7 @@ def test_an_object_that_is_no_message_is_refused_with_its_line(completion, tmp_p
 def test_a_gold_answer_that_is_no_text_is_refused_with_its_line(gold, message, tmp_path, regrade):
     path = tmp_path / "saved.jsonl"
     path.write_text(json.dumps({"completion": "7", "gold": gold}))
-    regrade(path, message=f"saved.jsonl, line 1: gold: {message}")
+    regrade(path, message=message.replace("{place}", f"{path}, line 1"))
 
 
 def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_path, regrade):
@@ -172,7 +172,7 @@ def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
 @with_cases
 def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
     path = write_line(tmp_path, 3, target=target)
-    regrade(path, message="samples_task.jsonl: sample 3 has no gold answer")
+    regrade(path, message=f"gold answers are missing: {path}, problem 3: '")
 
 
 def test_a_log_of_a_task_that_scores_continuations_holds_no_completion(tmp_path, regrade):

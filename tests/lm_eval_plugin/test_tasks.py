@@ -9,7 +9,7 @@ from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, Grade, as_text
 from harness.lm_eval_plugin import hooks
 from tests.lm_eval_plugin.wrapped_tasks import Answering, evaluate, open_manager
-from tests.make import TOY_MODEL, with_cases
+from tests.make import TOY_MODEL, with_cases, write_records
 
 NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
 
@@ -53,6 +53,16 @@ def test_our_own_tasks_are_graded_and_have_no_examples():
     assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
     grades = json.loads(sample["filtered_resps"][0][0])
     assert grades["verdict"] == "correct" and grades["math_verify"]
+
+
+def test_all_accepted_answers_count_whatever_the_first_problem_has(tmp_path, monkeypatch):
+    path = tmp_path / "data.jsonl"
+    write_records(path, [{"problem": "a", "answer": 2}, {"problem": "b", "answer": ["2", "-2"]}])
+    monkeypatch.setenv("MATH500_PATH", str(path))
+    model = Answering(lambda request: r"\boxed{-2}")
+    samples = evaluate(*OUR_TASK, model)["samples"]["math500_mless"]
+    verdicts = [json.loads(sample["filtered_resps"][0][0])["verdict"] for sample in samples]
+    assert verdicts == ["incorrect", "correct"]
 
 
 def test_with_a_chat_template_the_filler_begins_the_user_turn():
