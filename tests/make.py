@@ -103,7 +103,9 @@ TOY_CONFIG.write_text(
 """Without the other graders, whose libraries take each worker a second to load."""
 
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
-"""Greedy answers of the toy model to all of its problems, with lm-eval's logs: see its README."""
+"""Greedy answers of the toy model to all of its problems: see its README."""
+LM_EVAL_LOGS = _unpacked(ROOT / "tests/data/lm_eval_logs")
+"""Logs that lm-eval wrote of the same answers."""
 
 REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", "random - wo"]}
 """The contrasts that `GREEDY_RUN` registered."""
@@ -121,8 +123,8 @@ def write_records(path, records):
 
 
 def small_run(folder, problems=25):
-    """A copy of `GREEDY_RUN` with few problems, without lm-eval's files: fast to read and grade."""
-    ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
+    """A copy of `GREEDY_RUN` with few problems, fast to read and grade."""
+    ignored = shutil.ignore_patterns("accuracy.*")
     shutil.copytree(GREEDY_RUN, folder, ignore=ignored)
     prompts = read_prompts(folder)
     all_ids = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
@@ -489,5 +491,5 @@ def table_data(*runs, **options):
 
 
 def find_log(condition):
-    """The log of a condition of `GREEDY_RUN`."""
-    return next(GREEDY_RUN.glob(f"samples_demo_{condition}_2*"))
+    """lm-eval's log of a condition, with the samples of `GREEDY_RUN`."""
+    return next(LM_EVAL_LOGS.glob(f"samples_demo_{condition}_2*"))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.constants import ANSWER_LOGPROB, JsonObject
+from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.interventions.user_functions import refuse_change
@@ -46,7 +46,7 @@ from harness.runs.run_files import (
 )
 from harness.runs.run_folder import RunFolder, continue_identity, has_sample
 from harness.runs.samples_frame import read_frame
-from harness.runs.stored_files import clear_messages, hash_stored, is_stored, write_whole
+from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
 
 PROMPT_VERSION = 1
@@ -246,10 +246,7 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
 
 
 def finish(path: Path) -> None:
-    """Write the files of a finished run: lm-eval's logs, and last the receipt.
-
-    Until the receipt exists the run counts as unfinished, so that after a kill in this function the
-    same command completes the files.
+    """Write the receipt, with which the run counts as finished.
 
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
@@ -274,28 +271,22 @@ def finish(path: Path) -> None:
             "problems": len({prompt.doc["id"] for prompt in prompts}),
             "timing": timing,
             "seed": config["seed"],
-            "tasks": [],
             "sessions": sessions,
             **software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
-        # refuses missing samples, so it must come before `export`
+        # refuses missing samples
         read_frame(path, receipt, prompts, records=(samples, scores.values()))
-        # lm-eval would generate, and here nothing was
-        if config.get("endpoint") != ANSWER_LOGPROB:
-            from harness.lm_eval_plugin.write_lm_eval_logs import export
-
-            receipt["tasks"] = export(path, identity, config, prompts, samples, scores)
         # files that did not change keep their date and versions
         if stored_receipt.get("files") == receipt["files"]:
-            receipt = {**stored_receipt, "tasks": receipt["tasks"]}
+            receipt = stored_receipt
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether the receipt and lm-eval's logs are there and complete."""
+    """Whether the folder has a receipt that can be read."""
     with suppress(RunError):
-        return all(is_stored(path / task["samples"]) for task in read_receipt(path)["tasks"])
+        return bool(read_receipt(path))
     return False
 
 

@@ -135,7 +135,7 @@ def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
 
 
 def as_text(grade: Grade, audit: Audit) -> str:
-    """`as_record` as JSON: the filtered response in our tasks, and `.graded` of a replayed one."""
+    """`as_record` as JSON: the filtered response in our tasks."""
     return json.dumps(as_record(grade, audit))
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -89,15 +88,12 @@ def grade_responses(
 ) -> list[list[str]]:
     """Grade and audit every repeat of every document.
 
-    Grade and audit are one JSON text, which sample logs store unchanged. The completions of an
-    earlier run carry it as `graded`. Then no grader is started.
+    Grade and audit are one JSON text, which sample logs store unchanged.
 
     Args:
         responses: The completions of each document.
         docs: The documents. Those of another task need only an `answer`.
     """
-    if all(hasattr(completion, "graded") for completion in chain.from_iterable(responses)):
-        return [list(map(attrgetter("graded"), completions)) for completions in responses]
     with GraderPool(audits=True) as pool:
         for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for index, completion in enumerate(completions):

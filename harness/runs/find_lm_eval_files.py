@@ -22,13 +22,6 @@ _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.json
 """lm-eval's name of a sample log; the results file of the same date lies beside it."""
 
 
-class Generation(Struct):
-    """The facts of a completion that our sample logs add."""
-
-    completion_tokens: int | None = None
-    prompt_token_sha256: str | None = None
-
-
 class LogLine(Struct):
     """A line of a sample log without its metrics."""
 
@@ -40,7 +33,6 @@ class LogLine(Struct):
     filter: str
     prompt_hash: str
     target: Any = None
-    generations: list[Generation] = []
 
 
 class EvaluationConfig(Struct):

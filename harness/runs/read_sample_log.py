@@ -24,7 +24,6 @@ from harness.experiment.problems import read_level
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.reasoning_markers import add_reasoning, find_opened
 from harness.runs.find_lm_eval_files import (
-    Generation,
     LogLine,
     ResultsFile,
     find_log,
@@ -174,11 +173,9 @@ def _read_prompt(
     if is_ours(doc):
         condition = doc["condition"]
         prompt = document_prompt(doc)
-        # only mless itself exports generations; lm-eval's own prompts end with the document's text
-        is_exported = bool(line.generations)
-        if not (is_exported or results.task_config.num_fewshot):
+        if not results.task_config.num_fewshot:
             chunks = [prompt.system, prompt.user]
-        is_known = results.config.model is not None and not is_exported
+        is_known = results.config.model is not None
         is_raw = text and not results.chat_template if is_known else text == prompt.text
         layout = Layout.CHAT
         if is_raw:
@@ -202,7 +199,7 @@ def _read_prompt(
         layout=str(layout),
         prompt=text,
         prompt_sha256=line.prompt_hash,
-        prompt_token_sha256=line.generations[0].prompt_token_sha256 if line.generations else None,
+        prompt_token_sha256=None,
         doc=doc,
         graded_samples=_graded_samples(
             origin, line, doc["id"], grades, [start + completion for completion in completions]
@@ -275,18 +272,17 @@ def _graded_samples(
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
     answers = read_completions(line.filtered_resps, origin) if completions else []
-    rows: Iterator[Any] = zip_longest(grades, completions, answers, line.generations)
+    rows: Iterator[Any] = zip_longest(grades, completions, answers)
     graded_samples = []
-    for index, (grade, completion, answer, generation) in enumerate(rows):
-        facts = generation or Generation()
+    for index, (grade, completion, answer) in enumerate(rows):
         sample = Sample(
             key=f"{origin}, {index}",
             task=origin,
             problem_id=problem_id,
             sample_index=index,
-            prompt_token_sha256=facts.prompt_token_sha256,
+            prompt_token_sha256=None,
             completion=completion,
-            completion_tokens=facts.completion_tokens,
+            completion_tokens=None,
         )
         fields = {"verdict": None, "boxes_after_first": None, "answer": answer, **(grade or {})}
         graded_samples.append((sample, Score(key=sample.key, **fields)))
@@ -367,7 +363,7 @@ def _decode_messages(value: Any) -> Any:
 
 def _read_content(message: JsonObject) -> str:
     """The text of a chat message, whose content may be a list of blocks, after its reasoning."""
-    content = message["content"]
+    content = message.get("content")
     if isinstance(content, list):
         # blocks of other types hold reasoning, or calls of tools
         content = "".join(

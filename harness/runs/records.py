@@ -463,7 +463,6 @@ class Receipt(Struct):
     seed: int
     versions: JsonObject
     git_revision: str | None
-    tasks: list[Any]
 
 
 class ScoredBy(Struct, kw_only=True):

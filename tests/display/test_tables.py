@@ -1,7 +1,6 @@
 import io
 import json
 import re
-import shutil
 
 import numpy as np
 import pandas
@@ -26,6 +25,7 @@ from tests.make import (
     by_condition,
     drawn,
     evaluation,
+    find_log,
     make_board,
     right,
     table_data,
@@ -343,11 +343,9 @@ def test_tables_repeat_run_and_contrasts_use_the_baseline_of_the_run(tmp_path):
     assert "least 299 clusters;" in page
 
 
-def test_lm_evals_output_gives_the_same_table(tmp_path):
-    for file in [*GREEDY_RUN.glob("samples_*"), *GREEDY_RUN.glob("results_*")]:
-        shutil.copy(file, tmp_path)
-    ours, theirs = map(table_data, (GREEDY_RUN, tmp_path))
-    assert theirs["mediators"] == ours["mediators"] and theirs["audit"] == ours["audit"]
+def test_lm_evals_output_gives_the_same_table():
+    ours, theirs = map(table_data, (GREEDY_RUN, find_log("wo").parent))
+    assert theirs["audit"] == ours["audit"]
     for row, expected in zip(theirs["rows"], ours["rows"], strict=True):
         # a log does not know the registered contrasts, so its tests share alpha in another way
         assert row == {**expected, "primary": row["primary"], "tests": row["tests"]}
@@ -355,7 +353,7 @@ def test_lm_evals_output_gives_the_same_table(tmp_path):
         assert theirs["receipt"][0][fact] == ours["receipt"][0][fact]
 
 
-def test_a_repeat_run_has_other_seeds_and_another_order_and_is_not_logged(tmp_path):
+def test_a_repeat_run_has_other_seeds_and_another_order(tmp_path):
     requests = []
 
     def answer(request, target):
@@ -392,11 +390,7 @@ def test_a_repeat_run_has_other_seeds_and_another_order_and_is_not_logged(tmp_pa
     assert sorted(order) == sorted(repeat_order) and order != repeat_order
     rows = by_condition(make_leaderboard([Run.load(run)]))
     assert rows["aa_samples"].dropna().to_dict() == {"unrelated-1": 24}
-    # lm-eval's logs have the samples of the first replicate only
-    logged = next(run.glob("samples_demo_wo_2*.jsonl")).read_text().splitlines()
-    assert len(logged) == 6 and len(json.loads(logged[0])["resps"][0]) == 2
     assert (run / "journal.jsonl").read_text().count("no such answer") == 6
-    assert not any("no such answer" in line for line in logged)
 
 
 def test_a_table_of_words_with_a_long_path_keeps_its_last_column():

@@ -6,8 +6,6 @@ from lm_eval.utils import make_table
 from harness import errors, resources
 from harness.constants import SEPARATOR
 from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-from harness.grading import Audit, Grade, as_text
-from harness.lm_eval_plugin import hooks
 from tests.lm_eval_plugin.wrapped_tasks import Answering, evaluate, open_manager
 from tests.make import TOY_MODEL, with_cases, write_records
 
@@ -86,27 +84,17 @@ def test_bad_metadata_is_refused_in_one_clear_line(metadata, error, message):
         load("filler", pretrained=TOY_MODEL, **metadata)
 
 
-class Replayed(str):
-    """A completion that was read from a journal; it gets its grade."""
+def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
+    def answer(request):
+        texts = {0: rf"\boxed{{{request.doc['answer']}}}", 1: r"\boxed{no such answer}"}
+        return texts.get(request.doc_id, "I do not know.")
 
-
-def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders(monkeypatch):
-    monkeypatch.setattr(hooks, "GraderPool", None)  # grades of a journal start no grader
-    verdicts = ("correct", "incorrect", "truncated", "correct")
-    audit = Audit(math_verify=True)
-    grades = [as_text(Grade(verdict=verdict, answer=None), audit) for verdict in verdicts]
-
-    def replay(request):
-        completion = Replayed("a")
-        completion.graded = grades[request.doc_id]
-        return completion
-
-    results = evaluate(*OUR_TASK, Answering(replay), limit=len(grades))
+    results = evaluate(*OUR_TASK, Answering(answer), limit=4)
     result = results["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
-    assert means == {"accuracy": 0.5, "graded": 0.75, "truncated": 0.25}
+    assert means == {"accuracy": 0.25, "graded": 0.5, "truncated": 0}
     assert result["sample_len"] == 4
     table = make_table(results)
-    assert "accuracy" in table and "0.75" in table and "math_verify" not in table
+    assert "accuracy" in table and "0.25" in table and "math_verify" not in table
     ((text,),) = results["samples"]["math500_mless"][0]["filtered_resps"]
     assert json.loads(text)["math_verify"]

@@ -23,6 +23,7 @@ from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
     GREEDY_RUN,
+    LM_EVAL_LOGS,
     RESULTS,
     add_stop,
     evaluation,
@@ -34,7 +35,7 @@ from tests.make import (
     write_log,
 )
 
-LOGS = sorted(GREEDY_RUN.glob("*s_*"))
+LOGS = sorted(LM_EVAL_LOGS.glob("*s_*"))
 """The samples and results of lm-eval."""
 LINES = [log_line(number) for number in range(20)]
 
