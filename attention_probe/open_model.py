@@ -16,8 +16,8 @@ from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPro
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
+from harness.engines.library_messages import quieten_libraries
 from harness.errors import ConfigError, PromptMismatchError, print_message
-from harness.execution.generate_samples import quieten_libraries
 
 ROW_BYTES = 1 << 31
 """Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from attention_probe.measure.measure_in_engine import AVERAGES
 from benchmarks.runs import run_mless_here, say, write_json
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
-from harness.engines.interventions.vllm_worker import QUERY_SETS
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError
 from harness.experiment.plan import Request, make_plan, make_requests
@@ -143,7 +143,7 @@ class Session:
         self._plan = make_plan(self.config, limit=request_count)
         arguments = self.config.model_arguments()
         if name == "hooks":
-            layers = {**opened_layers(self.config), "recorded": "all"}
+            layers = {**opened_layers(self.config), "recorded": "all", "set_count": AVERAGES}
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}
         started = time.monotonic()
@@ -261,7 +261,7 @@ def measure_hooks(session: Session) -> None:
     session.measure_stream("hooks unused", "hooks", requests)
     # of each set of queries, all queries
     recorded = [
-        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * QUERY_SETS)
+        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
         for request in requests
     ]
     model = json.loads((session.folder / "model" / "config.json").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ class Command(NamedTuple):
 
     Attributes:
         group: The heading under which `--help` lists it.
-        module: The module's full name, because this package must not import the probe.
+        module: The module's full name. Only here `harness` names the probe.
         example: A call of the command.
     """
 
@@ -59,7 +59,9 @@ COMMANDS = (
     ),
     Command(_READ, "harness.commands.show", "mless show results/example --changed"),
     Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
-    Command(_READ, "harness.commands.report", "mless report results/example -o report.html"),
+    Command(
+        _READ, "attention_probe.commands.report", "mless report results/example -o report.html"
+    ),
     Command(_READ, "harness.commands.export", "mless export results/example -o logs"),
     Command(
         _MODEL,

@@ -162,7 +162,7 @@ class FigureConfig(Strict):
     prompts: PromptsConfig
     """The averaged prompts."""
     traces: UserPath | None = None
-    """Stored traces to draw, such as a run's."""
+    """Stored traces to draw, as `mless probe` writes them."""
     definition: Definition = "common"
     """Whose queries are averaged: `common` or `published`."""
     y_label: str = "Average attention"

@@ -55,10 +55,6 @@ def run(
             "or with --model and --num-fewshot the line.",
         ),
     ] = None,
-    record_attention: Annotated[
-        str | None,
-        typer.Option(metavar="1-3|all", help="Record the attention of these layers as traces."),
-    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     output: Annotated[
         Path | None,
@@ -100,7 +96,6 @@ def run(
     values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "repeats": repeats,
-        "record_attention": record_attention,
         "fewshot.num_fewshot": num_fewshot,
         # examples show a line; without them only an instruction can ask for the answer's form
         "answer": answer or ("line" if num_fewshot and config is None else None),

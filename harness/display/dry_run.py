@@ -203,12 +203,6 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
             f"arms      {number} {plural('condition', number)} with an intervention, "
             f"each checked on {checked_prompts} prompts"
         )
-    layers = config.record_attention
-    if layers:
-        names = "all layers"
-        if layers != "all":
-            names = f"Layers {list_first([*map(str, layers)], 9)}"
-        yield f"records   attention in {names}, of the first sample of each prompt"
     if prompt_tokens:
         most_tokens = plan.size * config.max_gen_toks
         yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"

@@ -34,6 +34,8 @@ PLUGIN = "mless"
 RECORD = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
+OPERATION = "mless::change_rows"
+"""The operation in vLLM's graphs that changes activations."""
 
 RawSums = dict[str, tuple[tuple[int, ...], bytes]]
 """Shape and bytes of recorded sums of attention, by the recording's name: plain values, which vLLM

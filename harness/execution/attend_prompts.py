@@ -21,7 +21,7 @@ from harness.engines.attention_sums import (
     separate_rows,
     single_queries,
 )
-from harness.execution.generate_samples import LOG, library_log, quieten_libraries
+from harness.engines.library_messages import LOG, library_log, quieten_libraries
 from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.resources import cache_folder

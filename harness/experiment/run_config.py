@@ -31,7 +31,6 @@ from harness.experiment.expand_conditions import (
 )
 from harness.experiment.fewshot_examples import FewshotConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
-from harness.experiment.intervention_settings import Layers
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
@@ -126,11 +125,6 @@ class RunConfig(Strict):
     """Strings that end a completion."""
     planned: int | None = Field(default=None, ge=1)
     """The final number of problems. Tables of fewer have no verdict and are no looks."""
-    record_attention: Literal["all"] | Layers | None = Field(
-        default=None, union_mode="left_to_right"
-    )
-    """Layers whose attention is stored for the first sample of each prompt: `1-3`, a list or
-    `all`."""
     audit: bool = True
     """Other graders also grade each completion."""
     output: UserPath = Path("results")
@@ -253,10 +247,6 @@ class RunConfig(Strict):
         prefixed = [condition.name for condition in self.all_conditions if condition.begins_answer]
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
-        if self.record_attention and BASELINE not in self.condition_names:
-            yield (
-                f"record_attention: needs the condition {BASELINE}, whose tokens are the reference"
-            )
         if self.thinking_budget and self.model.backend != "vllm":
             yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
         if not self.model.name:
@@ -272,7 +262,6 @@ class RunConfig(Strict):
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
             "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
             "conditions without an intervention": not has_intervention,
-            "no record_attention": not self.record_attention,
             "no thinking_budget": not self.thinking_budget,
             # every condition answers at once
             "no positive_control, or `answer: line`": (
@@ -320,13 +309,6 @@ class RunConfig(Strict):
         pair = self.primary_contrast or next(iter(self.tested), ())
         variants = [condition.name for condition in self.all_conditions if condition.of in pair]
         return (*pair, *variants)
-
-    @property
-    def recorded_layers(self) -> list[int] | Literal["all"]:
-        """The layers whose attention is recorded, counted from 0."""
-        if self.record_attention == "all":
-            return "all"
-        return sorted({layer - 1 for layer in self.record_attention or ()})
 
     @property
     def markers(self) -> Markers:
@@ -393,7 +375,6 @@ class RunConfig(Strict):
             "question",
             "thinking",
             "thinking_budget",
-            "record_attention",
             "planned",
         ):
             # left out, so that None, False and an empty list are no difference between runs

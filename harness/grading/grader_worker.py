@@ -23,7 +23,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import harness
 from harness.errors import GraderError
 from harness.grading.extract_answer import Grade, Verdict
 from harness.grading.grade_answer import compare
@@ -101,7 +100,7 @@ class Worker:
     """
 
     def __init__(self, memory_bytes: int, *, audits: bool) -> None:
-        root = str(Path(harness.__file__).resolve().parent.parent)
+        root = str(Path(__file__).resolve().parents[2])
         try:
             self.requests, self.errors = (tempfile.TemporaryFile(buffering=0) for _ in range(2))
             # the kernel would end the worker with the thread that starts it, not with the process

@@ -30,9 +30,6 @@ SCORES = "scores.jsonl"
 PROMPTS = "prompts.jsonl"
 RECEIPT = "run.json"
 
-RECORDED = "attention"
-"""The folder of the attention traces that the run's engine recorded."""
-
 
 def read_receipt(folder: Path) -> JsonObject:
     """The run's receipt.

@@ -232,9 +232,6 @@ def _describe_changes(
             header["arms"] = requested_header["arms"]
             for key in GROWING_SETTINGS:
                 header["config"][key] = requested_header["config"].get(key)
-        if header["config"].get("record_attention"):
-            # attention is compared between tokens that all recorded conditions have
-            header["config"]["conditions"] = stored_identity.config["conditions"]
     return [*changed_prompts, *differences(header, requested_header)]
 
 

@@ -173,7 +173,7 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
 NOISY = """
 import os, subprocess, sys, warnings
 from pathlib import Path
-from harness.execution.generate_samples import library_log
+from harness.engines.library_messages import library_log
 with library_log(Path(sys.argv[1])):
     os.write(2, b"from a library ")
     subprocess.run(["sh", "-c", "echo from a process >&2"])

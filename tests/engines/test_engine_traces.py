@@ -15,14 +15,13 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from harness.analysis.choose_problems import Criterion
 from harness.errors import ConfigError
-from harness.runs.run_files import RECORDED
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
 from tests.attention_probe.test_probe import assert_same_traces
-from tests.conftest import gpu_share, gpu_share_options
+from tests.conftest import gpu_share
 from tests.engines.test_interventions import slow_engine
 from tests.engines.test_smollm2 import succeed
-from tests.make import GREEDY_RUN, ROOT, TOY_CONFIG, TOY_MODEL, read_source, with_cases
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -33,6 +32,8 @@ NO_GAP = (
     "rows=[{view: aligned, series: {wo: {}, mless: {}}}, {view: difference, series: {mless: {}}}]"
 )
 """The rows of flipped-products without the position gap, which an engine cannot record."""
+
+PROMPTS = f"prompts={{run: {GREEDY_RUN}, n: 4}}"
 
 
 def save_causal_model(folder, model_type, **shape):
@@ -65,21 +66,19 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def record(mless, tmp_path_factory):
-    """A function that runs a model once, and returns the run with its recorded attention."""
+def record(tmp_path_factory):
+    """A function that records prompts of the run in the engine once for each model."""
 
     @cache
-    def run(model):
-        folder = tmp_path_factory.mktemp("recorded") / "run"
-        options = (
-            f"--set model.model_args.pretrained={model} --set model.model_args.max_model_len=1024 "
-            "--set layouts=[as_published] --set max_gen_toks=4 --record-attention 1-3 "
-            f"--limit 4 --quiet -o {folder}"
+    def record_traces(model):
+        path = tmp_path_factory.mktemp("recorded") / "run.traces"
+        settings = ProbeSettings(
+            model=str(model), layers=(0, 1, 2), engine={"enforce_eager": True, **gpu_share()}
         )
-        succeed(mless, "run", str(TOY_CONFIG), *options.split(), *gpu_share_options())
-        return folder
+        run_probe(read_source(GREEDY_RUN), Criterion(n=4), settings, path)
+        return path
 
-    return run
+    return record_traces
 
 
 def assert_same_figure(path, model, folder, traces, *overrides):
@@ -104,8 +103,7 @@ def test_every_figure_of_attention_is_the_same_from_the_engine(
         succeed(mless, "probe", str(GREEDY_RUN), *options.split(), "-o", str(traces))
         overrides = [f"prompts.run={GREEDY_RUN}", NO_GAP]
     else:
-        run = record(TOY_MODEL)
-        traces, overrides = run / RECORDED, [f"prompts={{run: {run}}}"]
+        traces, overrides = record(TOY_MODEL), [PROMPTS]
     assert_same_figure(path, TOY_MODEL, tmp_path, traces, *overrides)
 
 
@@ -113,17 +111,16 @@ def test_every_figure_of_attention_is_the_same_from_the_engine(
 def test_the_panel_of_gemma_is_the_same_from_the_engine(record, tmp_path):
     shape = {"num_attention_heads": GEMMA_HEADS, "num_key_value_heads": 4}
     model = save_causal_model(tmp_path / "gemma", "gemma3_text", **shape)
-    run = record(model)
     overrides = [
         f"heads=[{{model: {model}, layer: 1, head: {GEMMA_HEADS}}}]",
         "rows=[{view: full, series: {mless: {}, random: {}}}]",
-        f"prompts={{run: {run}}}",
+        PROMPTS,
     ]
     path = ROOT / "configs/figures/mless-vs-random-sentence.yaml"
-    assert_same_figure(path, None, tmp_path, run / RECORDED, *overrides)
+    assert_same_figure(path, None, tmp_path, record(model), *overrides)
 
 
 @pytest.mark.parametrize("path", FIRST_MLP, ids=lambda path: path.stem)
 def test_figures_of_activations_are_not_drawn_from_the_engine(path):
     with pytest.raises(ConfigError, match="the engine does not record them"):
-        load_figure_config(path, ["traces=run/attention"])
+        load_figure_config(path, ["traces=run.traces"])

@@ -6,17 +6,13 @@
 import json
 import subprocess
 
-import numpy as np
 import pytest
 
 import harness
-from attention_probe.traces import AttentionTraces
-from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_files import RECORDED, read_prompts
+from harness.runs.run_files import read_prompts
 from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE, load_eager
-from tests.engines.test_attention import eager_means
 from tests.engines.test_faults import MLESS, count_samples, wait_for
 from tests.engines.test_interventions import ARM
 from tests.make import EXAMPLE, ROOT
@@ -45,8 +41,7 @@ def run(mless, smollm2, tmp_path_factory):
     folder = tmp_path_factory.mktemp("smollm2") / "run"
     arms = ("--set", f"conditions={json.dumps(ARMS)}")
     options = (
-        "--set model.model_args.kv_cache_memory_bytes=1073741824 --record-attention 1-2 --quiet "
-        f"--limit 1 -o {folder}"
+        f"--set model.model_args.kv_cache_memory_bytes=1073741824 --quiet --limit 1 -o {folder}"
     )
     stderr = succeed(mless, "run", CONFIG, *arms, *options.split())
     assert "11 arms answer as in Hugging Face, 2 prompts each" in stderr
@@ -114,7 +109,7 @@ def test_correct_answers_of_the_committed_example_are_those_of_hugging_face(smol
 @pytest.mark.slow
 def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path):
     folder, conditions = tmp_path / "run", ",".join(CONDITIONS)
-    options = f"--conditions {conditions} --quiet --limit 12 --record-attention 1 -o {folder}"
+    options = f"--conditions {conditions} --quiet --limit 12 -o {folder}"
     command = ("run", CONFIG, *options.split())
     process = subprocess.Popen([MLESS, *command], stderr=subprocess.PIPE, text=True)
     wait_for(process, folder, 5)
@@ -122,9 +117,6 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     process.communicate(timeout=PATIENCE)
     assert 0 < count_samples(folder) < 108
     assert mless(*command).returncode == 0
-    with AttentionTraces(folder / RECORDED) as recorded:
-        files = [*(folder / RECORDED).glob("*.safetensors")]
-        assert len(recorded) == len(files) == 108, "each once"
     finished = load_completions(folder)
     assert len(finished) == 108
     assert all(completion in finished for completion in load_completions(run))
@@ -199,36 +191,3 @@ def test_the_probe_refuses_its_arms(run, command, tmp_path):
         command(*arguments.split()),
         "changes the model under mless-first-gap, which the probe does not",
     )
-
-
-def test_its_recorded_attention_is_eager_attention_and_under_an_arm_what_the_arm_says(
-    run, whole_model
-):
-    with AttentionTraces(run / RECORDED) as traces:
-        assert traces.header.layers == (0, 1) and len(traces) == 33
-        assert traces.header.conditions[:2] == ("wo", "mless")
-        for trace in traces:
-            if trace.condition in (*CONDITIONS, "arm"):
-                # the arm changes the layers above its attention
-                layers = slice(1 if trace.condition == "arm" else 2)
-                expected = eager_means(whole_model, trace.token_ids, layers)
-                np.testing.assert_allclose(trace.mean_all[layers], expected, atol=1e-5)
-        for problem in traces.problem_ids:
-            measures = {name: traces.get(problem, name).measures for name in traces.conditions}
-            filler = {name: values["mass_filler"].mean(1) for name, values in measures.items()}
-            assert (filler["mless-first-no-scale"] > 0.01).all()
-            # hidden in Layer 1 alone
-            assert (filler["mless-first-masked"] > 0.01).tolist() == [False, True]
-            assert filler["mless-first-no-bias"][0] == 0 == filler["mless-first-gap"][1]
-            total = {}
-            for name, values in measures.items():
-                total[name] = sum(values[f"mass_{region}"][0] for region in TOKEN_REGIONS)
-            scale = measures["mless-first"]["lambda"][0]
-            np.testing.assert_allclose(total["mless-first-scale"], scale, atol=1e-5)
-            np.testing.assert_allclose(total["mless-first-bias"], 1, atol=1e-5)
-
-
-def test_a_report_of_its_run_shows_the_recorded_attention(run, command, tmp_path):
-    page = tmp_path / "report.html"
-    command("report", run, "-o", page)
-    assert "run/attention" in page.read_text()

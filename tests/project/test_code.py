@@ -23,7 +23,7 @@ FOLDERS = {
         "commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure check_probe traces probe_settings open_model run_probe run_recorder "
+        "prompts model measure check_probe traces probe_settings open_model run_probe "
         "analysis figures commands"
     ).split(),
 }
@@ -43,8 +43,21 @@ def find_modules():
 
 
 def find_imports(path, names):
-    """The modules of the project that a file imports, anywhere in it, for types too."""
+    """The modules of the project that a file imports, anywhere in it, for types too.
+
+    A text that names a module, or something in a module, is an import as well, except the program
+    `harness.cli`, which a process starts. In an `__init__.py` the name may begin after the
+    package's.
+    """
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    named = {*names} - {*FOLDERS, "harness.cli"}
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts = [node.value.replace(":", ".")]
+            if path.name == "__init__.py":
+                texts.append(f"{package}.{texts[0]}")
+            for text in texts:
+                yield from {text, text.rpartition(".")[0]} & named
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom) and node.module in names:
@@ -75,7 +88,8 @@ def test_a_folder_imports_only_folders_before_it(graph):
             imported_package, imported_index = find_stage(imported)
             if imported_package == package and "." in name:
                 assert imported_index <= index, f"{name} imports {imported}"
-            assert (package, imported_package) != ("harness", "attention_probe"), name
+            if name != "harness.cli":  # the table of commands
+                assert (package, imported_package) != ("harness", "attention_probe"), name
 
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):
@@ -110,9 +124,7 @@ def test_everything_that_is_imported_by_name_exists():
     groups = [project["scripts"], *project["entry-points"].values()]
     names = [target.split(":") for group in groups for target in group.values()]
     names.append(WORKER_EXTENSION.rsplit(".", 1))  # which vLLM imports
-    for path in (ROOT / "harness").rglob("*.py"):  # which imports the probe so
-        names += re.findall(r'import_module\("([\w.]+)"\)\.(\w+)', path.read_text())
-    assert len(names) >= 5
+    assert len(names) >= 3
     for module, attribute in names:
         assert callable(getattr(import_module(module), attribute)), module
 

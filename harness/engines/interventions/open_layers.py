@@ -1,19 +1,17 @@
-"""Open layers: those that a config changes or records, what excludes them, and vLLM's options."""
+"""Open layers: those that are changed or recorded, what excludes them, and vLLM's options."""
 
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import PLUGIN
+from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 from harness.experiment.run_config import RunConfig
 from harness.experiment.tokenizer import load_model_config, trusts_code
 
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
-OPERATION = "mless::change_rows"
-"""The operation that changes activations."""
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
 """Operations at which vLLM splits graphs unless `splitting_ops` is set. We set it, so they are
 listed here. Each names its layer: a graph that contains one would be compiled again for every
@@ -32,11 +30,10 @@ _DEFAULTS = (None, False, 1, "1", "auto")
 
 
 def opened_layers(config: RunConfig) -> JsonObject:
-    """The layers, from 0, that the interventions and the recording of a config need open.
+    """The layers, from 0, that the interventions of a config need open.
 
-    `attention` and `activations` are the layers in which these are changed. `recorded` are those
-    whose attention is recorded, or `all`; it is missing if none is recorded. So is `phantoms`, the
-    layers that get keys of tokens that are not in the prompt.
+    `attention` and `activations` are the layers in which these are changed. `phantoms` are those
+    that get keys of tokens that are not in the prompt; it is missing if there are none.
     """
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
     for condition in config.conditions:
@@ -45,26 +42,25 @@ def opened_layers(config: RunConfig) -> JsonObject:
             numbers[kind].update(intervention.layer_indices)
             if intervention.kind == "filler" and intervention.has_phantoms:
                 numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
-    layers: JsonObject = {kind: sorted(numbers[kind]) for kind in numbers}
-    if config.record_attention:
-        layers["recorded"] = config.recorded_layers
-    return layers
+    return {kind: sorted(numbers[kind]) for kind in numbers}
 
 
 def refuse_interventions(config: RunConfig) -> None:
-    """Refuse a config whose backend or model arguments exclude its interventions or its recording.
+    """Refuse a config whose backend or model arguments exclude its interventions.
 
     Raises:
         ConfigError: the backend is not vllm, or an argument excludes them.
     """
     names = [condition.name for condition in config.conditions if condition.intervention]
-    if not names and not config.record_attention:
+    if not names:
         return
     if config.model.backend != "vllm":
-        reason = f"{names[0]} has an intervention" if names else "attention is recorded"
-        raise ConfigError(f"{reason}, which needs backend vllm; it is {config.model.backend}.")
+        raise ConfigError(
+            f"{names[0]} has an intervention, which needs backend vllm; it is "
+            f"{config.model.backend}."
+        )
     arguments = config.model.model_args
-    if names and arguments.get("dtype") in (None, "auto"):
+    if arguments.get("dtype") in (None, "auto"):
         raise ConfigError(
             "Interventions are checked in the type that vLLM computes in: set "
             "model.model_args.dtype, such as float32."

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import PLUGIN, RECORD, RawSums
+from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
     Arm,
     add_gap,
@@ -28,12 +28,8 @@ from harness.engines.interventions.arithmetic import (
     tabulate_fillers,
     weigh,
 )
-from harness.engines.interventions.open_layers import OPERATION
 from harness.engines.interventions.step_rows import Block, Chunk, Group, RecordedQueries, Recording
 
-QUERY_SETS = 3
-"""Sets of queries over which recorded attention is summed: all queries, those common to all
-conditions, and those of the problem."""
 NO_FILLER = {"kind": "sink", "count": 1}
 """The arm of prompts whose attention is unchanged, where other prompts have a filler."""
 WEIGHTS_AT_ONCE = 2**22
@@ -78,7 +74,7 @@ class Arms:
         self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
             worker.vllm_config.parallel_config
         )
-        self._set_count = layers.get("set_count", QUERY_SETS)
+        self._set_count = layers.get("set_count", 0)
         for layer in sorted(self._changed_layers | self._recorded_layers):
             self._open(layer)
         for layer in layers["activations"]:

@@ -1,0 +1,56 @@
+"""The messages of vLLM, torch and other libraries: which they write, and into which file."""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOG = "libraries.log"
+"""The file for messages of libraries while a model is loaded."""
+
+
+@contextmanager
+def library_log(path: Path) -> Iterator[None]:
+    """Send the standard error of libraries and their processes to a file.
+
+    Only the messages of mless remain visible. Python's warnings go to the file too.
+    """
+    stderr, showwarning = sys.stderr, warnings.showwarning
+    if sys.__stderr__ is None:
+        yield
+        return
+    stderr.flush()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
+    descriptor = os.dup(2)
+    with (
+        open(path, "a", encoding="utf-8") as log,
+        os.fdopen(descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding) as terminal,
+    ):
+        os.dup2(log.fileno(), 2)
+        if stderr is sys.__stderr__:  # that of a notebook writes elsewhere
+            sys.stderr = terminal
+        warnings.showwarning = lambda *warning: print(
+            warnings.formatwarning(*warning[:4]), file=log, flush=True
+        )
+        try:
+            yield
+        finally:
+            warnings.showwarning = showwarning
+            sys.stderr = stderr
+            os.dup2(descriptor, 2)
+
+
+def quieten_libraries() -> None:
+    """Silence the libraries' logs, except where the user has set a level."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("lm_eval").setLevel(logging.WARNING)
+    # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
+    # after the last message of mless
+    filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
