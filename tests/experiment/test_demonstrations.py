@@ -175,9 +175,9 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
 
 
 def test_a_filler_that_the_templates_text_merges_with_is_refused():
-    template = "Q: {problem}\n{filler}\nA: {answer}"
+    template = "{filler}\n\nQ: {problem}\nA: {answer}"
     condition = as_condition({"name": "x", "unit": "/", "template": template})
-    with pytest.raises(PromptMismatchError, match="1 tokens cover both filler and neighbouring"):
+    with pytest.raises(PromptMismatchError, match="1 tokens cover both filler and neighb"):
         build(build_tokenizer("qwen2", bos=False), condition)
 
 
@@ -288,4 +288,4 @@ def test_the_probe_pairs_the_tokens_of_prompts_with_examples(run, layout, toy_to
         filled = tokenized["x"]
         assert filled.has_role("filler").sum() == 27
         assert filled.has_role("demonstration").any()
-        assert filled.has_role("format").any() == (layout == "raw")
+        assert filled.has_role("format").any()
