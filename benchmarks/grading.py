@@ -6,8 +6,8 @@ There are 20 per problem and about 1,600 different pairs. The pool is timed in a
 including its start and the workers' start, but not the interpreter's. lm-eval's time is measured on
 a seeded sample and extrapolated.
 
-Then our grader, Math-Verify and minerva as lm-eval calls them, and lm-eval's `hendrycks_math` grade
-the labelled pairs of the tests, each answer in a box.
+Then our grader, Math-Verify as lm-eval calls it, and lm-eval's `hendrycks_math` grade the labelled
+pairs of the tests, each answer in a box.
 
     python -m benchmarks.grading [--small] [--json grading.json]
 
@@ -153,7 +153,6 @@ def count_errors(limit: int | None) -> list[Row]:
     graders = {
         "mless": [compare(answer, gold).correct for answer, gold, _ in pairs],
         "Math-Verify": [audits[index].math_verify for index in range(len(pairs))],
-        "minerva": [audits[index].exact_match_boxed for index in range(len(pairs))],
         "hendrycks_math": [is_equiv(answer, gold) for answer, gold, _ in pairs],
     }
     labels = [label for _, _, label in pairs]

@@ -155,14 +155,12 @@ SIDE_TABLES = (
         meanings={
             "by_mless": "percent correct; GRADER_difference has the change from the baseline",
             "math_verify": "lm-eval's call of math_verify on the full text",
-            "exact_match_boxed": "lm-eval's minerva comparison of the last box",
             "authors_rule": "the study's rule, which accepts substrings of the gold answer",
             "authors_rule_strict": "the study's rule with equality",
             "boxes_after_first": "number of samples with a further box after the first",
         },
         columns=(
             Column("math_verify math_verify_difference", "math_verify", _show_grader),
-            Column("exact_match_boxed exact_match_boxed_difference", "boxed", _show_grader),
             Column("authors_rule authors_rule_difference", "authors'", _show_grader),
             Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_grader),
         ),

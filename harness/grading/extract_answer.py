@@ -8,8 +8,8 @@ from harness.decimal_commas import with_decimal_points
 from harness.reasoning_markers import Markers, skip_reasoning
 
 LONGEST_ANSWER = 2000
-"""Characters of an answer that are read. The longest gold answer of MATH-500 has 53 characters.
-lm-eval's normalisation, which takes quadratic time, gets no more either."""
+"""Characters of an answer that are read. The longest gold answer of MATH-500 has 53
+characters."""
 
 Verdict = Literal[
     "correct", "incorrect", "no_box", "truncated", "unfinished", "refused", "timeout", "crashed"

@@ -27,7 +27,7 @@ GRADER_DEADLINE_S = 3.0
 """For one comparison, or one step of an audit: a hundred times the time of the slowest honest
 answer."""
 GRADER_MEMORY_BYTES = 2**30
-"""Address space of one worker. With lm-eval's graders loaded it needs a sixth of this."""
+"""Address space of one worker. With math_verify loaded it needs a sixth of this."""
 MOST_GRADERS = 8
 """Default limit of the number of workers. More would not help: no run waits for its grading."""
 GRADER_STARTS = 3

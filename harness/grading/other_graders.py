@@ -7,21 +7,18 @@ grader pool, each under a deadline. The column of a grader that did not end is N
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct, structs
 
 from harness.boxes import read_boxes
 from harness.grading.authors_rule import authors_rule
-from harness.grading.extract_answer import LONGEST_ANSWER, Grade
+from harness.grading.extract_answer import Grade
 from harness.reasoning_markers import Markers, skip_reasoning
 
 
@@ -33,8 +30,8 @@ class AuditJob:
         prompt: The prompt as text, which the authors' rule reads too.
         completion: The text that the model wrote.
         target: The gold answer.
-        solution: The worked solution, from which lm-eval's graders take the gold answer. "" stands
-            for `\boxed{target}`.
+        solution: The worked solution, from which math_verify takes the gold answer. "" stands for
+            `\boxed{target}`.
         line: Whether the answer is the first line. Then graders that read a box are left out.
         thinking: The markers of reasoning, as in `GradeJob`.
     """
@@ -82,14 +79,11 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
     """The verdicts of the other graders. None: the grader did not end, failed, or was left out.
 
     Records, tables and exports take their columns and descriptions from this class.
-    `exact_match_boxed` and `boxes_after_first` use our extraction, for which an empty box is no
-    box.
+    `boxes_after_first` uses our extraction, which skips an empty box.
 
     Attributes:
         math_verify: lm-eval's call of math_verify. Any expression in the text can count, even
             instead of the box.
-        exact_match_boxed: lm-eval's own comparison of the content of the last closed box. False
-            without a box.
         authors_rule: The rule of the study's authors, on prompt plus completion, with its substring
             bug.
         authors_rule_strict: The authors' rule with equality only.
@@ -99,9 +93,6 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
 
     math_verify: Annotated[
         bool | None, column("audit: lm-eval's call of math_verify on the full text")
-    ] = None
-    exact_match_boxed: Annotated[
-        bool | None, column("audit: lm-eval's minerva comparison of the last box")
     ] = None
     authors_rule: Annotated[
         bool | None, column("audit: the study's rule, which accepts substrings")
@@ -153,24 +144,6 @@ def _authors_rule(job: AuditJob) -> StepResult:
     return {"authors_rule": is_correct, "authors_rule_strict": is_equal}, remark
 
 
-def _exact_match_boxed(job: AuditJob) -> StepResult:
-    """lm-eval's comparison of the last box. It judges the answer wrong if its code fails."""
-    boxes = job.boxes
-    if not boxes:
-        return {"exact_match_boxed": False}, None
-    answer = boxes[-1]
-    if len(answer) > LONGEST_ANSWER:
-        remark = f"answer of {len(answer)} characters, over {LONGEST_ANSWER}"
-        return {"exact_match_boxed": None}, remark
-    minerva = _minerva()
-    gold = job.target
-    gold_box = minerva.last_boxed_only_string(job.solution)  # as in lm-eval's `process_docs`
-    if gold_box is not None:
-        gold = minerva.remove_boxed(gold_box)
-    normalized = minerva.normalize_final_answer(answer), minerva.normalize_final_answer(gold)
-    return {"exact_match_boxed": _equivalent(*normalized)}, None
-
-
 def _boxes_after_first(job: AuditJob) -> StepResult:
     return {"boxes_after_first": max(0, len(job.boxes) - 1)}, None
 
@@ -191,7 +164,6 @@ def _math_verify(job: AuditJob) -> StepResult:
 STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], StepResult]]] = {
     "boxes_after_first": (("boxes_after_first",), _boxes_after_first),
     "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
-    "exact_match_boxed": (("exact_match_boxed",), _exact_match_boxed),
     "math_verify": (("math_verify",), _math_verify),
 }
 """The steps of an audit with their columns, the safest step first. Only workers run them, because
@@ -214,36 +186,12 @@ def run_step(step: str, job: AuditJob) -> StepResult:
 
 
 def prepare() -> None:
-    """Load lm-eval's grader and its parser, about a second, before the first step needs them.
+    """Load math_verify and its parser, about a second, before the first step needs them.
 
-    The steps report an error in their columns.
+    The step reports an error in its column.
     """
     with suppress(Exception):
-        _equivalent("x+1", "\\frac{1}{2}")
-
-
-@lru_cache(maxsize=1)
-def _minerva() -> ModuleType:
-    """Load lm-eval's module from its file, without its timeout by alarm signals.
-
-    An import by name would take 3 s, for datasets and half of lm-eval, and the change would affect
-    lm-eval itself.
-    """
-    package = importlib.util.find_spec("lm_eval")
-    assert package is not None and package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "tasks" / "minerva_math" / "utils.py"
-    spec = importlib.util.spec_from_file_location("harness_minerva_math", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    # Alarm signals would interrupt our own protocol, and do not reach native code.
-    module.timeout = lambda seconds: nullcontext()  # type: ignore[attr-defined]
-    return module
-
-
-@lru_cache(maxsize=4096)
-def _equivalent(answer: str, gold: str) -> bool:
-    return bool(_minerva().is_equiv(answer, gold))
+        _math_verify(AuditJob(prompt="", completion="$x+1$", target="\\frac{1}{2}", solution=""))
 
 
 @lru_cache(maxsize=1024)

@@ -73,7 +73,7 @@ def audited(pool, completion, prompt=DOUBLED, solution=""):
 @with_cases
 def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades, reason):
     """Of the gold answer 3."""
-    audit = audited(pool, completion.replace("LONG", "3+" * 3000), PROMPTS[prompt], solution)
+    audit = audited(pool, completion, PROMPTS[prompt], solution)
     assert {name: getattr(audit, name) for name in grades} == grades
     assert reason in str(audit.reason)
 
@@ -81,16 +81,6 @@ def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades,
 def test_every_step_fills_its_columns_and_all_are_filled():
     filled = sorted(column for columns, _ in STEPS.values() for column in columns)
     assert filled == sorted(AuditColumns.__struct_fields__) and set(GRADERS) < set(filled)
-
-
-def test_lm_evals_functions_are_its_own_without_its_imports():
-    code = r"""
-import sys
-from harness.grading.other_graders import AuditJob, run_step
-job = AuditJob(prompt="", completion=r"\boxed{3}", target="3", solution="")
-print(run_step("exact_match_boxed", job)[0], {"torch", "datasets", "lm_eval"} & set(sys.modules))
-"""
-    assert run_python(code).strip() == "{'exact_match_boxed': True} set()"
 
 
 def test_importing_the_graders_imports_no_mathematics():
