@@ -95,4 +95,3 @@ class Kind(StrEnum):
     ACCURACY = "accuracy"
     FOREST = "forest"
     DOSE = "dose"
-    INSTRUCTIONS = "instructions"

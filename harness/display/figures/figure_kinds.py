@@ -9,17 +9,11 @@ from matplotlib.text import Text
 from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
-from harness.display.figures.figure_rows import name_families
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
-from harness.display.figures.interval_rows import (
-    draw_accuracies,
-    draw_forest,
-    draw_instructions,
-)
+from harness.display.figures.interval_rows import draw_accuracies, draw_forest
 from harness.display.figures.lines import draw_dose
 from harness.display.format_values import name_score
 from harness.errors import ComparisonError
-from harness.experiment.conditions import OTHER_INSTRUCTION
 from harness.runs.read_runs import Run
 
 Drawing = tuple[Figure, pandas.DataFrame]
@@ -45,20 +39,18 @@ def draw_figures(
                 text.set_text(name_score(text.get_text(), board.score))
             yield kind, drawing
         elif kinds:
-            reason = _ABSENCE[kind]
+            reason = "no filler has two lengths"
             raise ComparisonError(f"{run_names}: {reason}, so there is no such figure to draw.")
 
 
 def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     table = without_reference_conditions(board.comparison)
     title = f"Results on {name_datasets(board.receipt)}"
-    families = name_families(join_conditions(runs))
-    return draw_accuracies(table, title=title, families=families), table
+    return draw_accuracies(table, title=title), table
 
 
 def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    families = name_families(join_conditions(runs))
-    return draw_forest(board.comparison, families=families), board.comparison
+    return draw_forest(board.comparison), board.comparison
 
 
 def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
@@ -71,26 +63,8 @@ def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | N
     return draw_dose(table, conditions), table
 
 
-def _draw_under_instructions(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
-    table = board.side_tables["instructions"]
-    instructions: dict[str, list[str]] = {}
-    for run in runs:
-        texts = [run.about.get("instruction") or "the config's"]
-        for condition in run.conditions.values():
-            if condition.kind == OTHER_INSTRUCTION and condition.instruction:
-                texts.append(condition.instruction)
-        instructions[run.about["model"]] = list(dict.fromkeys(texts))
-    return None if table.empty else (draw_instructions(table, instructions), table)
-
-
 FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
     Kind.ACCURACY: _draw_accuracies,
     Kind.FOREST: _draw_differences,
     Kind.DOSE: _draw_filler_lengths,
-    Kind.INSTRUCTIONS: _draw_under_instructions,
 }
-_ABSENCE = {
-    Kind.DOSE: "no filler has two lengths",
-    Kind.INSTRUCTIONS: "no condition was asked under four instructions",
-}
-"""Why runs have no figure of a kind."""

@@ -1,7 +1,4 @@
-"""A figure of rows below each other: names, marks with their intervals, and columns of text.
-
-If the rows are many, the conditions of a family share a row.
-"""
+"""A figure of rows below each other: names, marks with their intervals, and columns of text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,27 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
-from harness.analysis.other_texts_and_instructions import KINDS
-from harness.constants import PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import (
-    FONT,
-    INCHES,
-    INK,
-    LINE_HEIGHT,
-    LOOKS,
-    MUTED,
-    Look,
-)
-from harness.display.format_values import number, signed
-from harness.experiment.conditions import Condition
+from harness.display.figures.figure_style import FONT, INCHES, INK, LINE_HEIGHT, MUTED, Look
 
 ROW_HEIGHT = 0.19
 """The height of a row with one line of text, in inches."""
-MOST_ROWS = 20
-"""In a figure with more rows, the conditions of a family share a row."""
-FEWEST_MEMBERS = 3
-"""A smaller family keeps its rows."""
 COLUMN_WIDTHS = {
     "%": 0.4,
     "points": 0.4,
@@ -53,9 +34,6 @@ class FigureRow(NamedTuple):
         low: The lower end of the interval; NaN for none.
         high: The upper end.
         filled: Whether the mark is filled; else it is white.
-        outer: The ends of the line behind a pooled effect, which is a diamond from low to high.
-        family: The family of its condition.
-        members: The values of the family that shares the row.
     """
 
     name: str
@@ -65,9 +43,6 @@ class FigureRow(NamedTuple):
     low: float = np.nan
     high: float = np.nan
     filled: bool = True
-    outer: tuple[float, float] | None = None
-    family: str = ""
-    members: Sequence[float] = ()
 
     @property
     def height(self) -> float:
@@ -76,83 +51,18 @@ class FigureRow(NamedTuple):
         return ROW_HEIGHT + LINE_HEIGHT * lines
 
 
-def name_families(conditions: Mapping[str, Condition]) -> dict[str, str]:
-    """The family of each condition with a filler: all but the filler's length, or its text.
-
-    The conditions of the study, and those that have their looks, are in no family.
-    """
-    families = {}
-    for name, condition in conditions.items():
-        if condition.filler and name not in LOOKS:
-            fields = condition.describe()
-            kind = KINDS.get(condition.filler, f"lengths of {figure_style.spell(fields['filler'])}")
-            families[name] = ", ".join(filter(None, (kind, fields["placement"], fields["words"])))
-    return families
-
-
-def join_families(rows: Sequence[FigureRow]) -> Sequence[FigureRow]:
-    """The rows; if they are many, one row for the members of a family below one heading."""
-    if len(rows) <= MOST_ROWS:
-        return rows
-    groups: dict[tuple[str, str], list[FigureRow]] = {}
-    heading = ""
-    for row in rows:
-        if row.look is None:
-            heading = row.name
-        groups.setdefault((heading, row.family or row.name), []).append(row)
-    joined = []
-    for (_, family), members in groups.items():
-        joined += members if len(members) < FEWEST_MEMBERS else [_join_rows(family, members)]
-    return joined
-
-
-def _join_rows(family: str, rows: Sequence[FigureRow]) -> FigureRow:
-    """The mean of the rows as mark, their least and most as its line, and all of them as dots."""
-    values = [row.value for row in rows]
-    mean, low, high = sum(values) / len(values), min(values), max(values)
-    # All rows have the value and its interval first, whatever these columns are called.
-    value_column, range_column, *_ = rows[0].cells
-    write = signed if value_column == "points" else number
-    cells = {value_column: write(mean), range_column: f"{write(low)} to {write(high)}"}
-    verdicts = [row.cells["verdict"] for row in rows if "verdict" in row.cells]
-    passed = [f"{verdicts.count(word)} {word}" for word in PASSED if word in verdicts]
-    if passed:
-        cells["verdict"] = "\n".join(passed)
-    return FigureRow(
-        figure_style.wrapped_label(f"{len(rows)} {family}"),
-        {**rows[0].cells, **cells},
-        Look(MUTED, "|", "-"),
-        mean,
-        low,
-        high,
-        members=values,
-        family=f"{rows[0].name} to {rows[-1].name}",
-    )
-
-
-def explain_families(rows: Sequence[FigureRow]) -> str:
-    """A sentence for the note below the rows; empty without families."""
-    names = dict.fromkeys(f"{row.name}: {row.family}" for row in rows if row.members)
-    if not names:
-        return ""
-    listed = " ".join("; ".join(names).split())
-    return f" Dots: single conditions; |: their mean, and in numbers their range. {listed}."
-
-
 def draw_rows(
     rows: Sequence[FigureRow], note: str, x_label: str, *, zero: bool = False, title: str = ""
 ) -> Figure:
     """A figure with one row below the other.
 
     Args:
-        rows: The rows from the top down. If they are many, the members of a family share a row.
+        rows: The rows from the top down.
         note: The meaning of the marks.
         x_label: The quantity and its unit.
         zero: Whether a line marks 0.
         title: The text above the rows, to the left.
     """
-    rows = join_families(rows)
-    note += explain_families(rows)
     columns, right = _place_columns(rows)
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
     rows_height = sum(row.height for row in rows)
@@ -224,25 +134,12 @@ def _write_row(
 
 
 def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
-    """A mark with the line of its interval, or a diamond with a line behind; none for a heading."""
+    """A mark with the line of its interval; none for a heading."""
     if row.look is None:
         return
     colour = row.look.colour
-    if row.outer is not None:
-        axes.plot(row.outer, [y, y], color=INK, linewidth=0.8, solid_capstyle="butt")
-        axes.fill(
-            [row.low, row.value, row.high, row.value],
-            [y, y - 0.06, y, y + 0.06],
-            facecolor=colour,
-            edgecolor=INK,
-            linewidth=0.8,
-            zorder=4,
-        )
-        return
     if not np.isnan(row.low):
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
-    if row.members:
-        axes.plot(row.members, [y] * len(row.members), ".", color=colour, markersize=0.5 * FONT)
     axes.plot(
         [row.value],
         [y],

@@ -1,8 +1,6 @@
 """Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import pandas
 from matplotlib.figure import Figure
@@ -26,13 +24,8 @@ from harness.display.format_values import (
     visible,
 )
 
-_read_effect = itemgetter("difference", "low", "high")
-"""The difference of a row and the ends of its interval."""
 
-
-def draw_accuracies(
-    table: pandas.DataFrame, *, title: str, families: Mapping[str, str] = {}
-) -> Figure:
+def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     """A row for each model, layout and condition, in the table's order.
 
     The axis contains the intervals, not zero.
@@ -41,7 +34,6 @@ def draw_accuracies(
         table: From `harness.analysis.compare`. Rows of reference conditions and contrasts are left
             out.
         title: The text above the figure.
-        families: The families of conditions, from `figure_rows.name_families`.
     """
     table = figure_style.without_contrasts(without_reference_conditions(table))
     looks = figure_style.looks(table["condition"])
@@ -53,10 +45,7 @@ def draw_accuracies(
             value, low, high = row["accuracy"], row["accuracy_low"], row["accuracy_high"]
             digits = max(1, count_digits(low, high))
             cells = {"%": number(value, digits), "interval": interval(low, high)}
-            family = families.get(name, "")
-            rows.append(
-                FigureRow(wrapped_label(name), cells, looks[name], value, low, high, family=family)
-            )
+            rows.append(FigureRow(wrapped_label(name), cells, looks[name], value, low, high))
     note = (
         f"Lines: {LEVEL} intervals of single conditions. Their overlap does not show whether "
         "two conditions differ, because samples are paired by problem: see the forest plot."
@@ -64,19 +53,18 @@ def draw_accuracies(
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
-def draw_forest(table: pandas.DataFrame, *, families: Mapping[str, str] = {}) -> Figure:
+def draw_forest(table: pandas.DataFrame) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
-        families: The families of conditions, from `figure_rows.name_families`.
     """
     table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
     for setting, contrasts in split_settings(table).items():
-        rows += _make_setting_rows(setting, contrasts, looks, families)
+        rows += _make_setting_rows(setting, contrasts, looks)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
@@ -91,41 +79,8 @@ def draw_forest(table: pandas.DataFrame, *, families: Mapping[str, str] = {}) ->
     return figure
 
 
-def draw_instructions(table: pandas.DataFrame, instructions: Mapping[str, Sequence[str]]) -> Figure:
-    """Each contrast under each instruction, and below them the mean.
-
-    Args:
-        table: From `other_texts_and_instructions.instructions_table`.
-        instructions: The instructions of each model's run, that of the config first.
-    """
-    rows = []
-    for setting, contrasts in split_settings(table).items():
-        looks = figure_style.looks(contrasts["condition"])
-        for row in contrasts.to_dict("records"):
-            name = wrapped_label(row["condition"])
-            rows.append(FigureRow(f"{setting}: {name} (n = {row['problems']})"))
-            look = looks[row["condition"]]
-            for text, effect in zip(instructions[row["model"]], row["effects"], strict=True):
-                rows.append(_make_difference_row(wrapped_label(text), look, effect))
-            outer = row["new_low"], row["new_high"]
-            mean = _make_difference_row("mean", look, _read_effect(row), outer=outer)
-            # the printed interval is the wider one, which holds for new instructions too
-            cells = {**mean.cells, "interval": interval(*outer, sign=True)}
-            rows.append(mean._replace(cells=cells))
-    note = (
-        "Difference from the baseline under the same instruction. "
-        f"Lines: {LEVEL} intervals, not adjusted. Diamonds: the mean for these "
-        "instructions and new problems; the line behind them, and the interval in numbers: for new "
-        "instructions and new problems."
-    )
-    return draw_rows(rows, note, "Difference in accuracy (points)", zero=True)
-
-
 def _make_setting_rows(
-    setting: str,
-    table: pandas.DataFrame,
-    looks: Mapping[str, Look],
-    families: Mapping[str, str],
+    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look]
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
     # a setting has exactly one baseline
@@ -141,24 +96,11 @@ def _make_setting_rows(
     for row in table[table["role"] != "baseline"].to_dict("records"):
         # without a verdict the role says why there is none
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
-        yield _make_difference_row(
-            wrapped_label(row["condition"]),
-            looks[row["condition"]],
-            _read_effect(row),
-            {"verdict": verdict},
-            filled=verdict in PASSED,
-            family=families.get(row["condition"], ""),
-        )
-
-
-def _make_difference_row(
-    name: str,
-    look: Look,
-    effect: Sequence[float],
-    cells: Mapping[str, str] = {},
-    **marks: Any,
-) -> FigureRow:
-    """The row of a difference and the ends of its interval, in points."""
-    value, low, high = effect
-    numbers = {"points": estimate(value, low, high), "interval": interval(low, high, sign=True)}
-    return FigureRow(name, {**numbers, **cells}, look, value, low, high, **marks)
+        value, low, high = row["difference"], row["low"], row["high"]
+        cells = {
+            "points": estimate(value, low, high),
+            "interval": interval(low, high, sign=True),
+            "verdict": verdict,
+        }
+        name, look = wrapped_label(row["condition"]), looks[row["condition"]]
+        yield FigureRow(name, cells, look, value, low, high, filled=verdict in PASSED)
