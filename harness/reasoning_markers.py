@@ -9,8 +9,6 @@ import yaml
 
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
-MarkerIds = tuple[Sequence[int], Sequence[int]]
-"""The tokens of the text with which reasoning begins, and of that with which it ends."""
 
 NO_MARKERS = (
     "No chat template states the markers of this model's reasoning, so those of all known families "
@@ -99,33 +97,3 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
         return text
     start, end = (markers or family_markers())[0]
     return f"{start}{reasoning}{end}{text}" if text else start + reasoning
-
-
-def spends_budget(
-    prompt: Sequence[int] | None,
-    completion: Sequence[int] | None,
-    markers: MarkerIds | None,
-    budget: int | None,
-) -> bool:
-    """Whether the reasoning of a completion has ended, with all tokens of its budget.
-
-    vLLM ends it there without a record. A model that ends it there by itself counts too. It is
-    False without tokens, markers or a budget.
-
-    Args:
-        prompt: The tokens of the prompt, which may begin the reasoning.
-        completion: The tokens of the completion.
-        markers: The tokens of the markers.
-        budget: The maximum number of tokens between the markers.
-    """
-    if not (prompt and completion and markers and budget):
-        return False
-    # one character for each token, because Python can search text
-    texts = ["".join(map(chr, token_ids)) for token_ids in (prompt, completion, *markers)]
-    prompt_text, completion_text, start, end = texts
-    before_end, has_ended, _ = completion_text.partition(end)
-    _, has_begun, reasoning = (prompt_text + before_end).rpartition(start)
-    # vLLM 0.32 allows some tokens more after a prompt that ends in a start of several
-    is_spent = bool(has_ended and has_begun) and len(reasoning) >= budget
-    # after the reasoning of an example in the prompt, the completion may have none of its own
-    return is_spent and end not in reasoning

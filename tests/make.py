@@ -242,7 +242,6 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "target": "1",
                     "completion_tokens": 10,
                     "looping": verdict == "truncated",
-                    "spent_budget": False,
                     "other_form": False,
                     "next_question": False,
                     "is_at_limit": verdict == "truncated",

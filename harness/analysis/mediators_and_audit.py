@@ -17,7 +17,6 @@ MEDIATOR_COLUMNS = {
     "truncated": "percent that reached the token limit without an answer in a closed box",
     "unfinished": "percent whose reasoning did not end",
     "cut_reasoning": "percent whose reasoning did not end before the token limit",
-    "spent_budget": "percent whose reasoning has all tokens of `thinking_budget`",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
     "completion_tokens": "mean tokens of a completion",
@@ -44,7 +43,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
         "cut_reasoning": (verdict == "unfinished") & samples["is_at_limit"],
-        **samples[["spent_budget", "other_form", "next_question", "looping"]],
+        **samples[["other_form", "next_question", "looping"]],
     }
     scores = (
         samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))

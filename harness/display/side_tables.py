@@ -141,7 +141,6 @@ SIDE_TABLES = (
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
             *UNGRADED_ENDINGS.values(),
-            Column("spent_budget", "spent budget", number, optional=True),
             Column("completion_tokens", "tokens", partial(number, digits=0)),
             Column("other_form", "other form", number, optional=True),
             Column("next_question", "next question", number, optional=True),

@@ -23,7 +23,6 @@ from harness.reasoning_markers import (
     NO_MARKERS,
     add_reasoning,
     skip_reasoning,
-    spends_budget,
 )
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
@@ -151,15 +150,9 @@ class _Session:
         return self._task_lines[self._requests[key].task]
 
     def _model_arguments(self) -> JsonObject:
-        """The model's arguments; with interventions also the opened layers and the reference.
-
-        With a budget of reasoning they have its markers.
-        """
+        """The model's arguments; with interventions also the opened layers and the reference."""
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
-        if config.thinking_budget:
-            start, end = self._plan.thinking[0]
-            arguments["reasoning_config"] = {"reasoning_start_str": start, "reasoning_end_str": end}
         if any((layers := opened_layers(config)).values()):
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
@@ -195,12 +188,6 @@ class _Session:
             text,
             tokens=tokens,
             reason=completion.finish_reason,
-            spent_budget=spends_budget(
-                request.prompt_token_ids,
-                completion.token_ids,
-                self._plan.marker_ids,
-                request.sampling.thinking_budget,
-            ),
         )
         if request.scored:
             tokens = len(request.prompt_token_ids or ())  # which take the time

@@ -38,6 +38,8 @@ class ExplicitSampling(Strict):
     """Only tokens with at least this share of the highest probability."""
     repetition_penalty: float = Field(default=1.0, gt=0)
     """Above 1, repeated tokens become less likely."""
+    thinking_token_budget: int | None = Field(default=None, ge=1)
+    """The maximum length of the reasoning, in tokens. vLLM then ends it."""
 
 
 _FIELDS = tuple(ExplicitSampling.model_fields)
@@ -51,10 +53,10 @@ class Sampling:
         source: `greedy`, `model_default` (the model's generation_config, as plain `generate` reads
             it), `server_default` (no temperature is sent), or `explicit`.
         temperature: 0 is greedy; None is the server's own.
-        top_p, top_k, min_p, repetition_penalty: As in vLLM; the defaults switch them off.
+        top_p, top_k, min_p, repetition_penalty, thinking_token_budget: As in vLLM; the defaults
+            switch them off.
         max_tokens: The maximum number of generated tokens.
         stop: Strings that end a completion.
-        thinking_budget: The maximum number of tokens of reasoning; None for no maximum.
     """
 
     source: Source = "greedy"
@@ -63,9 +65,9 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    thinking_token_budget: int | None = None
     max_tokens: int = MAX_GEN_TOKS
     stop: tuple[str, ...] = ()
-    thinking_budget: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -76,8 +78,9 @@ class Sampling:
         """The arguments of vLLM's SamplingParams."""
         values = {name: getattr(self, name) for name in _FIELDS}
         values |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
-        if self.thinking_budget:
-            values["thinking_token_budget"] = self.thinking_budget
+        if self.thinking_token_budget is None:
+            # else the keys of all samples would change
+            del values["thinking_token_budget"]
         return values
 
     def lm_eval(self) -> dict[str, Any]:
@@ -104,8 +107,8 @@ class Sampling:
     @property
     def _changed(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
-        off, names = Sampling(), (*_FIELDS[1:], "thinking_budget")
-        changed = [name for name in names if getattr(self, name) != getattr(off, name)]
+        off = Sampling()
+        changed = [name for name in _FIELDS[1:] if getattr(self, name) != getattr(off, name)]
         return {name: getattr(self, name) for name in changed}
 
 

@@ -30,7 +30,7 @@ from harness.experiment.run_config import RunConfig
 from harness.experiment.template import find_columns
 from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_builds
 from harness.experiment.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import MarkerIds, Markers, find_opened, read_markers
+from harness.reasoning_markers import Markers, find_opened, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,6 @@ class Plan:
         layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
-        marker_ids: With a budget of reasoning the tokens of the markers, start and end.
         lacks_markers: Whether the chat template speaks of reasoning, without known markers.
         raw_prefix: The tokens that the tokenizer adds before an untemplated text, such as BOS.
     """
@@ -60,7 +59,6 @@ class Plan:
     example_ids: ExampleIds | None = None
     layout_reason: str
     thinking: Markers = ()
-    marker_ids: MarkerIds | None = None
     lacks_markers: bool = False
     raw_prefix: str = ""
 
@@ -164,7 +162,6 @@ def make_plan(
         example_ids=example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
-        marker_ids=_encode_markers(config, thinking, model),
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
     )
@@ -178,21 +175,6 @@ def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) 
                 f"answer: `line` would end each completion in the first line of its reasoning, "
                 f"because the prompt ends in {start}. Set `answer: box` (--answer box)."
             )
-
-
-def _encode_markers(
-    config: RunConfig, thinking: Markers, model: ModelTokenizer | None
-) -> MarkerIds | None:
-    """The tokens of the first markers, as vLLM encodes them; None without a budget of reasoning."""
-    if not config.thinking_budget or model is None:
-        return None
-    if not thinking:
-        raise ConfigError(
-            f"thinking_budget: the chat template of {model.name} states no markers of reasoning. "
-            "Set `thinking: {start: ..., end: ...}`."
-        )
-    start, end = (model.tokenizer.encode(text, add_special_tokens=False) for text in thinking[0])
-    return start, end
 
 
 def _split_problems(

@@ -112,8 +112,6 @@ class RunConfig(Strict):
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
-    thinking_budget: int | None = Field(default=None, ge=1)
-    """The maximum length of the reasoning, in tokens. vLLM then ends it."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
     """`greedy`, `model_default` (the model's generation_config), or a mapping."""
     repeats: int = Field(default=1, ge=1)
@@ -247,8 +245,13 @@ class RunConfig(Strict):
         prefixed = [condition.name for condition in self.all_conditions if condition.begins_answer]
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
-        if self.thinking_budget and self.model.backend != "vllm":
-            yield f"thinking_budget: needs `model.backend: vllm`, got {self.model.backend!r}"
+        has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
+        if getattr(self.gen_kwargs, "thinking_token_budget", None) and not has_markers:
+            yield (
+                "gen_kwargs.thinking_token_budget: needs `model.backend: vllm` and "
+                "model.model_args.reasoning_config, such as {reasoning_start_str: <think>, "
+                "reasoning_end_str: </think>}"
+            )
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
 
@@ -262,7 +265,6 @@ class RunConfig(Strict):
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
             "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
             "conditions without an intervention": not has_intervention,
-            "no thinking_budget": not self.thinking_budget,
             # every condition answers at once
             "no positive_control, or `answer: line`": (
                 self.answer == "line" or not self.positive_control
@@ -346,7 +348,6 @@ class RunConfig(Strict):
         # the answer is the first line, so the completion may end there
         until = (*self.until, *(["\n"] if self.answer == "line" else []))
         sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
-        sampling = replace(sampling, thinking_budget=self.thinking_budget)
         if self.omits_temperature:
             sampling = replace(sampling, source="server_default", temperature=None)
         if self.repeats_per_draw > 1 and sampling.greedy:
@@ -374,7 +375,6 @@ class RunConfig(Strict):
             "template",
             "question",
             "thinking",
-            "thinking_budget",
             "planned",
         ):
             # left out, so that None, False and an empty list are no difference between runs

@@ -247,7 +247,6 @@ class Sample(Keyed, kw_only=True, gc=False):
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not report it.
         finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
-        spent_budget: Whether its reasoning has all tokens of `thinking_budget`.
         answer_score: If the endpoint is `answer_logprob`.
     """
 
@@ -268,7 +267,6 @@ class Sample(Keyed, kw_only=True, gc=False):
     finish_reason: Annotated[
         str | None, column("stop or length; missing if the backend does not report it")
     ] = None
-    spent_budget: bool = False
     answer_score: AnswerScore | None = None
 
     @staticmethod
@@ -279,7 +277,6 @@ class Sample(Keyed, kw_only=True, gc=False):
         *,
         tokens: int | None = None,
         reason: str | None = None,
-        spent_budget: bool = False,
     ) -> Sample:
         """The sample that a completion makes of a request."""
         ids = request.prompt_token_ids
@@ -296,7 +293,6 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
-            spent_budget=spent_budget,
         )
 
 

@@ -65,7 +65,6 @@ _FACTS: Columns = {
     **_fields(np.int32, "sample_index", "replicate"),
     **_fields(np.float64, "completion_tokens"),
     "completion_checksum": (np.int64, _checksum),
-    "spent_budget": (np.bool_, attrgetter("spent_budget")),
     "is_at_limit": (np.bool_, lambda sample: sample.finish_reason == "length"),
     "looping": (np.bool_, lambda sample: loops(sample.completion or "")),
 }
@@ -146,7 +145,7 @@ def read_frame(
         prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
             condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
-            correct, answer, target, completion_tokens, looping, spent_budget, other_form,
+            correct, answer, target, completion_tokens, looping, other_form,
             next_question, is_at_limit, completion_checksum, the graders' of `harness.grading`,
             boxes_after_first. Words are then categorical, and a completion is measured and not
             stored.
@@ -212,7 +211,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         words = [name for name in words if name in frame]
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
-        names += ["looping", "spent_budget", "other_form", "next_question", "is_at_limit"]
+        names += ["looping", "other_form", "next_question", "is_at_limit"]
         names.append("completion_checksum")
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value

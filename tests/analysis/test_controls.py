@@ -39,13 +39,6 @@ def test_the_shares_of_mediators_by_hand():
     assert table.loc["mless", ["unfinished", "timed_out"]].tolist() == [0, 20]
 
 
-def test_the_share_of_reasoning_that_spent_its_budget_by_hand():
-    samples = evaluation(VERDICTS).samples
-    is_spent = (samples["condition"] == "wo") & samples["problem_id"].isin(["p0", "p3"])
-    table = mediator_table(samples.assign(spent_budget=is_spent)).set_index("condition")
-    assert table["spent_budget"].to_dict() == {"wo": 40, "mless": 0}
-
-
 def test_mediators_leave_out_replicates_and_can_be_split():
     verdicts = drawn(1, 20, 2, {"wo": 0.5, "mless": 0.5})
     replicated = {**verdicts, "wo again": verdicts["mless"]}

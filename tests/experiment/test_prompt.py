@@ -106,18 +106,15 @@ def test_the_checked_token_ids_are_those_of_the_requests(toy_tokenizer):
         assert encode(request.prompt, toy_tokenizer)[0] == request.prompt_token_ids
 
 
-def test_a_budget_of_reasoning_needs_markers_and_changes_the_keys_of_samples(toy_tokenizer):
-    with pytest.raises(ConfigError, match=r"thinking_budget: the chat template of .* states no ma"):
-        plan_of("thinking_budget=5", limit=1)
-    plan, requests = plan_of(
-        "thinking_budget=5", "thinking={start: <think>, end: </think>}", limit=1
-    )
-    start, end = map(list, plan.marker_ids)
-    assert [toy_tokenizer.decode(tokens) for tokens in (start, end)] == ["<think>", "</think>"]
-    (without, *_) = plan_of("thinking={start: <think>, end: </think>}", limit=1)[1]
-    assert without.prompt == requests[0].prompt
-    assert requests[0].sampling.lm_eval()["thinking_budget"] == 5
-    assert sample_key(without, "setting") != sample_key(requests[0], "setting")
+def test_a_budget_of_reasoning_is_vllms_own_and_changes_the_keys_of_samples():
+    budget = "gen_kwargs={temperature: 0, thinking_token_budget: 5}"
+    markers = "model.model_args.reasoning_config={reasoning_end_str: </think>}"
+    (request, *_) = plan_of(budget, markers, limit=1)[1]
+    (without, *_) = plan_of(markers, limit=1)[1]
+    assert without.prompt == request.prompt
+    assert without.sampling.vllm() | {"thinking_token_budget": 5} == request.sampling.vllm()
+    assert "thinking_token_budget" not in without.sampling.vllm()
+    assert sample_key(without, "setting") != sample_key(request, "setting")
 
 
 def test_conditions_with_some_equal_prompts_have_separate_samples():

@@ -13,7 +13,6 @@ from harness.reasoning_markers import (
     find_opened,
     read_markers,
     skip_reasoning,
-    spends_budget,
 )
 from tests.execution.test_scoring import prompt, sample
 from tests.make import read_data, with_cases
@@ -102,11 +101,3 @@ def test_an_answer_that_the_prompt_begins_stands_after_the_reasoning(
         )
         == "4"
     )
-
-
-@with_cases
-def test_reasoning_with_all_tokens_of_its_budget_is_recognised(
-    prompt_ids, completion_ids, is_spent
-):
-    assert spends_budget(prompt_ids, completion_ids, ([1], [2, 3]), 3) is is_spent
-    assert not spends_budget(prompt_ids, completion_ids, None, 3)
