@@ -42,7 +42,8 @@ class Leaderboard:
         primary: The registered primary contrast. None if the runs name none or different ones.
         reference_conditions: Those of the runs, by name, with their kind, `of` and number.
         by: Columns that the rows are split by, besides model, layout and condition.
-        clusters: The number of clusters of problems; 0 if the problems have no clusters.
+        clusters: The number of clusters of problems; 0 if each problem is a cluster.
+        copies: The number of problems whose question is that of an earlier problem.
         omitted: The number of problems that are left out, because not all models have them.
         score: As of `Design`; `gold_first` if the runs' endpoint is `answer_logprob`.
         receipt: An entry for each run: source, versions, hashes, settings.
@@ -56,6 +57,7 @@ class Leaderboard:
     reference_conditions: ReferenceConditions
     by: tuple[str, ...]
     clusters: int
+    copies: int
     omitted: int
     score: str | None
     receipt: tuple[Mapping[str, Any], ...]
@@ -98,6 +100,11 @@ def make_leaderboard(
         frame = frame[~frame["condition"].isin(omitted_conditions)]
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
+    # of its first run, because logs of another task may show other models other text
+    problems = frame.drop_duplicates("problem_id")
+    clusters, questions = (
+        problems.get(name, problems["problem_id"]).nunique() for name in ("cluster", "question")
+    )
     merged_frame = merge_instructions(frame, design.reference_conditions)
     outcomes = count_outcomes(merged_frame, by, score)
     # before all other tables, because its errors say best what cannot be compared
@@ -113,7 +120,8 @@ def make_leaderboard(
         primary=design.primary,
         reference_conditions=design.reference_conditions,
         by=tuple(by),
-        clusters=merged_frame["cluster"].nunique() if "cluster" in merged_frame else 0,
+        clusters=clusters if clusters < len(problems) else 0,
+        copies=len(problems) - questions,
         omitted=omitted_problems,
         score=score,
         receipt=tuple({"name": run.name, **run.about} for run in runs),
@@ -306,6 +314,8 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
         "primary": board.primary,
         "by": board.by,
         "score": board.score,
+        "clusters": board.clusters,
+        "copies": board.copies,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
     }

@@ -44,10 +44,13 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     """The number of right samples, and the first samples on which our grader and the log differ."""
     from harness.analysis.result_tables import records
     from harness.display.format_table import Column, Table, render
+    from harness.display.format_values import plural
     from harness.execution.grade_again import LOG_FORM, REGRADED_SHOWN
     from harness.grading.answer_forms import FORMS, NO_FORM
 
-    summary = f"{len(grades)} samples: right by mless {grades['by_mless'].mean():.1%}"
+    clusters = grades["cluster"].nunique()
+    share = f" of {clusters} {plural('problem', clusters)}" if clusters < len(grades) else ""
+    summary = f"{len(grades)} samples{share}: right by mless {grades['by_mless'].mean():.1%}"
     verdicts, forms = (
         ", ".join(f"{name} {count}" for name, count in grades[column].value_counts().items())
         for column in ("verdict", "form")

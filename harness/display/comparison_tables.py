@@ -11,7 +11,7 @@ from harness.display import comparison_columns
 from harness.display.comparison_columns import word
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.format_table import Column, Row, Table
-from harness.display.format_values import LEVEL, label, plural
+from harness.display.format_values import LEVEL, describe_clusters, label, plural
 
 _TITLE_NOUNS = {
     "model": "",
@@ -108,14 +108,14 @@ def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]
 
 def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
     """The title, which names what all rows share, and the columns of words in which they differ."""
-    clusters = 0 if board.by else board.clusters
+    clusters = (0, 0) if board.by else (board.clusters, board.copies)
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
     texts, columns = describe_words(records(board.comparison), names, clusters)
     return ", ".join(texts) or "Differences from the baseline", columns
 
 
 def describe_words(
-    rows: Sequence[Row], names: Sequence[str], clusters: int = 0
+    rows: Sequence[Row], names: Sequence[str], clusters: tuple[int, int] = (0, 0)
 ) -> tuple[list[str], list[Column]]:
     """The values that all rows share, as texts, and the columns of words in which rows differ.
 
@@ -131,8 +131,8 @@ def describe_words(
             (value,) = values
             noun = _TITLE_NOUNS[name]
             text = f"{value} {plural(noun, value)}" if noun else str(value)
-            if name == "problems" and clusters:
-                text += f" in {clusters} clusters"
+            if name == "problems":
+                text += describe_clusters(value, *clusters)
             elif name == "repeats":
                 text += " each"
             texts.append(text)

@@ -13,7 +13,7 @@ from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER
 from harness.decimal_commas import with_decimal_points
 from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import plural, visible
+from harness.display.format_values import describe_clusters, plural, visible
 from harness.engines.devices import describe_processor
 from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
@@ -21,7 +21,7 @@ from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import contrast_name
 from harness.experiment.plan import Plan, group_name
-from harness.experiment.problems import Problem
+from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import ConditionPrompts
@@ -55,11 +55,11 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     """The plan as text: requests, power, time and further lines, then a table of the prompts."""
     config = plan.config
     prompt_tokens = _count_prompt_tokens(plan)
-    clusters = {problem.counts_with for problem in plan.dataset.problems}
+    clusters = len({problem.counts_with for problem in plan.dataset.problems})
     lines = [
-        *_describe_prompts(plan),
+        *_describe_prompts(plan, clusters),
         *_describe_requests(plan, prompt_tokens),
-        *describe_power(config, len(clusters)),
+        *describe_power(config, clusters),
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
@@ -129,13 +129,13 @@ def _count_prompt_tokens(plan: Plan) -> int:
     return count * plan.config.repeats_per_draw
 
 
-def _describe_prompts(plan: Plan) -> Iterator[str]:
+def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     """The model, the dataset, and what is remarkable about gold answers and prompts."""
     config, problems = plan.config, plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
     for name, switch in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(switch)}"
-    yield f"dataset   {plan.dataset.name}, {len(problems)} problems, {plan.dataset.source}"
+    yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
     yield from _describe_golds(problems)
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     yield f"answer    {ANSWER_FORMS[form]}"
@@ -158,6 +158,20 @@ def _describe_prompts(plan: Plan) -> Iterator[str]:
     if {*config.layouts} != {Layout.CHAT}:
         layouts += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
     yield f"layouts   {layouts}"
+
+
+def _count_problems(plan: Plan, clusters: int) -> str:
+    """The numbers of problems that are asked, of copies and clusters, and of examples."""
+    total, problems = len(plan.full_dataset.problems), plan.dataset.problems
+    count = str(len(problems))
+    if len(problems) < total:
+        count += f" of {total}"
+    questions = {(problem.counts_with, fold_text(problem.problem)) for problem in problems}
+    copies = len(problems) - len(questions)
+    count += f" problems{describe_clusters(len(problems), clusters, copies)}"
+    if plan.example_ids:
+        count += f", examples from {len(plan.example_ids.pool)} others"
+    return count
 
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
@@ -265,20 +279,24 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
 
 def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
-    draws = 1
-    assumption = f"at a discordance of {100 * PLANNED_DISCORDANCE:.0f} %"
+    draws, spread = 1, ""
     # From this number of draws on the test is for new draws too.
     if config.draws >= FEWEST_DRAWS:
         draws = config.draws
-        assumption += f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-    effect = minimal_detectable_effect(
-        n=problems,
-        k=config.repeats,
-        discordance=PLANNED_DISCORDANCE,
-        alpha=alpha,
-        prompts=draws,
-        spread=PLANNED_SPREAD,
-    )
+        spread = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
+    # Few problems detect only a difference above the planned discordance.
+    for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
+        effect = minimal_detectable_effect(
+            n=problems,
+            k=config.repeats,
+            discordance=discordance,
+            alpha=alpha,
+            prompts=draws,
+            spread=PLANNED_SPREAD,
+        )
+        if not math.isnan(effect):
+            break
+    size = f"{100 * effect:.1f} points"
     if math.isnan(effect):
-        return f"more than {100 * PLANNED_DISCORDANCE:.0f} points", assumption
-    return f"{100 * effect:.1f} points", assumption
+        size = f"more than {100 * discordance:.0f} points"
+    return size, f"at a discordance of {100 * discordance:.0f} %{spread}"

@@ -151,6 +151,14 @@ def plural(noun: str, amount: float) -> str:
     return noun if amount == 1 else f"{noun}s"
 
 
+def describe_clusters(problems: int, clusters: int, copies: int) -> str:
+    """What follows a number of problems in a text; empty if each problem is a cluster."""
+    if clusters in (0, problems):
+        return ""
+    share = f", {copies} of them copies of others," if copies else ""
+    return f"{share} in {clusters} clusters"
+
+
 def _is_missing(value: Any) -> bool:
     return value is None or math.isnan(value)
 

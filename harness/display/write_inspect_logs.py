@@ -76,7 +76,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
             "id": prompt.problem_id,
             "epoch": epoch,
             "input": question,
-            "target": [prompt.doc["answer"], *prompt.doc.get("alternatives", ())],
+            "target": prompt.golds,
             "messages": [{"role": "user", "content": question}, message],
             "output": {"choices": [{"message": message, "stop_reason": reason}]},
             "scores": {SCORER: grade},

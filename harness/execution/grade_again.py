@@ -15,6 +15,7 @@ from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
 from harness.execution.grade_samples import Scorer
 from harness.experiment.gold_answers import read_gold_column
+from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
 from harness.grading.grade_answer import GRADER_VERSION
@@ -111,9 +112,11 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
         return None, {}
 
 
-Answered = tuple[str, str, tuple[str, Any], str, bool | None, str | None]
-"""A completion: its name, its text, location and value of its gold answers, the answer that a
-filter extracted, whether it is right by the log's metric, and this metric."""
+Answered = tuple[str, str, str, tuple[str, Any], str, bool | None, str | None]
+"""A completion: its name, its problem's text, its own text, location and value of its gold answers,
+the answer that a filter extracted, whether it is right by the log's metric, and this metric."""
+QUESTION_COLUMNS = ("problem", "question", "prompt")
+"""Columns of a problem's text in a table; the first that it has is read."""
 
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
@@ -139,14 +142,15 @@ def regrade_logs(
         decimal: The decimal sign of the gold answers, if it is known.
 
     Returns:
-        A row for each completion: `name`, `gold`, `answer`, `form` (see
+        A row for each completion: `name`, `cluster`, `gold`, `answer`, `form` (see
         `answer_forms.find_answer`), `verdict`; `by_mless`, whether it is right; `by_log`, whether
         it is right by the log's metric, missing without such a metric; `metric`, its name.
 
     Raises:
         RunError: a log is missing or damaged.
         ConfigError: the file lacks a column, or holds no completion.
-        DataError: the file cannot be read, or gold answers are missing or have another form.
+        DataError: the file cannot be read, or gold answers are missing, have another form, or
+            differ between copies of a problem.
     """
     logs = [path] if path.match("samples_*.jsonl*") else find_logs(path)
     jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), decimal)]
@@ -174,11 +178,13 @@ def _make_jobs(
     reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
     rows, jobs = list(answered), []
-    hidden_start = find_hidden_start([completion for _, completion, *_ in rows])
-    cells = [cell for _, _, cell, *_ in rows]
+    questions: dict[str, tuple[str, str]] = {}
+    hidden_start = find_hidden_start([completion for _, _, completion, *_ in rows])
+    cells = [cell for _, _, _, cell, *_ in rows]
     columns = read_gold_column(cells, "gold", decimal=decimal, has_semicolons=has_semicolons)
     for row, (gold, *alternatives) in zip(rows, columns, strict=True):
-        name, text, _, filtered_answer, is_right, metric = row
+        name, question, text, (location, _), filtered_answer, is_right, metric = row
+        refuse_other_golds(questions, question, [gold, *alternatives], location)
         completion = hidden_start + text
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
@@ -196,8 +202,8 @@ def _make_jobs(
             line=True,
             decimal=decimal,
         )
-        facts = {"name": name, "gold": gold, "form": form, "by_log": is_right, "metric": metric}
-        jobs.append((facts, job))
+        facts = {"name": name, "cluster": fold_text(question), "gold": gold, "form": form}
+        jobs.append((facts | {"by_log": is_right, "metric": metric}, job))
     return jobs
 
 
@@ -226,9 +232,9 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             elif answer not in completion and len(prompt.completions) > 1:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
-            golds = [prompt.doc["answer"], *(prompt.doc.get("alternatives") or ())]
-            cell = f"{path}, problem {prompt.problem_id}", golds
-            yield prompt.problem_id, start + completion, cell, answer, is_right, log.metric
+            cell = f"{path}, problem {prompt.problem_id}", prompt.golds
+            names = prompt.problem_id, prompt.cluster
+            yield *names, start + completion, cell, answer, is_right, log.metric
 
 
 def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
@@ -242,5 +248,7 @@ def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
                     " Name the columns: --completion COLUMN --gold COLUMN."
                 )
             values.append(record[column])
+        name = str(record.get("id", number))
+        question = str(record.get(find_column(record, *QUESTION_COLUMNS) or "") or name)
         for text in read_completions(values[0], location):
-            yield str(record.get("id", number)), text, (location, values[1]), "", None, None
+            yield name, question, text, (location, values[1]), "", None, None

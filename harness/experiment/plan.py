@@ -124,7 +124,7 @@ def make_plan(
     Raises:
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
-    full_dataset = open_dataset(config.dataset, find_columns(config.as_written()))
+    full_dataset = _open_dataset(config)
     problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
@@ -175,6 +175,20 @@ def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) 
                 f"answer: `line` would end each completion in the first line of its reasoning, "
                 f"because the prompt ends in {start}. Set `answer: box` (--answer box)."
             )
+
+
+def _open_dataset(config: RunConfig) -> Dataset:
+    """The dataset, with the columns that the config names."""
+    values = config.as_written()
+    baseline = [
+        condition.recorded()
+        for condition in config.conditions
+        if condition.name == config.baseline_name
+    ]
+    shared_texts = [values.get(key) for key in ("template", "question", "instruction")]
+    return open_dataset(
+        config.dataset, find_columns(values), find_columns([shared_texts, baseline])
+    )
 
 
 def _split_problems(

@@ -9,7 +9,8 @@ import json
 import os
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -120,6 +121,39 @@ def read_level(value: Any) -> int:
     return int(match[1]) if match else 0
 
 
+def fold_text(text: str) -> str:
+    """A text with one blank for all blanks and line breaks, and one form for each letter."""
+    # blanks without a width are not blanks for `split`
+    visible_text = re.sub("[\u200b\u2060\ufeff]", "", text)
+    return " ".join(unicodedata.normalize("NFC", visible_text).split())
+
+
+def refuse_other_golds(
+    problems: dict[str, tuple[str, str]], question: str, facts: Iterable[str], location: str
+) -> None:
+    """Refuse a copy of an earlier problem that differs from it in its gold answers or cluster.
+
+    Golds are compared as texts: only the grader knows that 0.5 is 1/2, and it takes seconds to
+    load.
+
+    Args:
+        problems: The facts and the location of each question so far; this problem is added.
+        question: What the baseline's prompt shows of the problem.
+        facts: The accepted answers in any order, and a name of the cluster if the file has one.
+        location: The location of the problem, for messages.
+
+    Raises:
+        DataError: it differs.
+    """
+    text = ", ".join(sorted({*map(fold_text, facts)}))
+    first_text, first_location = problems.setdefault(fold_text(question), (text, location))
+    if text != first_text:
+        raise DataError(
+            f"{location}: the question is that of {first_location}, with another gold answer or "
+            f"cluster: {text} instead of {first_text}."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One problem with its answer.
@@ -134,8 +168,8 @@ class Problem:
         level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
             none.
         row: The columns of the data that a config names. They are no part of the problem's hash.
-        cluster: The problems of a cluster are never split, and count as one. Empty: the problem is
-            its own cluster.
+        cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
+            problem are its cluster.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
@@ -156,8 +190,8 @@ class Problem:
 
     @property
     def counts_with(self) -> str:
-        """The name of its cluster: the problem's id if it has none."""
-        return self.cluster or self.id
+        """The name of its cluster: its text if it has none, so that copies are one cluster."""
+        return self.cluster or fold_text(self.problem)
 
     def record(self) -> dict[str, Any]:
         """The fields without the row, and without empty cluster, alternatives and decimal sign."""
@@ -230,12 +264,17 @@ class Dataset:
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def open_dataset(dataset: AnyDataset, columns: Collection[str] = ()) -> Dataset:
+def open_dataset(
+    dataset: AnyDataset,
+    columns: Collection[str] = (),
+    question_columns: Collection[str] = (),
+) -> Dataset:
     """Open the problems of a config's `dataset`. `MATH500_PATH` may replace MATH-500.
 
     Args:
         dataset: The source of the problems.
         columns: The further columns to keep in their rows.
+        question_columns: Those that the baseline shows, so that copies have them in common.
 
     Raises:
         DataError: the problems cannot be loaded, or a file has another form. The message names the
@@ -254,12 +293,12 @@ def open_dataset(dataset: AnyDataset, columns: Collection[str] = ()) -> Dataset:
             problems=problems,
         )
     if isinstance(dataset, DatasetConfig):
-        return _read_dataset(dataset, columns)
+        return _read_dataset(dataset, columns, question_columns)
     path = os.environ.get(PATH_VARIABLE, "").strip()
     if path:
-        return _read_dataset(DatasetConfig(path=Path(path)), columns)
+        return _read_dataset(DatasetConfig(path=Path(path)), columns, question_columns)
     try:
-        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)), columns)
+        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)), columns, question_columns)
     except DataError as error:
         raise DataError(
             f"{error} Or set {PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and "
@@ -268,7 +307,9 @@ def open_dataset(dataset: AnyDataset, columns: Collection[str] = ()) -> Dataset:
     return replace(math500, name="math500")
 
 
-def _read_dataset(fields: DatasetConfig, columns: Collection[str]) -> Dataset:
+def _read_dataset(
+    fields: DatasetConfig, columns: Collection[str], question_columns: Collection[str]
+) -> Dataset:
     # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
     name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
     source = fields.path.expanduser()
@@ -284,7 +325,7 @@ def _read_dataset(fields: DatasetConfig, columns: Collection[str]) -> Dataset:
         decimal=fields.decimal,
         has_semicolons=find_delimiter(source) == ";",
     )
-    problems = _make_problems(rows, golds, fields)
+    problems = _make_problems(rows, golds, fields, question_columns)
     return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
 
@@ -329,10 +370,14 @@ def _read_fields(
 
 
 def _make_problems(
-    rows: Sequence[LocatedRecord], golds: Sequence[Sequence[str]], fields: DatasetConfig
+    rows: Sequence[LocatedRecord],
+    golds: Sequence[Sequence[str]],
+    fields: DatasetConfig,
+    question_columns: Collection[str],
 ) -> tuple[Problem, ...]:
     """Make problems from their fields, each with its location in the source, and gold answers."""
     problems: dict[str, Problem] = {}
+    questions: dict[str, tuple[str, str]] = {}
     for (location, values), (answer, *alternatives) in zip(rows, golds, strict=True):
         values |= {"answer": answer, "alternatives": alternatives}
         if fields.decimal == ",":
@@ -346,10 +391,12 @@ def _make_problems(
             raise DataError(explain(error, location)) from None
         if problem.id in problems:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
+        question = " ".join([problem.problem, *map(problem.row.__getitem__, question_columns)])
+        facts = [problem.answer, *problem.alternatives]
+        if problem.cluster:
+            facts.append(f"cluster {problem.cluster}")
+        elif question_columns:
+            problem = replace(problem, cluster=fold_text(question))
+        refuse_other_golds(questions, question, facts, location)
         problems[problem.id] = problem
-    if any(problem.cluster for problem in problems.values()):
-        # a problem's id may be the name of another problem's cluster
-        for name, problem in problems.items():
-            if not problem.cluster:
-                problems[name] = replace(problem, cluster=f"problem {name}")
     return tuple(problems.values())

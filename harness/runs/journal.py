@@ -7,6 +7,7 @@ the line being written.
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,6 +26,10 @@ SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+_CHOSEN = re.compile(
+    r"config\.|limit|contrasts|primary|problem .*, doc\.(problem|answer|alternatives|cluster):"
+)
+"""Changes that follow from no other change."""
 _HEADER_DECODER = msgspec.json.Decoder(JsonObject)
 
 
@@ -202,8 +207,7 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
     It names the settings that the user changed. What follows from them (hashes, generation
     arguments) is named only if nothing else changed.
     """
-    keys = ("config.", "limit", "contrasts", "primary")
-    named_changes = [change for change in changes if change.startswith(keys)] or changes
+    named_changes = [change for change in changes if _CHOSEN.match(change)] or changes
     text = "; ".join(named_changes[:4])
     if len(named_changes) > 4:
         text += f"; and {len(named_changes) - 4} more"

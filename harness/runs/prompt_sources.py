@@ -196,12 +196,13 @@ def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
     problems = []
     for problem_id, by_condition in by_id.items():
         # the problem's fields are the same under all conditions, so any document will do
-        doc = next(iter(by_condition.values())).doc
+        first_prompt = next(iter(by_condition.values()))
+        doc = first_prompt.doc
         problem = Problem(
             id=problem_id,
             subject=doc["subject"],
             level=doc["level"],
-            cluster=doc.get("cluster") or doc["id"],
+            cluster=first_prompt.cluster,
             prompts=by_condition,
         )
         problems.append(problem)

@@ -5,10 +5,11 @@ what is right, and the segments are found only if `mless tasks --wrap` wrote the
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from harness.constants import JsonObject
 from harness.errors import RunError
 from harness.experiment.gold_answers import read_golds
 from harness.experiment.model_settings import fixed_arguments
-from harness.experiment.problems import read_level
+from harness.experiment.problems import read_level, refuse_other_golds
 from harness.experiment.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.reasoning_markers import add_reasoning, find_opened
 from harness.runs.find_lm_eval_files import (
@@ -35,6 +36,9 @@ from harness.runs.records import Graded, Sample, Score
 
 METRICS = ("exact_match", "math_verify", "acc")
 """Metrics of other tasks that can give a verdict; the first that a log has is read."""
+
+_IDS = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
+"""Names of fields in which copies of a document may differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,7 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     metric_name, _, filter_name = (metric or "").partition(",")
     prompts: dict[str, AnsweredPrompt] = {}
     problems: dict[str, str] = {}
+    golds: dict[str, tuple[str, str]] = {}
     filters: dict[str, None] = {}
     for origin, values, line in read_lines(path):
         # a set would lose the order
@@ -104,6 +109,8 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
         if prompt.problem_id in prompts:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompts[prompt.problem_id] = prompt
+        location = f"{origin}: problem {prompt.problem_id}"
+        refuse_other_golds(golds, prompt.question, prompt.golds, location)
         problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
     expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
@@ -192,6 +199,7 @@ def _read_prompt(
         doc["system"] = ""
         # in another task these fields may mean anything
         doc["alternatives"] = alternatives
+        doc["question_of_log"] = _read_question(line, results)
         doc.pop("cluster", None)
     return AnsweredPrompt(
         task=origin,
@@ -236,6 +244,22 @@ def _remove_chunks(
             )
         head, surroundings = before, after + surroundings
     return "".join((head + surroundings).split())
+
+
+def _read_question(line: LogLine, results: ResultsFile) -> str:
+    """The text that is the same in all copies of a problem of another task."""
+    if results.task_config.num_fewshot:
+        # each prompt has examples of its own, so the document is the question
+        values = [
+            value
+            for name, value in line.doc.items()
+            if not _IDS.search(name) and str(value) != str(line.target)
+        ]
+    else:
+        # all requests, because choices are scored as continuations of the same prompt
+        requests = line.arguments.values()
+        values = [*chain.from_iterable(request.values() for request in requests)]
+    return " ".join(map(str, values))
 
 
 def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:

@@ -22,7 +22,7 @@ from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_json
-from harness.experiment.problems import Problem
+from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompt import Prompt, Segment, document_prompt, make_document
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
@@ -57,7 +57,7 @@ class Document(Struct):
     condition: str
     system: str
     segments: list[Segment]
-    cluster: Annotated[str, column("the problem's cluster; no column if no problem has one")] = ""
+    cluster: Annotated[str, column("the problem's cluster, by default its text")] = ""
 
 
 def prompt_id(problem_id: str, draw: int) -> str:
@@ -167,6 +167,21 @@ class StoredPrompt(Struct, omit_defaults=True):
             if match[1]:
                 return text[1 : match.start()]
         return completion
+
+    @property
+    def question(self) -> str:
+        """As of `Problem.question`; what a log of another task has in its place."""
+        return fold_text(self.doc.get("question_of_log") or self.doc["problem"])
+
+    @property
+    def golds(self) -> list[str]:
+        """The accepted answers."""
+        return [self.doc["answer"], *(self.doc.get("alternatives") or ())]
+
+    @property
+    def cluster(self) -> str:
+        """As of `Problem.counts_with`."""
+        return self.doc.get("cluster") or self.question
 
     @property
     def requested(self) -> Prompt:

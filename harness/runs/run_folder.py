@@ -1,5 +1,6 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -219,6 +220,9 @@ def _describe_changes(
     """The settings in which an identity is no extension of the stored one, old and new."""
     header, requested_header = as_json(stored_identity), as_json(identity)
     changed_prompts = _describe_changed_prompts(stored_prompts, prompts)
+    # more problems are allowed, so what refuses them is another change
+    if (identity.limit or math.inf) > (stored_identity.limit or math.inf):
+        header["limit"] = identity.limit
     if not changed_prompts:
         header |= {
             "limit": requested_header["limit"],

@@ -98,7 +98,7 @@ def load_run(
     `analysis.compare` makes the A/A columns of a frame with both replicates.
 
     Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several
-    draws of examples, `cluster` if problems have clusters, and `answer_logprob`, `answer_share`
+    draws of examples, and `answer_logprob`, `answer_share`
     and `answer_tokens` if that is the endpoint. A value that a backend or grader does not report is
     missing.
 
@@ -144,11 +144,11 @@ def read_frame(
             far: the config, the model's name.
         prompts: `run_files.read_prompts` of the folder.
         texts: Whether to have the columns of `load_run`. Without texts the columns are: model,
-            condition, layout, problem_id, sample_index, replicate, subject, level, verdict,
-            correct, answer, target, completion_tokens, looping, other_form,
-            next_question, is_at_limit, completion_checksum, the graders' of `harness.grading`,
-            boxes_after_first. Words are then categorical, and a completion is measured and not
-            stored.
+            condition, layout, problem_id, sample_index, replicate, subject, level, cluster,
+            verdict, correct, answer, target, completion_tokens, looping, other_form,
+            next_question, is_at_limit, completion_checksum, question, the graders' of
+            `harness.grading`, boxes_after_first. Words are then categorical, and a completion is
+            measured and not stored.
         records: The folder's samples and scores, if they have been read.
 
     Raises:
@@ -212,7 +212,7 @@ def _choose_columns(frame: pandas.DataFrame, *, texts: bool) -> pandas.DataFrame
         frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
     else:
         names += ["looping", "other_form", "next_question", "is_at_limit"]
-        names.append("completion_checksum")
+        names += ["completion_checksum", "question"]
         frame["verdict"] = frame["verdict"].cat.remove_unused_categories()
     # whole numbers where none is missing, as numpy's integers have no missing value
     for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
@@ -289,8 +289,12 @@ def _prompt_facts(
         "level": [doc["level"] for doc in docs],
         "target": [doc["answer"] for doc in docs],
     }
-    if any(doc.get("cluster") for doc in docs):
-        words["cluster"] = [doc.get("cluster") or doc["id"] for doc in docs]
+    # of one condition, because in a log of another task the question contains the filler
+    first_prompts: dict[str, StoredPrompt] = {}
+    for prompt in prompts:
+        first_prompts.setdefault(prompt.doc["id"], prompt)
+    for name in ("cluster", "question"):
+        words[name] = [getattr(first_prompts[doc["id"]], name) for doc in docs]
     facts = pandas.DataFrame(
         {
             name: pandas.Categorical(values, categories=list(dict.fromkeys(values)), ordered=True)

@@ -9,7 +9,7 @@ from harness.display.dry_run import describe_plan, describe_power
 from harness.display.forecast_time import describe_time
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import config_of_model, load_config
-from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases
+from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases, write_records
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
 
@@ -54,8 +54,19 @@ def test_a_run_without_tests_has_no_smallest_difference_and_a_small_run_a_large_
     (line,) = describe_power(config(tmp_path, contrasts=[]), 500)
     assert line == "tests     none; all others are exploratory"
     assert "detects" not in describe_plan(make_plan(config(tmp_path, contrasts=[]), limit=3))
-    _, line = describe_power(config(tmp_path), 3)
-    assert "smallest difference: more than 10 points (" in line
+    for problems, difference in ((3, "more than 50 points"), (36, "25.2 points")):
+        *_, line = describe_power(config(tmp_path), problems)
+        assert f"smallest difference: {difference} (" in line
+
+
+def test_the_numbers_of_examples_copies_and_clusters_are_printed(tmp_path):
+    rows = [{"problem": f"{number % 9}+1?", "answer": number % 9 + 1} for number in range(12)]
+    write_records(tmp_path / "sums.jsonl", rows)
+    dataset = {"path": str(tmp_path / "sums.jsonl")}
+    fewshot = {"num_fewshot": 2, "seed": 2}
+    text = describe_plan(make_plan(config(tmp_path, dataset=dataset, fewshot=fewshot)))
+    assert "sums, 10 of 12 problems, 3 of them copies of others, in 7 clusters, examples" in text
+    assert "from 2 others" in " ".join(text.split())
 
 
 def test_the_time_of_log_probabilities_is_that_of_all_prompt_tokens(tmp_path):

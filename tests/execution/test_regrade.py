@@ -166,7 +166,8 @@ def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
     resps = [["The answer is 7.", "The answer is 9.", "The answer is 9."]]
     path = write_line(tmp_path, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
     output = regrade(path)
-    assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
+    summary = "3 samples of 1 problem: right by mless 66.7%. Verdicts: correct 2, incorrect 1."
+    assert output.startswith(summary)
 
 
 @with_cases

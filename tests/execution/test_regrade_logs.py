@@ -58,7 +58,7 @@ def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(tmp_path
     assert len(line["resps"][0]) == 2 and len(line["filtered_resps"]) == 1
     output = regrade(log)
     assert output.startswith(
-        "10 samples: right by mless 40.0%; of 5 that the log judges 80.0%, "
+        "10 samples of 5 problems: right by mless 40.0%; of 5 that the log judges 80.0%, "
         "by the log's metric exact_match,strict-match 40.0%; they differ on 2."
     )
     assert "Forms of the answers: #### 5, filter 3, answer is 1, Answer: 1." in output
@@ -81,3 +81,17 @@ def test_the_recipe_of_the_page_grades_a_task_of_lm_eval(tmp_path):
         json.loads(line["filtered_resps"][0][0]) for line in results["samples"]["gsm8k_graded"]
     ]
     assert [grade["answer"] for grade in grades] == ["42", "60", "1", "21", "210"]
+
+
+def test_completions_of_a_question_are_samples_of_one_problem_with_one_gold_answer(
+    tmp_path, regrade
+):
+    path = tmp_path / "samples.csv"
+    rows = ["question,completion,gold", "1+1?,It is 2,2", "1+1? ,3,2", "1+2?,3,3"]
+    path.write_text("\n".join(rows))
+    assert regrade(path).startswith("3 samples of 2 problems: right by mless 66.7%")
+    path.write_text("\n".join([*rows, "1+1?,2,3"]))
+    message = (
+        f"line 5: the question is that of {path}, line 2, with another gold answer or cluster: 3"
+    )
+    regrade(path, message=message)

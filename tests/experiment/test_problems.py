@@ -2,9 +2,11 @@
 
 import json
 import operator
+import re
 
 import pytest
 
+from harness.errors import DataError
 from harness.experiment.problems import DatasetConfig, MadeConfig, open_dataset
 from tests.make import with_cases, write_records
 
@@ -29,6 +31,15 @@ def test_fields_of_a_file_are_read(lines, names, attributes, values, tmp_path):
         facts = [getattr(problem, name) for name in attributes]
         # a list and a tuple are alike
         assert json.dumps(facts) == json.dumps(expected)
+
+
+@with_cases
+def test_copies_with_other_facts_are_refused_with_both_lines(second, text, tmp_path):
+    lines = [{"problem": "1+1?", "answer": 2}, {"problem": "1+ 2?", "answer": 3}]
+    path = write_lines(tmp_path, *lines, {"problem": " 1+1?\n", **second})
+    origin = f"{path}, line 1, with another gold answer or cluster: {text}."
+    with pytest.raises(DataError, match=re.escape(f"line 3: the question is that of {origin}")):
+        open_dataset(DatasetConfig(path=path))
 
 
 def generate(**keys):

@@ -13,9 +13,11 @@ from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.execution.grade_samples import grade_job
 from harness.experiment.plan import make_plan
-from harness.experiment.prompt import hash_prompts
+from harness.experiment.problems import open_dataset
+from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
+from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import (
     RECEIPT,
@@ -54,6 +56,27 @@ def test_the_example_is_the_run_of_its_config(samples):
     rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
     assert rows[: len(plan.rows)] == stored_prompts(plan)
     assert identity.prompts_sha256 == hash_prompts(rows)
+    frame = Run.load(EXAMPLE).samples
+    clusters = frame.drop_duplicates("problem_id").set_index("problem_id")["cluster"]
+    stored_clusters = {row.doc["id"]: row.doc["cluster"] for row in rows}
+    assert clusters.astype(str).to_dict() == stored_clusters and clusters.nunique() == 43
+
+
+def test_data_of_configs_have_no_copies_and_their_draws_stay():
+    hashes = {}
+    for path in sorted((ROOT / "configs/runs").glob("*.yaml")):
+        config = load_config(path)
+        # the toy's problems stand for MATH-500 in tests
+        dataset = open_dataset(config.dataset)
+        assert len({problem.question for problem in dataset.problems}) == len(dataset.problems)
+        if config.fewshot:
+            *_, ids = config.fewshot.split(
+                dataset.problems, draws_per_problem=config.draws_per_problem
+            )
+            hashes[path.stem] = hash_text(repr(ids))[:8]
+    products = dict.fromkeys(("causes", "example", "instructions", "products"), "184ed94c")
+    sinks = {"capitals": "285badfe", "opposites": "662651e9", "products": "0b08e12e"}
+    assert hashes == products | {f"sink-{name}": value for name, value in sinks.items()}
 
 
 def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():

@@ -1,5 +1,6 @@
 """A finished run that gets more problems, samples or conditions."""
 
+import json
 import re
 
 import pytest
@@ -126,6 +127,33 @@ def test_a_changed_answer_in_the_file_is_refused_by_name(tmp_path):
     with pytest.raises(HarnessError, match=re.escape(message)):
         write_run(run, right, dataset=write_problems(path, 6, sum_3="6"))
     assert len(list(read_samples(run))) == 12
+
+
+def test_a_changed_answer_is_named_beside_a_higher_limit(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    run = write_run(tmp_path / "run", right, limit=4, dataset=write_problems(path, 6))
+    with pytest.raises(HarnessError, match=r'Changed: problem sum-3, doc.answer: "5" -> "6"'):
+        write_run(run, right, limit=5, dataset=write_problems(path, 6, sum_3="6"))
+
+
+def test_appended_copies_change_no_problem_and_are_no_further_evidence(tmp_path):
+    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
+    settings = {"fewshot": {"num_fewshot": 2}, "limit": None}
+    write_run(run, right, dataset=write_problems(path, 9), **settings)
+    prompts = (run / PROMPTS).read_text().splitlines()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_records(path, rows + [{**row, "id": f"copy of {row['id']}"} for row in rows])
+    write_run(run, right, dataset={"path": str(path)}, **settings)
+    lines = (run / PROMPTS).read_text().splitlines()
+    assert {*prompts} < {*lines}, "and no copy of an example is asked"
+    data = table_data(run)
+    assert [data[name] for name in ("clusters", "copies")] == [7, 7]
+    assert "14 problems, 7 of them copies of others, in 7 clusters" in table_page(run)
+    examples = json.loads(lines[0])["prompt"].count("Q: ")
+    assert examples == 3 and all(json.loads(line)["prompt"].count("Q: ") == 3 for line in lines)
+    for line in lines:
+        prompt = json.loads(line)
+        assert prompt["prompt"].count(prompt["doc"]["problem"]) == 1, "not among its examples"
 
 
 def test_a_lost_example_is_named(tmp_path):

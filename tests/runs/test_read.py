@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ComparisonError, ConfigError, RunError
+from harness.analysis.result_tables import make_leaderboard
+from harness.errors import ComparisonError, ConfigError, DataError, RunError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import (
@@ -13,6 +14,7 @@ from harness.experiment.prompt import (
     PromptSettings,
     build_prompt,
     hash_problem,
+    hash_text,
     make_document,
 )
 from harness.runs.find_runs import locate, locate_one
@@ -60,6 +62,30 @@ def test_logs_of_the_same_problems_are_one_run(tmp_path):
         "system_instruction": "",
         "num_fewshot": 0,
     }
+
+
+@pytest.mark.parametrize("num_fewshot", [0, 2])
+def test_copies_in_a_log_are_one_cluster_and_have_one_gold_answer(num_fewshot, tmp_path):
+    config = {"configs": {"task": {"num_fewshot": num_fewshot}}}
+    lines = []
+    for number in range(20):
+        question = f"What is {number % 5}?"
+        shown = f"{number} examples. {question}" if num_fewshot else f"{question}\r\n"
+        arguments = {"gen_args_0": {"arg_0": shown, "arg_1": {}}}
+        doc = {"question": question, "question_id": number}
+        fields = {"doc": doc, "target": str(number % 5), "arguments": arguments}
+        lines.append(log_line(number, prompt_hash=hash_text(shown), **fields))
+    logs = {
+        "wo": write_log(tmp_path, lines, **config),
+        "mless": write_log(tmp_path, lines, number=2, **config),
+    }
+    board = make_leaderboard([Run.load(logs)])
+    assert (board.clusters, board.copies) == (5, 15)
+    lines[7]["target"] = "3"
+    write_log(tmp_path, lines, **config)
+    message = r"line 8: problem 7: the question is that of .*, line 3: problem 2, with another gold"
+    with pytest.raises(DataError, match=message):
+        Run.load(logs)
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
