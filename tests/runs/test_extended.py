@@ -148,7 +148,8 @@ def test_appended_copies_change_no_problem_and_are_no_further_evidence(tmp_path)
     assert {*prompts} < {*lines}, "and no copy of an example is asked"
     data = table_data(run)
     assert [data[name] for name in ("clusters", "copies")] == [7, 7]
-    assert "14 problems, 7 of them copies of others, in 7 clusters" in table_page(run)
+    title = " ".join(table_page(run).split())
+    assert "14 problems, 7 of them copies of others, in 7 clusters" in title
     examples = json.loads(lines[0])["prompt"].count("Q: ")
     assert examples == 3 and all(json.loads(line)["prompt"].count("Q: ") == 3 for line in lines)
     for line in lines:
