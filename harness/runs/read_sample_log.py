@@ -283,7 +283,7 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
     if prompt and isinstance(prompt[0], str):
         prompt = _decode_messages(prompt[0])
     *_, ending = read_completions(prompt[-1:], origin)
-    contents = "\n".join(_read_content(message) for message in prompt)
+    contents = "\n".join(_read_content({"content": "", **message}) for message in prompt)
     return "", find_opened(ending)[0], is_generated, contents
 
 
@@ -387,7 +387,7 @@ def _decode_messages(value: Any) -> Any:
 
 def _read_content(message: JsonObject) -> str:
     """The text of a chat message, whose content may be a list of blocks, after its reasoning."""
-    content = message.get("content")
+    content = message["content"]
     if isinstance(content, list):
         # blocks of other types hold reasoning, or calls of tools
         content = "".join(

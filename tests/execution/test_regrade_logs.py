@@ -46,9 +46,7 @@ def write_log(task, folder, **options):
 def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):
     output = regrade(write_log(task, tmp_path))
     assert all(sentence in output for sentence in LOGS[task]["sentences"]), output
-    are_named = (
-        "Forms that were looked for: filter, box, Final Answer, ####, Answer:, answer is, bare."
-    )
+    are_named = "Forms that were looked for: filter, box, <answer>, Final Answer, ####, Answer:, "
     assert (are_named in output) == ("none 1" in output)
 
 
@@ -87,7 +85,7 @@ def test_completions_of_a_question_are_samples_of_one_problem_with_one_gold_answ
     tmp_path, regrade
 ):
     path = tmp_path / "samples.csv"
-    rows = ["question,completion,gold", "1+1?,It is 2,2", "1+1? ,3,2", "1+2?,3,3"]
+    rows = ["question,completion,gold", "1+1?,The answer is 2,2", "1+1? ,3,2", "1+2?,3,3"]
     path.write_text("\n".join(rows))
     assert regrade(path).startswith("3 samples of 2 problems: right by mless 66.7%")
     path.write_text("\n".join([*rows, "1+1?,2,3"]))

@@ -134,9 +134,7 @@ def write_stock_log(folder, form, name, change=()):
     lines = []
     for number in range(20):
         problem = Problem(id=f"p{number}", problem=f"What is {number}?", answer=str(number))
-        prompt = build_prompt(
-            problem.problem, condition, filler_text="/ / / /", settings=PromptSettings()
-        )
+        prompt = build_prompt(problem, condition, filler_text="/ / / /", settings=PromptSettings())
         doc = make_document(problem, prompt, condition, Layout.RAW)
         text = prompt.text
         if form == "chat":
