@@ -241,10 +241,10 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "answer": "1" if correct else str(problem),
                     "target": "1",
                     "completion_tokens": 10,
-                    "looping": verdict == "truncated",
+                    "completion": "so " * 200 if verdict == "truncated" else "",
+                    "finish_reason": "length" if verdict == "truncated" else "stop",
                     "other_form": False,
                     "next_question": False,
-                    "is_at_limit": verdict == "truncated",
                     "boxes_after_first": 0,
                 }
                 rows.append(row | dict.fromkeys(GRADERS, correct))
@@ -252,7 +252,7 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
     return Run(
         name=f"results/{model}" if layout == "raw" else f"results/{model}-{layout}",
         about={"model": model, "primary": None, "greedy": True, **facts},
-        read=lambda texts=False: frame,
+        read=lambda: frame,
         read_prompts=lambda: (),
     )
 

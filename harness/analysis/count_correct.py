@@ -107,7 +107,7 @@ def count_outcomes(
         frame: One row per sample, as `harness.load_run` returns it, with the columns model, layout,
             condition, problem_id, sample_index and correct. Without a column replicate all samples
             are of replicate 0; without a column cluster each problem is a cluster. The column
-            completion, or completion_checksum, shows which completions a repeat run changed.
+            completion shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
         score: As of `sample_scores.choose_score`; maj@k needs the column answer.
 
@@ -181,18 +181,17 @@ def _count_changed_completions(
 ) -> dict[Any, tuple[int, int]]:
     """How many completions of replicate 1 differ from those of replicate 0, by arm and replicate.
 
-    Empty if the frame has neither completions nor their checksums.
+    Empty if the frame has no completions.
     """
-    text_column = "completion_checksum" if "completion_checksum" in frame else "completion"
     # of log-probabilities all completions are empty
-    if text_column not in frame or ANSWER_LOGPROB in frame:
+    if "completion" not in frame or ANSWER_LOGPROB in frame:
         return {}
     keys = [*arm, "problem_id", "sample_index"]
-    first_samples = frame.loc[frame["replicate"] == 0, [*keys, text_column]]
-    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, text_column]]
+    first_samples = frame.loc[frame["replicate"] == 0, [*keys, "completion"]]
+    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, "completion"]]
     # an inner join, because a condition that was not run again has nothing to compare
     pairs = first_samples.merge(repeat_samples, on=keys)
-    is_changed = pairs[f"{text_column}_x"] != pairs[f"{text_column}_y"]
+    is_changed = pairs["completion_x"] != pairs["completion_y"]
     changes: Any = is_changed.groupby([pairs[key] for key in arm], observed=True)
     return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
 

@@ -11,6 +11,8 @@ import pandas
 from harness.constants import BASELINE
 from harness.grading import GRADERS
 
+LOOP_LENGTH, LOOP_COUNT = 100, 4
+"""A completion loops if its last `LOOP_LENGTH` characters occur `LOOP_COUNT` times in it."""
 MEDIATOR_COLUMNS = {
     "samples": "number of samples, without repeat runs",
     "no_box": "percent that ended without an answer in a closed box",
@@ -42,8 +44,9 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     shares = {
         **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
-        "cut_reasoning": (verdict == "unfinished") & samples["is_at_limit"],
-        **samples[["other_form", "next_question", "looping"]],
+        "cut_reasoning": (verdict == "unfinished") & (samples["finish_reason"] == "length"),
+        "looping": samples["completion"].map(loops),
+        **samples[["other_form", "next_question"]],
     }
     scores = (
         samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
@@ -92,3 +95,18 @@ def audit_table(
     for grader in graders:
         columns += [grader, f"{grader}_difference"]
     return table[[*columns, "boxes_after_first"]].reset_index()
+
+
+def loops(completion: str) -> bool:
+    """Whether the last `LOOP_LENGTH` characters of a completion occur `LOOP_COUNT` times or more.
+
+    Occurrences do not overlap. A block of up to 100 characters is detected if it repeats over the
+    last 700 characters, a longer block if it occurs four times. A loop that the model left again is
+    not detected.
+    """
+    text = completion.rstrip()
+    if len(text) < LOOP_LENGTH * LOOP_COUNT:
+        return False
+    start = len(text) - LOOP_LENGTH
+    # searching 16 characters is much faster, and in most texts they do not occur a second time
+    return text.rfind(text[-16:], 0, start) >= 0 and text.count(text[start:]) >= LOOP_COUNT

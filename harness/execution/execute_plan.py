@@ -276,7 +276,7 @@ def finish(path: Path) -> None:
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
         # refuses missing samples
-        read_frame(path, receipt, prompts, records=(samples, scores.values()))
+        read_frame(path, receipt, prompts, records=(samples, scores))
         # files that did not change keep their date and versions
         if stored_receipt.get("files") == receipt["files"]:
             receipt = stored_receipt

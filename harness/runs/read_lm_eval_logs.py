@@ -198,22 +198,22 @@ def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     return problems
 
 
-def _read_samples(
-    label: str, prompts: Sequence[AnsweredPrompt], *, texts: bool = False
-) -> pandas.DataFrame:
+def _read_samples(label: str, prompts: Sequence[AnsweredPrompt]) -> pandas.DataFrame:
     """One row per graded sample, with the columns of `samples_frame.read_frame`.
 
     Raises:
         RunError: a sample has no verdict.
     """
-    graded_samples = []
+    samples, scores = [], {}
     for prompt in prompts:
         if not prompt.verdicts:
             raise RunError(
                 f"{prompt.task}: the log has no verdict. Use --metric to name a metric that is 0 "
                 "or 1."
             )
-        graded_samples += [pair for pair in prompt.graded_samples if pair[1].verdict]
+        for sample, score in prompt.graded_samples:
+            if score.verdict:
+                samples.append(sample)
+                scores[sample.key] = score
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
-    records = zip(*graded_samples, strict=True)
-    return read_frame(None, receipt, prompts, texts=texts, records=records)
+    return read_frame(None, receipt, prompts, records=(samples, scores))

@@ -77,8 +77,7 @@ class Run:
         model_arguments: The arguments that it was loaded with.
         receipt: The full receipt of a run folder.
         metric: The metric of the verdicts; None without verdicts.
-        read: Makes `samples`, with replicates and reference conditions; with `texts=True` it has
-            the columns of `harness.load_run`.
+        read: Makes `samples`, with replicates and reference conditions.
         read_prompts: Makes `prompts`.
     """
 
@@ -131,7 +130,7 @@ class Run:
 
     @cached_property
     def samples(self) -> pandas.DataFrame:
-        """One row per sample, with the columns of `samples_frame.read_frame` without texts.
+        """One row per sample, with the columns of `samples_frame.read_frame`.
 
         Raises:
             RunError: a file is missing or damaged, or a sample is missing, doubled or without a
@@ -301,7 +300,7 @@ def _answered_prompts(
     """
     samples, scores, index = list(read_samples(path)), read_scores(path), PromptIndex(prompts)
     # for its error about missing samples
-    read_frame(path, receipt, prompts, records=(samples, scores.values()))
+    read_frame(path, receipt, prompts, records=(samples, scores))
     graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
     for sample in sorted(samples, key=lambda sample: sample.sample_index):
         if sample.replicate == 0:

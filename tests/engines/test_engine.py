@@ -38,7 +38,7 @@ COMPARED = 15
 
 def read_lm_eval_samples(folder):
     """Samples that lm-eval logged, with our verdicts, sorted by condition and problem."""
-    return sort_samples(Run.load(folder).read(texts=True).astype(str))
+    return sort_samples(Run.load(folder).samples.astype(str))
 
 
 def sort_samples(frame):

@@ -151,7 +151,7 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
         limit=2,
     )
     run = Run.load(execute(plan, output=tmp_path / "run", quiet=True))
-    frame = run.read(texts=True)
+    frame = run.samples
     assert len(frame) == plan.size == 2 * 2 * 3 * 3
     keys = ["layout", "condition", "problem_id"]
     assert (frame.groupby(keys, observed=True)["prompt_sha256"].nunique() == 1).all()

@@ -3,8 +3,6 @@ import re
 import shutil
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.errors import JournalError, RunError
 from harness.execution.grade_again import regrade
@@ -19,7 +17,7 @@ from harness.runs.run_files import (
     read_receipt,
     read_scores,
 )
-from harness.runs.samples_frame import LOOP_COUNT, LOOP_LENGTH, load_run, loops, read_frame
+from harness.runs.samples_frame import load_run, read_frame
 from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
 
 
@@ -31,17 +29,6 @@ def demo_run(tmp_path):
 
 def read_outcomes(folder):
     return read_frame(folder, read_receipt(folder), read_prompts(folder))
-
-
-def test_outcomes_are_those_of_the_frame_with_texts():
-    outcomes, frame = read_outcomes(GREEDY_RUN), load_run(GREEDY_RUN)
-    shared = [name for name in outcomes if name in frame]
-    assert len(outcomes) == len(frame) and len(shared) == 18
-    for name in shared:
-        columns = (table[name].astype(object) for table in (outcomes, frame))
-        ours, expected = (column.where(column.notna(), None).tolist() for column in columns)
-        assert ours == expected, name
-    assert outcomes["looping"].tolist() == [loops(text) for text in frame["completion"]]
 
 
 def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(tmp_path):
@@ -142,26 +129,3 @@ def test_a_damaged_score_is_graded_again(tmp_path):
 
 def test_a_score_names_every_grader():
     assert set(GRADERS) <= set(Score.__struct_fields__)
-
-
-@given(block=st.text(min_size=1, max_size=LOOP_LENGTH).filter(str.strip), head=st.text(max_size=50))
-def test_a_block_that_fills_the_end_loops(block, head):
-    repeats = -(-7 * LOOP_LENGTH // len(block)) + 2  # white space at the end does not count
-    assert loops(head + block * repeats + " \n")
-
-
-@given(block=st.text(min_size=LOOP_LENGTH, max_size=3 * LOOP_LENGTH).filter(str.strip))
-def test_a_long_block_is_a_loop_if_it_occurs_four_times(block):
-    block = "[" + block + "]"
-    assert loops(block * LOOP_COUNT)
-    assert not loops(block * (LOOP_COUNT - 1)) or len(set(block)) < LOOP_LENGTH
-
-
-@with_cases
-def test_only_a_loop_at_the_end_counts(text, count, looping):
-    assert loops(text * count) is looping
-
-
-def test_a_text_that_repeats_nothing_at_its_end_is_no_loop():
-    assert not loops(" ".join(map(str, range(1000))))
-    assert not loops("so " * 300 + "".join(map(chr, range(0x4E00, 0x4E00 + LOOP_LENGTH))))

@@ -35,8 +35,7 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     """
     samples: list[Row] = []
     for run in runs:
-        # The texts are read first, because a missing text then gives the more precise error.
-        rows = records(run.read(texts=True))
+        rows = records(run.samples)
         prompts = {
             (prompt.layout, str(prompt.condition), prompt.problem_id): prompt
             for prompt in run.prompts
