@@ -11,7 +11,6 @@ from itertools import chain
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER_ANSWERS, POWER
 from harness.decimal_commas import with_decimal_points
-from harness.display.forecast_time import describe_time
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import describe_clusters, plural, visible
 from harness.engines.devices import describe_processor
@@ -52,18 +51,16 @@ PROMPT_COLUMNS = tuple(
 
 
 def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
-    """The plan as text: requests, power, time and further lines, then a table of the prompts."""
+    """The plan as text: requests, power and further lines, then a table of the prompts."""
     config = plan.config
-    prompt_tokens = _count_prompt_tokens(plan)
     clusters = len({problem.counts_with for problem in plan.dataset.problems})
     lines = [
         *_describe_prompts(plan, clusters),
-        *_describe_requests(plan, prompt_tokens),
+        *_describe_requests(plan),
         *describe_power(config, clusters),
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    lines.append(f"time      {describe_time(config, plan.size, prompt_tokens)}")
     text = fold([*lines, *further], hyphens=False, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 
@@ -197,7 +194,7 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     yield "unusual   " + "; ".join(f"{name} is read as {readings[name][1]}" for name in rarest)
 
 
-def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
+def _describe_requests(plan: Plan) -> Iterator[str]:
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
         yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
@@ -217,7 +214,7 @@ def _describe_requests(plan: Plan, prompt_tokens: int) -> Iterator[str]:
             f"arms      {number} {plural('condition', number)} with an intervention, "
             f"each checked on {checked_prompts} prompts"
         )
-    if prompt_tokens:
+    if prompt_tokens := _count_prompt_tokens(plan):
         most_tokens = plan.size * config.max_gen_toks
         yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"
     else:

@@ -157,10 +157,8 @@ class _Session:
             arguments["interventions"] = {"layers": layers}
         if any(condition.intervention for condition in config.conditions):
             print_message("Hugging Face answers the first prompts of every arm")
-            started = time.monotonic()
             with progress_bar("arms") as advance, clear_messages(folder / REFERENCE):
                 reference = ask_reference(self._plan, self._requests.values(), folder, advance)
-            self.timing["reference_seconds"] = round(time.monotonic() - started, 1)
             arguments["interventions"]["reference"] = reference
         return arguments
 

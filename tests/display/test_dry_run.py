@@ -1,15 +1,11 @@
-import json
-import shutil
-
 import yaml
 
 from harness import resources
 from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power
-from harness.display.forecast_time import describe_time
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import config_of_model, load_config
-from tests.make import CONFIG, GREEDY_RUN, TOY, with_cases, write_records
+from tests.make import CONFIG, with_cases, write_records
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
 
@@ -24,11 +20,6 @@ def smallest_difference(**settings):
     """The smallest difference that 500 problems detect."""
     effect = minimal_detectable_effect(n=500, discordance=0.1, **settings)
     return f"{100 * effect:.1f} points"
-
-
-def toy_model(**changes):
-    model = yaml.safe_load((TOY / "demo.yaml").read_text())["model"]
-    return {**model, "model_args": {**model["model_args"], **changes}}
 
 
 @with_cases
@@ -67,42 +58,6 @@ def test_the_numbers_of_examples_copies_and_clusters_are_printed(tmp_path):
     text = describe_plan(make_plan(config(tmp_path, dataset=dataset, fewshot=fewshot)))
     count = "sums, 10 of 12 problems, 3 of them copies of others, in 7 clusters, examples from 2"
     assert f"{count} others" in " ".join(text.split())
-
-
-def test_the_time_of_log_probabilities_is_that_of_all_prompt_tokens(tmp_path):
-    planned = config(tmp_path, model=toy_model(), endpoint="answer_logprob")
-    shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
-    path = tmp_path / "earlier" / "run.json"
-    receipt = json.loads(path.read_text())
-    receipt["timing"] |= {"tokens_per_second": 1000.0, "load_seconds": 60.0}
-    receipt["engine"]["device"] = "cpu"
-    path.write_text(json.dumps(receipt))
-    assert describe_time(planned, 500, 1_024_000).startswith("unknown"), "it generated"
-    receipt["config"]["endpoint"] = "answer_logprob"
-    path.write_text(json.dumps(receipt))
-    assert describe_time(planned, 500, 1_024_000).startswith("about 19 minutes"), "60 s + 1024 s"
-
-
-def test_the_time_is_that_of_a_finished_run_of_the_same_model(tmp_path):
-    settings = {"conditions": ["wo", "mless", "mful"], **SAMPLED, "model": toy_model()}
-    planned = config(tmp_path, **settings)
-    message = f"unknown: no finished run with these model_args in {tmp_path}"
-    assert describe_time(planned, 7500) == message
-    shutil.copytree(GREEDY_RUN, tmp_path / "earlier")
-    path = tmp_path / "earlier" / "run.json"
-    receipt = json.loads(path.read_text())
-    timing = {"tokens": 40_000, "samples": 1000, "tokens_per_second": 1000.0, "load_seconds": 60.0}
-    receipt["timing"] |= timing
-    receipt["sessions"][-1]["engine"] = {"device_names": ["H200", "H200"]}
-    for device, unit in (("cuda", "GPU-minutes"), ("cpu", "minutes")):
-        receipt["engine"]["device"] = device
-        path.write_text(json.dumps(receipt))
-        text = describe_time(planned, 7500)
-        assert text.startswith(f"about 12 {unit} (as"), "2 x (60 s + 300 s)"
-        assert text.endswith("earlier: 1,000 tokens/s on H200)")
-    assert describe_time(config(tmp_path, model=toy_model(dtype="bfloat16")), 7500) == message
-    path.write_text('{"torn')
-    assert describe_time(planned, 7500) == message
 
 
 def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_that_does():
