@@ -6,7 +6,6 @@ the hub is named with its split, as in `owner/name:test`. It may have a revision
 configuration, as in `owner/name@5e1ec7ed:main:test`.
 """
 
-import codecs
 import csv
 import gzip
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.constants import JsonObject
-from harness.errors import DataError, explain_hub_error, list_first, name_similar_files
+from harness.errors import DataError, explain_hub_error, name_similar_files
 
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
@@ -77,7 +76,12 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
     folder, _, split = str(path).partition(":")
     match = _ON_HUB.fullmatch(str(path))
     if Path(folder).is_dir():
-        yield from _read_rows(path, folder=folder, split=split)
+        files = sorted(map(str, Path(folder, split).glob("data*.arrow")))
+        if not files:
+            raise DataError(
+                f"Data folder {path}: expected one that `datasets` saved, or FOLDER:SPLIT."
+            )
+        yield from _read_rows(path, "arrow", data_files=files, split="train")
         return
     if match and not path.exists():
         name, revision, configuration, split = match.groups()
@@ -100,21 +104,15 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
             yield from records
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        advice = name_similar_files(path)
         if isinstance(error, UnicodeDecodeError):
-            advice = " Save the file as UTF-8."
-        elif not path.exists() and _ON_HUB.fullmatch(f"{path}:test"):
-            advice += f" A dataset on the hub needs its split, such as {path}:test."
-        raise DataError(f"Data file {path}: {reason}.{advice}") from None
+            reason = f"{error}. Save it as UTF-8"
+        raise DataError(f"Data file {path}: {reason}.{name_similar_files(path)}") from None
 
 
 def _open_text(path: Path) -> Any:
-    """Open a text file in UTF-8, or in UTF-16 if it begins with a byte order mark of UTF-16."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rb") as stream:
-        is_utf16 = stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     # some editors begin a file with a byte order mark, which is no part of the first field
-    return opener(path, "rt", encoding="utf-16" if is_utf16 else "utf-8-sig", newline="")
+    return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def find_delimiter(path: Path) -> str:
@@ -127,13 +125,7 @@ def find_delimiter(path: Path) -> str:
 
 
 def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[LocatedRecord]:
-    """The rows that `datasets` loads.
-
-    Args:
-        path: The path, for messages.
-        *names: Arguments of `load_dataset`. Without them, a folder is loaded.
-        **options: Its further arguments, or `folder` and `split`.
-    """
+    """The rows that `datasets.load_dataset` loads; `path` is for messages."""
     import datasets
     import huggingface_hub
 
@@ -143,10 +135,7 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
     datasets.logging.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        if names:
-            rows = datasets.load_dataset(*names, **options)
-        else:
-            rows = _choose_split(datasets.load_from_disk(options["folder"]), options["split"])
+        rows = datasets.load_dataset(*names, **options)
     except Exception as error:
         raise DataError(explain_hub_error(str(path), error)) from error
     # as text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits
@@ -155,29 +144,7 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
     if texts != types:
         rows = rows.cast(datasets.Features.from_dict(json.loads(texts)))
     for number, row in enumerate(rows):
-        for name, feature in rows.features.items():
-            if isinstance(feature, datasets.ClassLabel):
-                # a missing label is None or -1
-                row[name] = dict(enumerate(feature.names)).get(row[name])
         yield f"{path}, row {number}", dict(row)
-
-
-def _choose_split(rows: Any, split: str) -> Any:
-    """The rows of a split; with an empty name, of the only split.
-
-    Args:
-        rows: A dataset, or several by the names of their splits.
-        split: The name of a split, or an empty text.
-
-    Raises:
-        ValueError: there is no such split, or none is named and there are several.
-    """
-    splits = rows if isinstance(rows, dict) else {str(rows.split): rows}
-    if not split and len(splits) == 1:
-        (split,) = splits
-    if split not in splits:
-        raise ValueError(f"expected FOLDER:SPLIT with one of the splits {', '.join(splits)}.")
-    return splits[split]
 
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
@@ -198,9 +165,6 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
-    if re.match(r"\{\s*\n", text):
-        keys = list_first(list(_decode(text, str(path))), 9)
-        raise DataError(f"{path}: expected an array, or an object on each line, got one of {keys}.")
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
     for number, entry in enumerate(entries, start=1):

@@ -3,7 +3,7 @@
 import re
 
 _NUMBER = re.compile(
-    r"(?<![\d.,])([1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})(\d+))?(?!\.?\d|,\d)"
+    r"(?<![\d.,])(?:[1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})\d+)?(?!\.?\d|,\d)"
 )
 """A number whose digits may be grouped by dots."""
 # in other notations 1,234 is a thousand and (1,5) a point
@@ -14,19 +14,9 @@ _DECIMAL_COMMA = re.compile(
 
 def with_decimal_points(text: str) -> str:
     """A text with decimal commas in English notation: `1.234,5` becomes `1234.5`."""
-    return _NUMBER.sub(_with_decimal_point, text)
-
-
-def _with_decimal_point(match: re.Match[str]) -> str:
-    whole = re.sub(r"\D", "", match[1])
-    return f"{whole}.{match[2]}" if match[2] else whole
+    return _NUMBER.sub(lambda match: re.sub("[{}.']", "", match[0]).replace(",", "."), text)
 
 
 def has_decimal_comma(text: str) -> bool:
     """Whether a text looks like one number with a decimal comma."""
     return bool(_DECIMAL_COMMA.fullmatch(text))
-
-
-def has_decimal_point(text: str) -> bool:
-    """Whether a text has a decimal point, even if dots may group digits."""
-    return bool(re.search(r"\d\.\d", _NUMBER.sub("", text)))

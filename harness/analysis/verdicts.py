@@ -1,7 +1,7 @@
 """Verdicts on differences: p-values adjusted for all tests, and why equivalence cannot be shown."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ def explain_unmeasured(
     return None
 
 
-def estimate_sample(row: Row, margin: float, size: int) -> int:
+def estimate_sample(row: Mapping[str, Any], margin: float, size: int) -> int:
     """About how large a sample would show that a true difference of 0 is within a margin.
 
     Args:
@@ -123,5 +123,5 @@ def estimate_sample(row: Row, margin: float, size: int) -> int:
     """
     # the length of an interval falls with the root of the number of problems
     quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
-    half_length = (row["high"] - row["low"]) / 2
+    half_length: float = (row["high"] - row["low"]) / 2
     return math.ceil(size * (quantiles * half_length / margin) ** 2)

@@ -25,15 +25,11 @@ MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
 ADVICE = {
     "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
-    "or read the first line (--answer line).",
+    "or read the first line (--answer line). A stop string (`until`) may come before an answer.",
     "cut off": "Raise max_gen_toks.",
     "unfinished": "Reasoning without an end is no answer. Raise max_gen_toks.",
-    "unfinished before the limit": "Reasoning without an end is no answer. Set `thinking` if its "
-    "end has another text; raise max_gen_toks if it reached this limit.",
-    "unfinished, stop strings": "Reasoning without an end is no answer, and a stop string may have "
-    "ended it: set `answer: box`, without `until`.",
-    "no box, stop strings": "A stop string may have ended them before the answer: see `until` and "
-    "`answer`.",
+    "unfinished before the limit": "Reasoning without an end is no answer. If a stop string ended "
+    "it, set `answer: box`, without `until`; if its end has another text, set `thinking`.",
     "refused": "The grader cannot compare these answers; --audit shows what other graders say.",
     "timeout": "The comparison took too long; --audit shows what other graders say.",
 }
@@ -234,18 +230,10 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             name = label(rows[index]["condition"])
             texts.append(f"{rank} in {name} ({', '.join(endings) or '0 %'})")
         ending = max(most, key=most.__getitem__)
-        cause = _find_cause(board, ending, rows[order[-1]])
-        yield f"Not graded{where}: {'; '.join(texts)}. {ADVICE[cause]}"
-
-
-def _find_cause(board: Leaderboard, ending: str, row: Row) -> str:
-    """The key in `ADVICE` of an ending, which depends on the limit and on stop strings."""
-    is_cut = ending == "unfinished" and 2 * row["cut_reasoning"] > row["unfinished"]
-    if is_cut or ending not in ("no box", "unfinished"):
-        return ending
-    if any((run.get("sampling") or {}).get("until") for run in board.receipt):
-        return f"{ending}, stop strings"
-    return "unfinished before the limit" if ending == "unfinished" else ending
+        most_row = rows[order[-1]]
+        if ending == "unfinished" and 2 * most_row["cut_reasoning"] <= most_row["unfinished"]:
+            ending += " before the limit"
+        yield f"Not graded{where}: {'; '.join(texts)}. {ADVICE[ending]}"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

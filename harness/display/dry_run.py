@@ -173,7 +173,7 @@ def _count_problems(plan: Plan, clusters: int) -> str:
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     """The gold answers that cannot be compared, and how the least usual others are read."""
-    refused, forms, readings = [], Counter[str](), {}
+    refused, readings = [], []
     for problem in problems:
         for answer in (problem.answer, *problem.alternatives):
             gold = with_decimal_points(answer) if problem.decimal else answer
@@ -183,15 +183,15 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
             else:
                 # numbers and words of any length have the same form
                 form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
-                forms[form] += 1
-                readings[name] = form, " and ".join(read_elements(gold))
+                readings.append((form, f"{name} is read as {' and '.join(read_elements(gold))}"))
     if refused:
         share = f"{len(refused)} of {len(problems)} gold answers cannot be compared"
         yield f"golds     {share}: only an identical text is correct. {list_first(refused, 5)}"
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    rarest = sorted(readings, key=lambda name: forms[readings[name][0]])[:UNUSUAL_GOLDS]
-    yield "unusual   " + "; ".join(f"{name} is read as {readings[name][1]}" for name in rarest)
+    counts = Counter(form for form, _ in readings)
+    rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:UNUSUAL_GOLDS]
+    yield "unusual   " + "; ".join(text for _, text in rarest)
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
@@ -256,8 +256,8 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
     """
     names = {condition.name for condition in config.conditions}
     contrasts = [pair for pair in config.tested if names.issuperset(pair)]
-    tests = [contrast_name(*pair) for pair in contrasts]
-    yield f"tests     {list_first(tests, 6) or 'none'}; all others are exploratory"
+    tested_names = [contrast_name(*pair) for pair in contrasts]
+    yield f"tests     {list_first(tested_names, 6) or 'none'}; all others are exploratory"
     if config.primary_contrast:
         contrasts = [config.primary_contrast]
     if contrasts:

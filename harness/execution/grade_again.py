@@ -9,7 +9,7 @@ from typing import Any
 import pandas
 
 from harness.constants import DecimalSign, JsonObject
-from harness.data_records import find_column, find_delimiter, read_data
+from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
 from harness.execution.execute_plan import finish
@@ -153,10 +153,9 @@ def regrade_logs(
             differ between copies of a problem.
     """
     logs = [path] if path.match("samples_*.jsonl*") else find_logs(path)
-    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), decimal)]
+    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), log, decimal)]
     if not logs:
-        has_semicolons = find_delimiter(path) == ";"
-        jobs = _make_jobs(_read_table(path, completion, gold), decimal, has_semicolons)
+        jobs = _make_jobs(_read_table(path, completion, gold), path, decimal)
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
@@ -170,7 +169,7 @@ def regrade_logs(
 
 
 def _make_jobs(
-    answered: Iterator[Answered], decimal: DecimalSign | None, has_semicolons: bool = False
+    answered: Iterator[Answered], path: Path, decimal: DecimalSign | None
 ) -> list[tuple[JsonObject, GradeJob]]:
     """The beginning of each row of `regrade_logs`, and its job.
 
@@ -181,7 +180,7 @@ def _make_jobs(
     questions: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start([completion for _, _, completion, *_ in rows])
     cells = [cell for _, _, _, cell, *_ in rows]
-    columns = read_gold_column(cells, "gold", decimal=decimal, has_semicolons=has_semicolons)
+    columns = read_gold_column(cells, path, decimal)
     for row, (gold, *alternatives) in zip(rows, columns, strict=True):
         name, question, text, (location, _), filtered_answer, is_right, metric = row
         refuse_other_golds(questions, question, [gold, *alternatives], location)
@@ -203,7 +202,7 @@ def _make_jobs(
             decimal=decimal,
         )
         facts = {"name": name, "cluster": fold_text(question), "gold": gold, "form": form}
-        jobs.append((facts | {"by_log": is_right, "metric": metric}, job))
+        jobs.append(({**facts, "by_log": is_right, "metric": metric}, job))
     return jobs
 
 

@@ -63,16 +63,15 @@ def choose_template(model: str, templates: Any, name: object) -> str | None:
     Raises:
         ConfigError: there is no template of this name.
     """
-    named_templates = templates if isinstance(templates, Mapping) else {}
-    if name is None and not named_templates:
-        return None if templates is None else str(templates)
-    template: str | None = named_templates.get(str(name or "default"))
-    if template is None:
-        names = ", ".join(sorted(named_templates)) or "it has no named template"
+    if not isinstance(templates, Mapping):
+        templates = {"default": templates}
+    name = str(name or "default")
+    if name not in templates:
         raise ConfigError(
             "model.model_args.chat_template: expected the name of a chat template of "
-            f"{model} ({names}), got {name}."
+            f"{model} ({', '.join(sorted(templates))}), got {name}."
         )
+    template: str | None = templates[name]
     return template
 
 

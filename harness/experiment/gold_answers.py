@@ -9,18 +9,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from harness.boxes import read_boxes
 from harness.constants import DecimalSign
-from harness.data_records import refuse_lost_backslash
-from harness.decimal_commas import (
-    has_decimal_comma,
-    has_decimal_point,
-    with_decimal_points,
-)
+from harness.data_records import find_delimiter, refuse_lost_backslash
+from harness.decimal_commas import has_decimal_comma, with_decimal_points
 from harness.errors import DataError, list_first
 from harness.yaml_settings import explain
 
@@ -40,7 +37,7 @@ _MISSING_AMONG_NUMBERS = re.compile(
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
 # numpy writes no commas, and Python joins such texts
 _LIST = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
-_CODE = re.compile(r"""[\[({]\s*["']""")
+_CODE = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
 
 def as_text(value: Any) -> Any:
@@ -49,19 +46,9 @@ def as_text(value: Any) -> Any:
     return str(value) if is_number and math.isfinite(value) else value
 
 
-def _refuse_code(text: str) -> str:
-    if _CODE.match(text):
-        raise ValueError(f'expected a list such as ["1", "2"], got the text {text!r:.200}')
-    return text
-
-
 _GOLD: TypeAdapter[str] = TypeAdapter(
     Annotated[
-        str,
-        Field(pattern=""),
-        BeforeValidator(as_text),
-        AfterValidator(refuse_lost_backslash),
-        AfterValidator(_refuse_code),
+        str, Field(pattern=""), BeforeValidator(as_text), AfterValidator(refuse_lost_backslash)
     ]
 )
 """A gold answer. The pattern refuses half a surrogate pair, which no tokenizer takes."""
@@ -90,20 +77,14 @@ def read_golds(value: Any) -> list[str]:
 
 
 def read_gold_column(
-    cells: Iterable[tuple[str, Any]],
-    column: str,
-    *,
-    decimal: DecimalSign | None,
-    has_semicolons: bool = False,
+    cells: Iterable[tuple[str, Any]], path: Path, decimal: DecimalSign | None
 ) -> list[list[str]]:
     """The accepted answers of every field of a column, as they are written.
 
     Args:
         cells: The location of each field, and its value.
-        column: The column's name, for messages.
+        path: Their file. Spreadsheets write semicolons where the comma is the decimal sign.
         decimal: The decimal sign, if it is known.
-        has_semicolons: Whether semicolons separate the columns, as spreadsheets write them where
-            the comma is the decimal sign.
 
     Raises:
         DataError: answers are missing, are no text or number, or have an unclear decimal sign.
@@ -114,25 +95,21 @@ def read_gold_column(
         try:
             columns.append(read_golds(value))
         except ValidationError as error:
-            raise DataError(explain(error, f"{location}: {column}")) from None
+            raise DataError(explain(error, f"{location}: gold answer")) from None
         golds += [(location, gold) for gold in columns[-1]]
-    _refuse(golds, _match_missing([gold for _, gold in golds]), "are missing")
-    question = "may have a decimal comma; say --decimal , or --decimal ."
-    if decimal == ",":
-        _refuse(golds, has_decimal_point, "have no decimal comma but a point")
-    elif decimal is None and has_semicolons:
-        _refuse(golds, lambda gold: with_decimal_points(gold) != gold, question)
-    elif decimal is None:
+    # "None" is missing unless most answers are words
+    is_word = _MISSING_AMONG_NUMBERS.fullmatch
+    others = [gold for _, gold in golds if not is_word(gold)]
+    numbers = sum(map(bool, map(_NUMBER_OR_FORMULA.match, others)))
+    is_missing = is_word if 2 * numbers >= len(others) else _MISSING.fullmatch
+    _refuse(golds, is_missing, "are missing")
+    _refuse(golds, _CODE.match, 'cannot be read as a list such as ["1", "2"]')
+    if decimal is None:
+        question = "may have a decimal comma; say --decimal , or --decimal ."
+        if find_delimiter(path) == ";":
+            _refuse(golds, lambda gold: with_decimal_points(gold) != gold, question)
         _refuse(golds, has_decimal_comma, question, least=FEWEST_COMMAS)
     return columns
-
-
-def _match_missing(golds: Sequence[str]) -> Callable[[str], object]:
-    """A function that matches missing answers; "None" is one unless most answers are words."""
-    others = [gold for gold in golds if not _MISSING_AMONG_NUMBERS.fullmatch(gold)]
-    numbers = sum(bool(_NUMBER_OR_FORMULA.match(gold)) for gold in others)
-    pattern = _MISSING_AMONG_NUMBERS if 2 * numbers >= len(others) else _MISSING
-    return pattern.fullmatch
 
 
 def _refuse(

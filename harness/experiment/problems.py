@@ -30,7 +30,6 @@ from harness.constants import DecimalSign, JsonObject
 from harness.data_records import (
     LocatedRecord,
     find_column,
-    find_delimiter,
     read_data,
     refuse_lost_backslash,
 )
@@ -319,12 +318,8 @@ def _read_dataset(
     ]
     if not rows:
         raise DataError(f"{fields.path} has no problems.")
-    golds = read_gold_column(
-        [(location, values["answer"]) for location, values in rows],
-        "answer",
-        decimal=fields.decimal,
-        has_semicolons=find_delimiter(source) == ";",
-    )
+    cells = [(location, values["answer"]) for location, values in rows]
+    golds = read_gold_column(cells, source, fields.decimal)
     problems = _make_problems(rows, golds, fields, question_columns)
     return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
@@ -342,18 +337,17 @@ def _read_fields(
     names |= {f"row.{column}": column for column in row_columns}
     if fields.id is not None:
         names["id"] = fields.id
-    columns: dict[str, str] = {}
+    columns = {
+        key: find_column(record, name, COLUMN_ALIASES.get(name, name))
+        for key, name in names.items()
+    }
+    values = {key: record[column] for key, column in columns.items() if column is not None}
     for key, name in names.items():
-        column = find_column(record, name, COLUMN_ALIASES.get(name, name))
-        if column is not None:
-            columns[key] = column
-    for key, name in names.items():
-        if key not in columns and (key in ("problem", "answer") or key.startswith("row.")):
+        if key not in values and (key in ("problem", "answer") or key.startswith("row.")):
             message = f"{location} has no column {name!r}, but {', '.join(record)}."
             if key in DatasetConfig.model_fields:
                 message += f" Name the column: --columns {key}=COLUMN."
             raise DataError(message)
-    values = {key: record[column] for key, column in columns.items()}
     values["row"] = {column: values.pop(f"row.{column}") for column in row_columns}
     is_letter = _LETTER.fullmatch(str(values["answer"]))
     choices = [

@@ -275,12 +275,9 @@ def _find_faults(
                 f"{reason}expected {expected} filler tokens, got {filler_tokens}.",
             )
     if prompt.problem_token_ids != reference.problem_token_ids:
-        texts = {segment.role: segment.text for segment in prompt.prompt.segments}
-        examples = " or its examples'" if "demonstration" in texts else ""
-        fault = f"{location}: its{examples} token ids differ from those without a filler"
-        if texts["problem"][:1].isspace():
-            fault += ": the tokenizer joins the blanks before it to the separator. Remove them"
-        yield True, f"{fault}."
+        roles = [segment.role for segment in prompt.prompt.segments]
+        examples = " or its examples'" if "demonstration" in roles else ""
+        yield True, f"{location}: its{examples} token ids differ from those without a filler."
     if condition.filler and not (filler_tokens or prompt.straddling):
         yield (
             True,

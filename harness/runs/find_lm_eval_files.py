@@ -149,7 +149,7 @@ def read_results(log: Path) -> ResultsFile:
     """The results file beside a log.
 
     Raises:
-        RunError: the file is damaged, no results file, or of another command.
+        RunError: the file is damaged, or no results file.
     """
     match = _LOG.fullmatch(log.name)
     if match is None:
@@ -163,6 +163,4 @@ def read_results(log: Path) -> ResultsFile:
         raise RunError(f"{path} is no results file of lm-eval: {error}.") from None
     results = fit(ResultsFile, values, path)
     results.task = match["task"]
-    if results.configs and results.task not in results.configs:
-        raise RunError(f"{path} is of another command than {log.name}: it lacks the task.")
     return results

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,6 @@ def read_logs(
     _refuse_other_settings(logs)
     problems = _merge_problems(logs)
     arms = _collect_arms(name, named_logs)
-    _refuse_other_surroundings(arms)
     about = _describe_logs(name, logs, arms, len(problems))
     order = [BASELINE, *named_conditions(), *(condition for condition, _ in arms)]
     # a log may have lost its results file, which names the model
@@ -123,8 +121,10 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
 
     Raises:
         RunError: a condition is not known, or has two logs.
+        ComparisonError: prompts of a problem differ in more than their documents.
     """
     arms: Arms = {}
+    first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
     for named_condition, log in logs:
         for prompt in log.prompts:
             prompt.condition = condition = named_condition or prompt.condition
@@ -139,26 +139,16 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
                     f"{log.path}."
                 )
             prompts.append(prompt)
+            if prompt.surroundings is None:
+                continue
+            first = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
+            if prompt.surroundings != first.surroundings:
+                raise ComparisonError(
+                    f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text "
+                    f"around its document's than in {first.task}. lm_eval --cache_requests sends "
+                    "prompts of earlier commands; run it without."
+                )
     return arms
-
-
-def _refuse_other_surroundings(arms: Arms) -> None:
-    """Raise ComparisonError if prompts of a problem differ in more than their documents."""
-    first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
-    for prompt in chain.from_iterable(prompts for _, prompts in arms.values()):
-        if prompt.surroundings is None:
-            continue
-        first = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
-        texts = [prompt.surroundings, first.surroundings or ""]
-        if texts[0] != texts[1]:
-            pairs = enumerate(zip_longest(*texts))
-            start = next(index for index, (one, other) in pairs if one != other)
-            excerpts = [repr(text[start : start + 40]) for text in texts]
-            raise ComparisonError(
-                f"{prompt.task}: besides its document, the prompt of problem {prompt.problem_id} "
-                f"has the text {excerpts[0]}, and in {first.task} {excerpts[1]}. "
-                "lm_eval --cache_requests sends prompts of earlier commands; run it without."
-            )
 
 
 def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:

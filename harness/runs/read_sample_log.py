@@ -181,7 +181,7 @@ def _read_prompt(
         condition = doc["condition"]
         prompt = document_prompt(doc)
         if not results.task_config.num_fewshot:
-            chunks = [prompt.system, prompt.user]
+            chunks = [segment.text for segment in prompt.segments]
         is_known = results.config.model is not None
         is_raw = text and not results.chat_template if is_known else text == prompt.text
         layout = Layout.CHAT
@@ -212,13 +212,11 @@ def _read_prompt(
         graded_samples=_graded_samples(
             origin, line, doc["id"], grades, [start + completion for completion in completions]
         ),
-        surroundings=_remove_chunks(f"{origin}: problem {doc['id']}", sent_text, chunks, doc),
+        surroundings=_remove_chunks(f"{origin}: problem {doc['id']}", sent_text, chunks),
     )
 
 
-def _remove_chunks(
-    location: str, sent_text: str, chunks: Sequence[str], doc: JsonObject
-) -> str | None:
+def _remove_chunks(location: str, sent_text: str, chunks: Sequence[str]) -> str | None:
     """The text of a prompt without its document's chunks and without blanks; None without chunks.
 
     Raises:
@@ -227,19 +225,12 @@ def _remove_chunks(
     if not chunks:
         return None
     head, surroundings = sent_text, ""
-    for chunk in reversed(chunks):
-        # templates may trim a turn
-        text = chunk.strip()
-        before, match, after = head.rpartition(text) if text else (head, "", "")
-        if match != text:
-            segments = doc["segments"] if is_ours(doc) else [{"role": "filler", "text": text}]
-            missing = [
-                f"its document's {segment['role']} {segment['text'].strip()[:40]!r}"
-                for segment in segments
-                if segment["text"].strip() not in sent_text
-            ]
+    # templates may trim a turn
+    for chunk in filter(None, map(str.strip, reversed(chunks))):
+        before, match, after = head.rpartition(chunk)
+        if not match:
             raise RunError(
-                f"{location}: the prompt lacks {[*missing, 'the order of its document'][0]}. "
+                f"{location}: the prompt lacks its document's text {chunk[:40]!r}. "
                 "lm_eval --cache_requests sends prompts of earlier commands; run it without."
             )
         head, surroundings = before, after + surroundings

@@ -27,7 +27,7 @@ from harness.experiment.prompt import Prompt, Segment, document_prompt, make_doc
 from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
-from harness.reasoning_markers import Markers, family_markers
+from harness.reasoning_markers import Markers, family_markers, find_opened
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -136,37 +136,31 @@ class StoredPrompt(Struct, omit_defaults=True):
         """The problem's id, with its draw of examples (`ID#2`) if there are several."""
         return prompt_id(self.doc["id"], self.draw)
 
-    @property
-    def next_question(self) -> str:
-        """The text with which a further question begins in the format of the prompt; else no text.
-
-        A text of mere words or mere signs may begin any line of a solution, so it does not count.
-        """
-        for before, segment in pairwise(self.doc.get("segments") or ()):
-            if (before["role"], segment["role"]) == ("format", "problem"):
-                text = str(before["text"]).lstrip()
-                return text if _WORD_AND_SIGN.match(text) else ""
-        return ""
-
     def cut_next_question(self, completion: str) -> str:
-        """The completion up to the first question that the model itself adds in this format.
+        """The completion up to the first question that the model itself adds in the run's format.
 
-        The question begins a line. In reasoning it is a quotation, and does not count.
+        The question begins a line with the format's text, unless this is mere words or mere signs,
+        which may begin any line of a solution. In reasoning it is a quotation, and does not count.
         """
-        beginning = self.next_question
-        if not beginning or beginning not in completion:
+        texts = [
+            before["text"].lstrip()
+            for before, segment in pairwise(self.doc.get("segments") or ())
+            if (before["role"], segment["role"]) == ("format", "problem")
+        ]
+        beginning = texts[0] if texts else ""
+        if not _WORD_AND_SIGN.match(beginning) or beginning not in completion:
             return completion
-        patterns = [rf"(\n[ \t]*{re.escape(beginning)})"]
-        for start, end in self.thinking or family_markers():
+        reasoning = "|".join(
+            rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)"
+            for start, end in self.thinking or family_markers()
             # a bare word may stand anywhere
-            if not start.isalpha():
-                patterns.append(rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)")
-        # with the prompt's last character, because the completion may begin a line
-        text = self.prompt[-1:] + completion
-        for match in re.finditer("|".join(patterns), text, re.DOTALL):
-            if match[1]:
-                return text[1 : match.start()]
-        return completion
+            if not start.isalpha()
+        )
+        # with the prompt's end, because the completion may begin a line or be reasoning
+        end = find_opened(self.prompt, self.thinking)[0] + (self.prompt or "\n")[-1:]
+        question = rf"\n[ \t]*{re.escape(beginning)}.*"
+        text = re.sub(rf"(?s)({reasoning})|{question}", r"\1", end + completion)
+        return text[len(end) :]
 
     @property
     def question(self) -> str:
