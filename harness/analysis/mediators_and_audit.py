@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pandas
 
 from harness.constants import BASELINE
+from harness.finish_reasons import read_reason
 from harness.grading import GRADERS
 
 LOOP_LENGTH, LOOP_COUNT = 100, 4
@@ -21,6 +22,7 @@ MEDIATOR_COLUMNS = {
     "cut_reasoning": "percent whose reasoning did not end before the token limit",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
+    "no_reply": "percent without a whole reply of the server",
     "completion_tokens": "mean tokens of a completion",
     "other_form": "percent without a box whose completion states an answer in another form",
     "next_question": "percent with a further question in the format of the run, from which on "
@@ -40,11 +42,12 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     keys = ["model", "layout", *by, "condition"]
     samples = frame[frame["replicate"] == 0]
     verdict = samples["verdict"]
-    endings = ("no_box", "truncated", "unfinished", "refused")
+    finish_reasons = samples["finish_reason"].map(read_reason, na_action="ignore")
+    endings = ("no_box", "truncated", "unfinished", "refused", "no_reply")
     shares = {
         **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
-        "cut_reasoning": (verdict == "unfinished") & (samples["finish_reason"] == "length"),
+        "cut_reasoning": (verdict == "unfinished") & (finish_reasons == "length"),
         "looping": samples["completion"].map(loops),
         **samples[["other_form", "next_question"]],
     }

@@ -34,6 +34,12 @@ ADVICE = {
     "timeout": "The comparison took too long; --audit shows what other graders say.",
 }
 """What a user can do about the most frequent ending of ungraded samples."""
+COUNTED_SAMPLES = {
+    "next_question": "with a next question in the format of the run, from which on nothing is "
+    "graded",
+    "no_reply": "without a whole reply of the server, which count as not correct",
+}
+"""Columns of mediators whose samples a remark counts in each condition, however few they are."""
 ROUNDS_TO_ZERO = 0.05
 """Percentages below this are written as 0.0."""
 FEW_CLUSTERS = 15
@@ -44,7 +50,7 @@ def explain_comparison(
     board: Leaderboard, rows: Sequence[Row]
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
-    warnings = [*warn_of_ungraded(board), *_warn_of_looks(board)]
+    warnings = [*warn_of_ungraded(board), *_warn_of_runs(board)]
     if board.score:
         kind, _, _ = board.score.partition("@")
         warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
@@ -140,8 +146,8 @@ def _describe_adjustment(board: Leaderboard, judged_rows: Sequence[Row]) -> str:
     return f", adjusted by Holm over the {tests} {origin}"
 
 
-def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
-    """Runs that are smaller than planned, and runs that grew after their table was printed."""
+def _warn_of_runs(board: Leaderboard) -> Iterator[str]:
+    """Runs that are smaller than planned, grew after their table was printed, or asked a server."""
     for receipt in find_interim(board.receipt):
         yield (
             f"{receipt['model']}: interim, {receipt['problems']} of {receipt['planned']} planned "
@@ -153,6 +159,15 @@ def _warn_of_looks(board: Leaderboard) -> Iterator[str]:
                 f"{receipt['model']}: look {looks}. Problems or samples were added after a table "
                 f"was printed, so p is multiplied by {looks}."
             )
+        added_tokens = receipt.get("added_tokens", 0)
+        if added_tokens is None:
+            yield (
+                f"{receipt['model']}: it is unknown whether the server cut prompts, because it "
+                "reports no number of prompt tokens, or the same for all, or "
+                "model.model_args.tokenizer is missing."
+            )
+        elif added_tokens:
+            yield f"{receipt['model']}: the server counts {added_tokens:+} tokens in every prompt."
 
 
 def has_several_settings(rows: Sequence[Row]) -> bool:
@@ -205,16 +220,14 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             {ending: row[column.key] for ending, column in UNGRADED_ENDINGS.items()} for row in rows
         ]
         where = f", {setting}" if len(rows_by_setting) > 1 else ""
-        further = [
-            f"{label(row['condition'])} {row['next_question'] * row['samples'] / 100:.0f}"
-            for row in rows
-            if row["next_question"]
-        ]
-        if further:
-            yield (
-                "Samples with a next question in the format of the run, from which on nothing is "
-                f"graded{where}: {', '.join(further)}."
-            )
+        for column, text in COUNTED_SAMPLES.items():
+            counts = [
+                f"{label(row['condition'])} {row[column] * row['samples'] / 100:.0f}"
+                for row in rows
+                if row[column]
+            ]
+            if counts:
+                yield f"Samples {text}{where}: {', '.join(counts)}."
         order = sorted(range(len(rows)), key=lambda index: sum(shares[index].values()))
         most = shares[order[-1]]
         if sum(most.values()) < MANY_UNGRADED:

@@ -6,12 +6,13 @@ from statistics import fmean
 
 from harness.constants import JsonObject
 from harness.errors import MissingDependencyError
+from harness.finish_reasons import read_reason
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_runs import Run
 
 SCORER = "mless"
 """The name of our grader in the logs."""
-STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
+STOP_REASONS = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
 """Inspect's words for the reasons why generation ended."""
 
 
@@ -65,7 +66,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     # a server that applied its own template did not show the text
     question = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
-        reason = STOP_REASONS.get(sample.finish_reason or "", "unknown")
+        reason = STOP_REASONS.get(read_reason(sample.finish_reason) or "", "unknown")
         message = {"role": "assistant", "content": sample.completion}
         grade = {
             "value": "C" if score.verdict == "correct" else "I",

@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from harness.engines import engine_processes
 from harness.errors import EngineError
 from harness.experiment.plan import Request
-
-FINISH_REASONS = ("stop", "length", "repetition")
-"""The finish reasons of a completion. `abort` and `error` end a request without a completion."""
+from harness.finish_reasons import read_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +26,8 @@ class Completion:
         token_ids: Its tokens, with the end token; None where the backend does not report them.
         completion_tokens: Their number; None where the backend does not report it.
         request_id: The engine's name of the request; empty for other backends.
-        finish_reason: `stop` (end of text or stop string) or `length`; `repetition` if the
-            arguments have vLLM look for it; None where the backend does not report it.
+        finish_reason: As the backend reports it; see `finish_reasons.read_reason`.
+        prompt_tokens: Tokens of the prompt by a server's count; None where it reports none.
         attention: The sums of attention [layer, set, head, key] if the prompt is recorded: see
             `Request.record`.
         prompt_logprobs: The log-probability and the rank of each token of the prompt after the
@@ -42,6 +40,7 @@ class Completion:
     token_ids: Sequence[int] | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
+    prompt_tokens: int | None = None
     attention: NDArray[np.float32] | None = None
     prompt_logprobs: Sequence[tuple[float, int]] = ()
 
@@ -69,7 +68,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
     for output in outputs:
         completion = output.outputs[0]
         # an engine that shuts down reports requests that it did not finish with `abort`
-        if completion.finish_reason in FINISH_REASONS:
+        if read_reason(completion.finish_reason) in ("stop", "length"):
             completions.append(
                 Completion(
                     request_id=output.request_id,

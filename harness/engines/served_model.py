@@ -9,28 +9,37 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
-from harness.engines.completions import FINISH_REASONS, Completion, FinishedRequests
+from harness.engines.completions import Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
-from harness.errors import ConfigError, EngineError, ModelError, list_first, quote
+from harness.engines.server_replies import describe_error, read_reply
+from harness.errors import ConfigError, EngineError, ModelError, list_first
 from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
 from harness.experiment.prompt import Layout
 from harness.experiment.run_config import RunConfig
+from harness.finish_reasons import read_reason
 from harness.yaml_settings import Strict, validate
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-SERVED_BUSY = (0, 200, 429, 500, 502, 503, 504)
+SERVED_BUSY = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
 """Status codes of an answer without a completion, after which the server may still give one: 0 is
-no answer, and with 200 gateways send errors and pages."""
+no answer, with 200 gateways send errors and pages, and from 520 on are those of Cloudflare and
+Anthropic."""
+SERVED_REPEATS = 3
+"""How often a request is sent again whose reply is not a whole completion. Then the sample has no
+verdict."""
 SERVED_FAILURES = 20
 """Samples in a row without a completion after which the server counts as broken."""
 SERVED_CONNECT_SECONDS = 30.0
@@ -58,7 +67,8 @@ class ServerArguments(Strict):
     max_retries: NonNegativeInt = 3
     """How often a request is sent again to a busy or broken server."""
     timeout: PositiveFloat = 3600.0
-    """Seconds that an answer may take, with the time in the server's queue."""
+    """Seconds that an answer may take, with the time in the server's queue, and that the server may
+    ask to wait without an answer to any request."""
     header: dict[str, str] | None = None
     max_tokens_name: str = "max_tokens"
     """The parameter that limits a completion; newer APIs have another name for it."""
@@ -105,9 +115,11 @@ class ServedModel:
 
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
         self._arguments = validate(ServerArguments, arguments, "model.model_args")
-        base = self._arguments.base_url.rstrip("/")
-        self._base = base.removesuffix("/completions").removesuffix("/chat")
-        self._url = self._base + PATHS[backend]
+        base, mark, query = self._arguments.base_url.partition("?")
+        self._base = base.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+        self._query = mark + query
+        """Such as Azure's `?api-version=`."""
+        self._path = PATHS[backend]
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
@@ -127,6 +139,7 @@ class ServedModel:
                 yielded.
         """
         waiting, loop = iter(requests), self._runner.get_loop()
+        self._reply_time = loop.time()
         window = self._arguments.num_concurrent
         running: dict[asyncio.Task[Completion], Request] = {}
         failures: dict[str, list[str]] = {}
@@ -178,17 +191,19 @@ class ServedModel:
 
         headers = self._arguments.header
         if not headers and (key := os.environ.get("OPENAI_API_KEY")):
-            headers = {"Authorization": f"Bearer {key}"}
+            # the second is Azure's
+            headers = {"Authorization": f"Bearer {key}", "api-key": key}
         timeout = ClientTimeout(self._arguments.timeout, sock_connect=SERVED_CONNECT_SECONDS)
         connector = TCPConnector(limit=self._arguments.num_concurrent)
         return ClientSession(connector=connector, timeout=timeout, headers=headers)
 
     async def _describe(self) -> JsonObject | None:
         """This model in the server's list of models; None if the server has no such list."""
-        status, body = await self._read("GET", f"{self._base}/models")
+        status, body, _ = await self._read("GET", "/models")
         if not status:
             raise ModelError(
-                f"No server answers at model.model_args.base_url {self._base}: {_message(body)}."
+                f"No server answers at model.model_args.base_url {self._base}: "
+                f"{describe_error(body)}."
             )
         try:
             models = {str(model["id"]): model for model in body["data"]}
@@ -204,32 +219,50 @@ class ServedModel:
         return {field: models[name].get(field) for field in fields}
 
     async def _generate(self, request: Request) -> Completion:
-        for attempt in range(self._arguments.max_retries + 1):
-            if attempt:
-                # in seconds: 1, 2, 4
-                await asyncio.sleep(2 ** (attempt - 1))
-            status, body = await self._read("POST", self._url, json=self._payload(request))
-            completion = _read_completion(body, request.sampling.stop)
-            if status == 200 and completion:
-                return completion
-            if status not in SERVED_BUSY:
+        attempts, clock = 0, asyncio.get_running_loop().time
+        while True:
+            status, body, pause = await self._read("POST", self._path, json=self._payload(request))
+            repeats = self._arguments.max_retries
+            completion = read_reply(status, body, request.sampling.stop)
+            if completion:
+                if read_reason(completion.finish_reason) != "broken":
+                    self._reply_time = clock()
+                    return completion
+                repeats = min(repeats, SERVED_REPEATS)
+            elif pause > 0 and status in SERVED_BUSY:
+                # a server that only asks to wait is not asked for ever
+                if clock() + pause > self._reply_time + self._arguments.timeout:
+                    break
+                await asyncio.sleep(max(pause, 1.0))
+                continue
+            if status not in SERVED_BUSY or attempts >= repeats:
                 break
+            # in seconds: 1, 2, 4
+            await asyncio.sleep(2**attempts)
+            attempts += 1
+        if completion:
+            return completion
         code = f"HTTP {status}: " if status else ""
-        raise EngineError(f"{code}{_message(body)}")
+        raise EngineError(f"{code}{describe_error(body)}")
 
-    async def _read(self, method: str, url: str, **options: Any) -> tuple[int, Any]:
-        """The status of an answer, and its JSON or text; 0 and the error if no answer comes."""
+    async def _read(self, method: str, path: str, **options: Any) -> tuple[int, Any, float]:
+        """The status of an answer, its JSON or text, and the seconds that it asks to wait.
+
+        If no answer comes, the status is 0, and the text is the error.
+        """
         from aiohttp import ClientError
 
+        url = self._base + path + self._query
         try:
             async with self._session.request(method, url, **options) as answer:
                 status, text = answer.status, (await answer.read()).decode("utf-8", "replace")
+                pause = _read_pause(answer.headers)
         except (ClientError, TimeoutError) as error:
-            return 0, f"{type(error).__name__} {error}"
+            return 0, f"{type(error).__name__} {error}", 0.0
         try:
-            return status, json.loads(text)
+            return status, json.loads(text), pause
         except ValueError:
-            return status, text
+            return status, text, pause
 
     def _payload(self, request: Request) -> JsonObject:
         """The request as the API takes it.
@@ -262,41 +295,13 @@ async def _cancel(tasks: Iterable[asyncio.Task[Completion]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _read_completion(body: Any, stops: Sequence[str]) -> Completion | None:
-    """The completion in an answer of OpenAI's format; None if it has another format, or an error.
-
-    A completion may be empty if it reached its limit, or ended at its first token or stop string.
-    A server that was not told the stop strings (`omit`) goes on after them.
-    """
-    try:
-        (choice,) = body["choices"]
-        message = choice.get("message") or {}
-        text = choice["text"] if "text" in choice else message["content"]
-        reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-        reason = choice.get("finish_reason")
-        tokens = (body.get("usage") or {}).get("completion_tokens")
-        error = body.get("error") or choice.get("error") or reason == "error"
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    if error or not isinstance(text, str | None) or not isinstance(tokens, int | None):
-        return None
-    may_be_empty = reason == "length" or tokens == 1 or (tokens and stops)
-    if not (text or reasoning or may_be_empty):
-        return None
-    text = text or ""
-    for stop in stops:
-        if stop in text:
-            text, reason = text.partition(stop)[0], "stop"
-    if reason not in FINISH_REASONS:
-        reason = None
-    return Completion(
-        text=text, reasoning=str(reasoning), completion_tokens=tokens, finish_reason=reason
-    )
-
-
-def _message(body: Any) -> str:
-    """A server's own message, on one line."""
-    for key in ("error", "message"):
-        if isinstance(body, dict):
-            body = body.get(key, body)
-    return quote(body).rstrip(". ")
+def _read_pause(headers: Mapping[str, str]) -> float:
+    """The seconds that a server asks to wait; 0 if it does not ask."""
+    value = headers.get("Retry-After", "")
+    with suppress(ValueError):
+        if milliseconds := headers.get("retry-after-ms"):
+            return float(milliseconds) / 1000
+        return float(value)
+    with suppress(ValueError):
+        return parsedate_to_datetime(value).timestamp() - time.time()
+    return 0.0

@@ -275,6 +275,10 @@ def finish(path: Path) -> None:
             **software(),
             "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
         }
+        if identity.engine.device == "server":
+            # a filter can refuse a prompt without a count
+            differences = {sample.added_tokens for sample in samples} - {None}
+            receipt["added_tokens"] = differences.pop() if len(differences) == 1 else None
         # refuses missing samples
         read_frame(path, receipt, prompts, records=(samples, scores))
         # files that did not change keep their date and versions

@@ -17,6 +17,7 @@ from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.library_messages import LOG, library_log
 from harness.errors import JournalError, print_message
 from harness.execution.grade_samples import Scorer
+from harness.execution.hold_replies import HeldReplies
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.reasoning_markers import (
@@ -84,6 +85,7 @@ class _Session:
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """By the sample's key and the answer's index."""
         self._has_reasoning = False
+        self._held = HeldReplies(plan)
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
 
@@ -98,6 +100,7 @@ class _Session:
             self._folder.note(SESSION, self._facts)
         for number, sample in enumerate(read_samples(self._folder.path)):
             self._progress.count_recorded(self._task_lines[sample.task])
+            self._held.compare(sample)
             # every sample, because `submit` skips those that have their score
             scorer.submit(sample)
             if number % 64 == 0:
@@ -136,7 +139,8 @@ class _Session:
             # only vLLM counts the tokens of unfinished samples
             self._progress.running = lambda: getattr(backend, "token_counts", ())
             with self._progress:
-                self._take_completions(backend.stream(self.missing), scorer)
+                stream = self._held.hold(backend.stream(self.missing))
+                self._take_completions(stream, scorer)
         if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
             print_message(NO_MARKERS)
 
@@ -186,6 +190,7 @@ class _Session:
             text,
             tokens=tokens,
             reason=completion.finish_reason,
+            server_tokens=completion.prompt_tokens,
         )
         if request.scored:
             tokens = len(request.prompt_token_ids or ())  # which take the time

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
+from harness.finish_reasons import read_reason
 from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
 from harness.reasoning_markers import find_opened
 from harness.runs.journal import Journal
@@ -35,7 +36,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         completion=start + prefix + completion,
         target=prompt.doc["answer"],
         alternatives=tuple(prompt.doc.get("alternatives") or ()),
-        finish_reason=sample.finish_reason if is_whole else "stop",
+        finish_reason=read_reason(sample.finish_reason) if is_whole else "stop",
         line=is_line,
         thinking=prompt.thinking,
         decimal=prompt.doc.get("decimal"),

@@ -12,7 +12,15 @@ LONGEST_ANSWER = 2000
 characters."""
 
 Verdict = Literal[
-    "correct", "incorrect", "no_box", "truncated", "unfinished", "refused", "timeout", "crashed"
+    "correct",
+    "incorrect",
+    "no_box",
+    "truncated",
+    "unfinished",
+    "refused",
+    "timeout",
+    "crashed",
+    "no_reply",
 ]
 GRADED = ("correct", "incorrect")
 """The verdicts of an answer that was compared with the gold answer."""
@@ -31,8 +39,8 @@ class GradeJob:
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
         decimal: The decimal sign of the gold answers if it is a comma. An answer may have either.
-        finish_reason: vLLM's finish reason, if known. `length` tells a truncated completion from
-            one without a box.
+        finish_reason: As of `finish_reasons.read_reason`. `length` tells a truncated completion
+            from one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
         thinking: The model's markers of reasoning; those of all families if there are none.
     """
@@ -61,8 +69,9 @@ class Grade:
             Without such a box, `truncated` if generation reached its limit, else `no_box`; an empty
             box counts as no box. `unfinished`: the reasoning did not end, so nothing is read.
             `refused`: the content of the box is too long to be read, or its value too large.
-            `timeout` and `crashed`: the comparison did not end, or failed. These four are counted
-            separately, and never as correct.
+            `timeout` and `crashed`: the comparison did not end, or failed. `no_reply`: a server
+            gave no whole completion, so nothing is read. These five are counted separately, and
+            never as correct.
         answer: The content of the last closed box that is not empty, or the first line, cut to
             `LONGEST_ANSWER` characters. None: there is no answer.
         reason: Why the verdict is `refused`, `timeout` or `crashed`, in a few words. None for the
@@ -84,6 +93,8 @@ def read_answer(job: GradeJob) -> Grade | str:
 
     This takes linear time and is safe in any process.
     """
+    if job.finish_reason in ("filtered", "broken"):
+        return Grade(verdict="no_reply", answer=None)
     text = skip_reasoning(job.completion, job.thinking)
     if text is None:
         return Grade(verdict="unfinished", answer=None)

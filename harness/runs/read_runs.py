@@ -60,6 +60,7 @@ _RECEIPT_FACTS = (
     "created",
     "versions",
     "git_revision",
+    "added_tokens",  # of servers only
 )
 """Facts that a table's receipt has as the run's receipt has them."""
 
@@ -269,7 +270,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
-        **{name: receipt[name] for name in _RECEIPT_FACTS},
+        **{name: receipt[name] for name in _RECEIPT_FACTS if name in receipt},
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
         "endpoint": config.get("endpoint", "accuracy"),

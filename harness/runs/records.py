@@ -255,7 +255,8 @@ class Sample(Keyed, kw_only=True, gc=False):
         prompt_tokens: Length of the prompt; None where the model's tokenizer is not known.
         completion: What the model wrote.
         completion_tokens: Tokens generated; None where the backend does not report it.
-        finish_reason: vLLM's: `stop`, `length` or `repetition`; None if the backend does not say.
+        finish_reason: As the backend reports it; see `finish_reasons.read_reason`.
+        server_tokens: Tokens of the prompt by the server's count.
         answer_score: If the endpoint is `answer_logprob`.
     """
 
@@ -274,9 +275,19 @@ class Sample(Keyed, kw_only=True, gc=False):
     completion: Annotated[str, column("the text that the model generated")]
     completion_tokens: Annotated[int | None, column("tokens of the completion")]
     finish_reason: Annotated[
-        str | None, column("stop or length; missing if the backend does not report it")
+        str | None, column("stop, length, or as a server spells it; missing if it reports none")
+    ] = None
+    server_tokens: Annotated[
+        int | None, column("tokens of the prompt by a server's count; missing without one")
     ] = None
     answer_score: AnswerScore | None = None
+
+    @property
+    def added_tokens(self) -> int | None:
+        """A server's count of prompt tokens less those that were sent; None if one is unknown."""
+        if self.prompt_tokens is None or self.server_tokens is None:
+            return None
+        return self.server_tokens - self.prompt_tokens
 
     @staticmethod
     def of(
@@ -286,6 +297,7 @@ class Sample(Keyed, kw_only=True, gc=False):
         *,
         tokens: int | None = None,
         reason: str | None = None,
+        server_tokens: int | None = None,
     ) -> Sample:
         """The sample that a completion makes of a request."""
         ids = request.prompt_token_ids
@@ -302,6 +314,7 @@ class Sample(Keyed, kw_only=True, gc=False):
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,
+            server_tokens=server_tokens,
         )
 
 
@@ -310,7 +323,10 @@ class Graded(AuditColumns, frozen=True, kw_only=True):
 
     verdict: Annotated[
         Verdict,
-        column("correct, incorrect, no_box, truncated, unfinished, refused, timeout or crashed"),
+        column(
+            "correct, incorrect, no_box, truncated, unfinished, refused, timeout, crashed or "
+            "no_reply"
+        ),
     ]
     answer: Annotated[
         str | None, column("content of the last closed box, or the first line; missing if empty")
@@ -538,7 +554,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     ),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(StoredPrompt, "prompt_sha256", "prompt_token_sha256"),
-    **_columns(Sample, "prompt_tokens", "completion_tokens"),
+    **_columns(Sample, "prompt_tokens", "server_tokens", "completion_tokens"),
     **_columns(Graded, "reason"),
     **_columns(AuditColumns, *AuditColumns.__struct_fields__),
     **_columns(Graded, "audit_reason"),

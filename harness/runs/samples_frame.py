@@ -43,7 +43,9 @@ _FACTS: Columns = {
     **_fields(np.int32, "sample_index", "replicate"),
     # a log of a task without completions has the completion None
     "completion": (object, lambda sample: sample.completion or ""),
-    **_fields(object, "finish_reason", "seed", "prompt_token_sha256", "prompt_tokens"),
+    **_fields(
+        object, "finish_reason", "seed", "prompt_token_sha256", "prompt_tokens", "server_tokens"
+    ),
     **_fields(np.float64, "completion_tokens"),
 }
 _GRADES: Columns = {

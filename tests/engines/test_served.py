@@ -1,16 +1,22 @@
 import json
+import re
 import threading
+import time
 from contextlib import closing
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 
 import pytest
 
 from harness import load_run
+from harness.engines import served_model
 from harness.engines.completions import Completion
 from harness.engines.served_model import ServedModel
 from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
+from harness.finish_reasons import read_reason
+from harness.runs.run_files import read_samples
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
 
@@ -27,7 +33,7 @@ class Server(ThreadingHTTPServer):
         self.models = [
             {"id": "tiny", "root": "org/tiny", "owned_by": "test", "max_model_len": 4096}
         ]
-        self.posts, self.lock = [], threading.Lock()
+        self.posts, self.headers, self.lock = [], {}, threading.Lock()
         self.in_flight = self.most_in_flight = 0
         self.answer = lambda body: (200, completion(f"to {body.get('prompt')}"))
 
@@ -56,7 +62,8 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, status, value):
         data = (value if isinstance(value, str) else json.dumps(value)).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        for name, value in {"Content-Length": str(len(data)), **self.server.headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
 
@@ -64,10 +71,10 @@ class Handler(BaseHTTPRequestHandler):
         """Print no line for each request."""
 
 
-def completion(text, reason="stop", tokens=7):
+def completion(text, reason="stop", tokens=7, prompt_tokens=None):
     return {
         "choices": [{"index": 0, "text": text, "finish_reason": reason}],
-        "usage": {"completion_tokens": tokens},
+        "usage": {"completion_tokens": tokens, "prompt_tokens": prompt_tokens},
     }
 
 
@@ -295,6 +302,62 @@ def test_a_fault_under_status_200_is_asked_again_and_costs_only_its_sample(serve
     assert str(error.value).count("upstream exploded") == ("upstream" in str(fault))
 
 
+@with_cases
+def test_a_reply_in_any_form_is_a_sample(
+    server, pauses, reply, text, reasoning, reason, meaning, posts
+):
+    server.answer = lambda _: (200, reply)
+    (completed,) = ask(server, request("p"), max_retries=9)
+    assert (completed.text, completed.reasoning) == (text, reasoning)
+    assert (completed.finish_reason, read_reason(completed.finish_reason)) == (reason, meaning)
+    assert len(server.posts) == posts
+
+
+def test_a_prompt_that_a_filter_refuses_is_a_sample(server):
+    error = {"code": "content_filter", "message": "The prompt was filtered."}
+    server.answer = lambda _: (400, {"error": error})
+    (completed,) = ask(server, request("p"))
+    assert completed == Completion(text="", finish_reason="content_filter")
+
+
+@with_cases
+def test_prompt_tokens_by_the_servers_count(server, usage, count):
+    server.answer = lambda _: (200, {"choices": [{"text": "so"}], "usage": usage})
+    (completed,) = ask(server, request("p"))
+    assert completed.prompt_tokens == count
+
+
+@with_cases
+def test_a_pause_is_as_long_as_the_server_asks(headers, seconds):
+    assert served_model._read_pause(headers) == seconds
+
+
+def test_a_pause_until_a_date():
+    date = formatdate(time.time() + 60, usegmt=True)
+    assert 58 <= served_model._read_pause({"Retry-After": date}) <= 60
+
+
+@pytest.mark.parametrize("status", [429, 503, 529])
+def test_pauses_that_a_server_asks_for_are_no_attempts(server, pauses, status):
+    server.headers = {"Retry-After": "7"}
+    busy = (status, {"error": {"message": "slow down"}})
+    server.answer = lambda _: busy if len(server.posts) < 12 else (200, completion("x"))
+    (completed,) = ask(server, request("p"), max_retries=0)
+    assert completed.text == "x" and [round(pause) for pause in pauses] == [7] * 11
+    # longer than an answer may take
+    server.posts.clear()
+    server.answer, server.headers = lambda _: busy, {"Retry-After": "3601"}
+    with pytest.raises(EngineError, match="slow down"):
+        ask(server, request("p"))
+    assert len(server.posts) == 1
+
+
+@with_cases
+def test_the_query_of_an_address_follows_its_path(server, base_url, path):
+    ask(server, request("p"), base_url=server.url.removesuffix("/v1") + base_url)
+    assert [post[0] for post in server.posts] == [path]
+
+
 def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever(server, pauses):
     server.answer = lambda body: (
         400,
@@ -325,3 +388,80 @@ def test_newer_apis_get_their_name_of_the_limit_and_no_refused_parameters(server
     assert body["max_completion_tokens"] == 33
     assert not body.keys() & {"max_tokens", "stop", "temperature"} and body["seed"] == 3
     assert (completed.text, completed.finish_reason) == ("so", "stop")
+
+
+@pytest.fixture
+def run_raw(server, run_served, command, tmp_path):
+    """Runs two conditions of four problems; returns the result, with the table as one line."""
+
+    def run():
+        result = run_served(
+            f"model.model_args.tokenizer={TOY_MODEL}",
+            "model.model_args.model=tiny",
+            f"model.model_args.base_url={server.url}",
+            "model.model_args.num_concurrent=1",
+            "layouts=[raw]",
+            "conditions=[wo,mless]",
+            "replicates=1",
+        )
+        return result, " ".join(command("table", tmp_path / "run", "--explain").stdout.split())
+
+    return run
+
+
+@with_cases
+def test_tokens_that_a_server_adds_to_every_prompt_are_reported(server, run_raw, added, line):
+    server.answer = lambda body: (
+        200,
+        completion("so", prompt_tokens=None if added is None else len(body["prompt"]) + added),
+    )
+    result, table = run_raw()
+    assert result.returncode == 0, result.stderr
+    assert ("the server cut" in table or "the server counts" in table) == bool(line)
+    assert line in table
+
+
+def test_a_run_with_cut_prompts_stops_without_them_and_continues(server, run_raw, tmp_path):
+    def answer(body):
+        # only prompts with the filler are longer
+        return 200, completion("so", prompt_tokens=min(len(body["prompt"]), server.limit))
+
+    server.answer, server.limit = answer, 64
+    result, _ = run_raw()
+    assert result.returncode == 2
+    assert re.search(
+        r"The server counts 64 tokens in the prompt of problem \S+ under mless, which has 91\. Its "
+        r"count of other prompts differs by \+0, so it cuts",
+        result.stderr,
+    )
+    samples = list(read_samples(tmp_path / "run"))
+    assert [sample.task for sample in samples] == ["demo_wo"]
+    server.limit = 4096
+    result, _ = run_raw()
+    assert result.returncode == 0, result.stderr
+    frame = load_run(tmp_path / "run")
+    assert (frame["server_tokens"] == frame["prompt_tokens"]).sum() == 8
+
+
+def test_samples_without_a_whole_reply_are_counted_by_condition(
+    server, run_raw, command, tmp_path, pauses
+):
+    def answer(body):
+        text, reason = r"\boxed{1}", "stop"
+        if server.is_broken or len(body["prompt"]) == 91:
+            reason = "network_error"
+        if len(body["prompt"]) in (36, 94):
+            reason = "SAFETY"
+        return 200, completion(text, reason, prompt_tokens=len(body["prompt"]))
+
+    server.answer, server.is_broken = answer, False
+    result, table = run_raw()
+    assert result.returncode == 0, result.stderr
+    assert "reply of the server, which count as not correct: w/o 1, w/ Mless 2." in table
+    values = json.loads(command("table", tmp_path / "run", "--format=json").stdout)
+    assert [row["no_reply"] for row in values["mediators"]] == [25, 50]
+    command("regrade", tmp_path / "run")
+    frame = load_run(tmp_path / "run")
+    without_reply = frame[frame["verdict"] == "no_reply"]
+    assert sorted(without_reply["finish_reason"]) == ["SAFETY", "SAFETY", "network_error"]
+    assert not without_reply["correct"].any() and without_reply["answer"].isna().all()

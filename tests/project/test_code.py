@@ -18,7 +18,7 @@ HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
         "constants errors resources smollm2_model layers_and_heads data_records yaml_settings "
-        "decimal_commas boxes reasoning_markers grading experiment "
+        "decimal_commas boxes reasoning_markers finish_reasons grading experiment "
         "engines runs analysis lm_eval_plugin display execution check_installation "
         "commands cli"
     ).split(),

@@ -1,0 +1,40 @@
+"""The names that engines and servers have for the reason why a completion ended.
+
+They are stored as they came; this module alone says what they mean.
+"""
+
+import re
+
+_NAMES = {
+    # the model ended its turn, or wrote a stop string; it is also vLLM's `repetition`
+    "stop": "stop eos eostoken eosfound endoftext endofturn endturn stopsequence stopstring "
+    "stopsequencereached stopstringfound stopped stoptoken word finish finished complete completed "
+    "normal alternativestatusfinal toolcall toolcalls tooluse functioncall repetition",
+    # it reached the limit of the completion, or of the context
+    "length": "length limit maxtokens maxtoken maxlength maxlengthreached maxnewtokens "
+    "maxoutputtokens maxoutput maxcompletiontokens maximumtokens maxpredictedtokensreached "
+    "modellength tokenlimit contextlength contextlengthreached contextlengthexceeded "
+    "modelcontextwindowexceeded truncated alternativestatustruncatedfinal",
+    # a filter of the server took the completion or a part of it
+    "filtered": "contentfilter contentfiltered contentfiltering contentpolicyviolation safety "
+    "imagesafety recitation blocklist blacklist prohibitedcontent spii sensitive refusal "
+    "guardrailintervened guardrails errortoxic datainspectionfailed responsibleaipolicyviolation "
+    "contentmoderation moderation language alternativestatuscontentfilter",
+    None: "null none unspecified",
+}
+_MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+
+
+def read_reason(reason: str | None) -> str | None:
+    """What a finish reason means.
+
+    Args:
+        reason: As it came, such as `eos_token`, `MAX_TOKENS`, `FinishReason.STOP` or
+            `content_filter: RECITATION`.
+
+    Returns:
+        `stop`, `length` or `filtered`; None if it was not reported; else `broken`, such as for
+        `abort`, `error` or `network_error`, which end a request without a whole completion.
+    """
+    name = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
+    return _MEANINGS.get(name, "broken") if name else None
