@@ -60,11 +60,7 @@ Written by `python -m tools.reference_pages`. Defaults are in brackets.
 
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": compare_with_baseline.COMPARISON_COLUMNS,
-    **{
-        f"{side.heading} (`{side.key}`)".replace("{shared}", ""): side.meanings
-        for side in SIDE_TABLES
-        if side.meanings
-    },
+    **{f"{side.heading} (`{side.key}`)": side.meanings for side in SIDE_TABLES if side.meanings},
     "Published numbers (`reference.rows`)": published_numbers.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables

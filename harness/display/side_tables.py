@@ -38,7 +38,7 @@ class SideTable:
 
     Attributes:
         key: The key of its data in `Leaderboard.side_tables` and in JSON.
-        heading: The text above it. `{shared}` is replaced by the values that all rows share.
+        heading: The text above it.
         meanings: The meaning of each column of the data.
         words: Columns of words. Those with one value for the whole table are left out.
         columns: The columns of numbers.
@@ -176,11 +176,10 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
         if rows:
             # A board that is split has only side tables whose first two words are model and layout.
             words = [*side.words[:2], *board.by, *side.words[2:]]
-            shared_values, word_columns = describe_words(rows, words)
-            title_end = "".join(f", {value}" for value in shared_values)
-            title = side.heading.replace("{shared}", title_end)
-            columns = [*word_columns, *_filled_columns(side, rows, board.score)]
-            tables[side.key] = Table(name_score(title, board.score), rows, columns, side.remarks)
+            _, columns = describe_words(rows, words)
+            columns += _filled_columns(side, rows, board.score)
+            title = name_score(side.heading, board.score)
+            tables[side.key] = Table(title, rows, columns, side.remarks)
     return tables
 
 
