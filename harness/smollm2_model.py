@@ -48,13 +48,6 @@ def name_model(name: str) -> str:
     return SMOLLM2 if name == str(_smollm2_folder()) else name
 
 
-def label_model(name: str) -> str:
-    """The default name of a model in tables and figures: the last component of its path."""
-    last_component = name.rstrip("/").rpartition("/")[2]
-    is_smollm2 = name == SMOLLM2 or last_component == SMOLLM2_FOLDER
-    return SMOLLM2_LABEL if is_smollm2 else last_component
-
-
 def _smollm2_folder() -> Path:
     return resources.cache_folder() / SMOLLM2_FOLDER
 

@@ -22,8 +22,8 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
+from harness.experiment.model_settings import label_model
 from harness.runs import versions_and_hashes
-from harness.smollm2_model import label_model
 
 Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
 """Returns the traces of a model's layers, counted from 0, and measures those that are missing."""

@@ -17,8 +17,8 @@ from harness.display.report.attention_view import (
 )
 from harness.display.report.report_samples import pack
 from harness.experiment.built_prompts import TOKEN_REGIONS
+from harness.experiment.model_settings import label_model
 from harness.runs.attention_file import AttentionView
-from harness.smollm2_model import label_model
 
 NO_FINDING = (
     "That inserted tokens take attention from the others is no finding: softmax guarantees it."

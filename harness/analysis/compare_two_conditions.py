@@ -140,11 +140,11 @@ def _refuse_incomparable(old: Side, new: Side) -> None:
         )
 
 
-def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
-    """The exit code of a gate in continuous integration, and a sentence that explains it.
+def check_not_worse(board: Leaderboard, points: float) -> tuple[bool | None, str]:
+    """Whether the second side is shown to lose less than `points`, and a sentence that explains it.
 
-    The code is 0 if the second side is shown to lose less than `points`, 1 if it is significantly
-    worse, and 3 if neither is shown or a run has fewer problems than planned.
+    False: it is significantly worse. None: neither is shown, or a run has fewer problems than
+    planned.
 
     Raises:
         ConfigError: the points are out of range.
@@ -154,22 +154,22 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[int, str]:
     (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]
     name = row["condition"]
     if row["role"] == "exploratory":
-        return 3, "Not shown: a run has fewer problems than planned."
+        return None, "Not shown: a run has fewer problems than planned."
     if row["verdict"] == "unmeasured":
-        return 3, f"Not shown: {row['unmeasured']}."
+        return None, f"Not shown: {row['unmeasured']}."
     # at a further look the interval of equivalence is the wider one, as looks share alpha
     lower_end = min(row["low"], row["equivalence_low"])
     low = f"{lower_end:+.1f}"
     margin = f"{points:g} {'point' if points == 1 else 'points'}"
     if lower_end > -points:
-        return 0, f"{name} loses less than {margin}: the interval's lower end is {low}."
+        return True, f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
         difference = f"{row['difference']:+.1f} points"
-        return 1, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
+        return False, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
     problems = f"{estimate_sample(row, points, row['problems']):,} problems"
     if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
         problems += ", and as many times the draws of examples,"
-    return 3, (
+    return None, (
         f"Not shown: the interval's lower end is {low}. If both are equally accurate, about "
         f"{problems} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
         f"here are {row['problems']:,}."

@@ -1,7 +1,5 @@
 """All tables of one run or several, and how they are written as JSON and CSV."""
 
-import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +17,11 @@ from harness.analysis.other_texts_and_instructions import (
 )
 from harness.analysis.sample_scores import choose_score
 from harness.analysis.sweeps import sweep_table
-from harness.constants import BASELINE, DEFAULT_SEED, GOLD_FIRST, MARGIN
+from harness.constants import BASELINE, GOLD_FIRST, MARGIN
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
-
-SCHEMA = "mless-table/2"
-"""Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -303,35 +298,6 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
 
 def _list_conditions(run: Run) -> list[str]:
     return list(run.samples["condition"].astype(str).unique())
-
-
-def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
-    """All tables as JSON in ASCII, with published numbers. docs/tables.md has the schema."""
-    values: dict[str, Any] = {
-        "schema": SCHEMA,
-        "baseline": board.baseline,
-        "contrasts": board.contrasts,
-        "primary": board.primary,
-        "by": board.by,
-        "score": board.score,
-        "clusters": board.clusters,
-        "copies": board.copies,
-        "seed": DEFAULT_SEED,
-        "rows": records(board.comparison),
-    }
-    values |= {key: records(table) for key, table in board.side_tables.items()}
-    if reference:
-        values["reference"] = reference
-    values["receipt"] = board.receipt
-    return json.dumps(values, indent=2, allow_nan=False, default=str)
-
-
-def as_csv(board: Leaderboard) -> str:
-    """The comparison as CSV with quoted strings; the receipt in lines that begin with `#`."""
-    rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt
-    notes = [f"# {json.dumps(facts, sort_keys=True, default=str)}" for facts in receipts]
-    return "\n".join([rows, *notes])
 
 
 def records(frame: pandas.DataFrame) -> list[Row]:

@@ -6,6 +6,9 @@ import typer
 
 from harness.commands.options import Explain, FormatName, Metric, Score
 
+EXIT_CODES = {True: 0, False: 1, None: 3}
+"""The exit code of the gate: whether B is shown to lose less than POINTS; None if neither."""
+
 
 def compare(
     old: Annotated[
@@ -35,7 +38,8 @@ def compare(
     board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
     code, message = 0, ""
     if not_worse_by is not None:
-        code, message = check_not_worse(board, not_worse_by)
+        is_enough, message = check_not_worse(board, not_worse_by)
+        code = EXIT_CODES[is_enough]
     typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
     if message:
         typer.echo(f"mless: {message}", err=True)

@@ -1,17 +1,13 @@
 """The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
 
+import csv
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.result_tables import (
-    Leaderboard,
-    as_csv,
-    as_json,
-    make_leaderboard,
-    records,
-)
-from harness.constants import MARGIN, Format, Split
+from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
+from harness.constants import DEFAULT_SEED, MARGIN, Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.published_numbers import read_reference, reference_table, show_reference
@@ -20,6 +16,9 @@ from harness.errors import ConfigError
 from harness.runs.find_runs import locate
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
+
+SCHEMA = "mless-table/2"
+"""Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +110,35 @@ def write_board(
     if not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, footer, explain=explain)
+
+
+def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
+    """All tables as JSON in ASCII, with published numbers. docs/tables.md has the schema."""
+    values: dict[str, Any] = {
+        "schema": SCHEMA,
+        "baseline": board.baseline,
+        "contrasts": board.contrasts,
+        "primary": board.primary,
+        "by": board.by,
+        "score": board.score,
+        "clusters": board.clusters,
+        "copies": board.copies,
+        "seed": DEFAULT_SEED,
+        "rows": records(board.comparison),
+    }
+    values |= {key: records(table) for key, table in board.side_tables.items()}
+    if reference:
+        values["reference"] = reference
+    values["receipt"] = board.receipt
+    return json.dumps(values, indent=2, allow_nan=False, default=str)
+
+
+def as_csv(board: Leaderboard) -> str:
+    """The comparison as CSV with quoted strings; the receipt in lines that begin with `#`."""
+    rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
+    receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt
+    notes = [f"# {json.dumps(facts, sort_keys=True, default=str)}" for facts in receipts]
+    return "\n".join([rows, *notes])
 
 
 def _show_tables(board: Leaderboard, options: TableOptions) -> Iterator[Table]:

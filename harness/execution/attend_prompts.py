@@ -22,6 +22,7 @@ from harness.engines.attention_sums import (
     single_queries,
 )
 from harness.engines.library_messages import LOG, library_log, quieten_libraries
+from harness.experiment.model_settings import label_model
 from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.resources import cache_folder
@@ -130,7 +131,7 @@ def attention(
     )
     result.rows = list(map(separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
-    result.model = smollm2_model.label_model(model)
+    result.model = label_model(model)
     result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
     if layers != "all":
         result.layers = sorted(parse_numbers(layers, "layers"))

@@ -5,8 +5,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from harness import smollm2_model
 from harness.errors import ConfigError, list_near
+from harness.smollm2_model import SMOLLM2, SMOLLM2_FOLDER, SMOLLM2_LABEL
 from harness.yaml_settings import Strict, find_secrets
 
 DTYPE_SYNONYMS = {"half": "float16", "float": "float32", "double": "float64"}
@@ -26,6 +26,13 @@ def name_dtype(value: object) -> str:
     if name not in DTYPES:
         raise ConfigError(f"dtype: expected {list_near(name, DTYPES)}, got {value!r}.")
     return name
+
+
+def label_model(name: str) -> str:
+    """The default name of a model in tables and figures: the last component of its path."""
+    last_component = name.rstrip("/").rpartition("/")[2]
+    is_smollm2 = name == SMOLLM2 or last_component == SMOLLM2_FOLDER
+    return SMOLLM2_LABEL if is_smollm2 else last_component
 
 
 class ModelConfig(Strict):
@@ -75,7 +82,7 @@ class ModelConfig(Strict):
     @property
     def display_name(self) -> str:
         """The model's name in tables and figures."""
-        return self.label or smollm2_model.label_model(self.name)
+        return self.label or label_model(self.name)
 
 
 FREE_ARGUMENTS = frozenset(

@@ -14,9 +14,9 @@ from msgspec import Struct
 
 from harness.constants import JsonObject
 from harness.errors import RunError, name_similar_files
+from harness.experiment.model_settings import label_model
 from harness.runs.records import fit
 from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
-from harness.smollm2_model import label_model
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """lm-eval's name of a sample log; the results file of the same date lies beside it."""

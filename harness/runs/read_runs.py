@@ -22,7 +22,7 @@ from harness.experiment.conditions import (
     find_baseline,
 )
 from harness.experiment.expand_conditions import read_conditions
-from harness.experiment.model_settings import fixed_arguments
+from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.find_lm_eval_files import find_logs
@@ -42,7 +42,6 @@ from harness.runs.run_files import (
 )
 from harness.runs.samples_frame import read_frame
 from harness.runs.stored_files import hash_stored
-from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas

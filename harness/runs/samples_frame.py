@@ -13,6 +13,7 @@ import numpy as np
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
 from harness.errors import JournalError, RunError, list_first
 from harness.experiment.expand_conditions import read_conditions
+from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
 from harness.grading.answer_forms import has_other_form
 from harness.reasoning_markers import find_opened
@@ -25,7 +26,6 @@ from harness.runs.run_files import (
     read_samples,
     read_scores,
 )
-from harness.smollm2_model import label_model
 
 if TYPE_CHECKING:
     import pandas

@@ -16,7 +16,7 @@ from attention_probe.figures.figure_config import BarsConfig
 from attention_probe.figures.figure_numbers import read_bars
 from harness.analysis import compare
 from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
-from harness.analysis.result_tables import as_csv, as_json, make_leaderboard
+from harness.analysis.result_tables import make_leaderboard
 from harness.constants import Kind
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.dry_run import describe_plan
@@ -24,6 +24,7 @@ from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import render
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
+from harness.display.table_page import as_csv, as_json
 from harness.errors import (
     ComparisonError,
     ConfigError,
@@ -212,8 +213,8 @@ def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp
 
 def test_two_conditions_are_compared_by_the_same_score(run):
     pair = compare_pair(Side.read(f"{run}:wo"), Side.read(f"{run}:mless"))
-    code, message = check_not_worse(pair, 0.2)
-    assert code == 1 and " points, p " in message and pair.score == "gold_first"
+    is_enough, message = check_not_worse(pair, 0.2)
+    assert is_enough is False and " points, p " in message and pair.score == "gold_first"
 
 
 def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path):

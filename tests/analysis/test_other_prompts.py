@@ -13,9 +13,10 @@ from harness.analysis.other_texts_and_instructions import (
     instructions_table,
     text_table,
 )
-from harness.analysis.result_tables import as_json, make_leaderboard
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.side_tables import show_side_tables
+from harness.display.table_page import as_json
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
 from harness.runs.read_runs import Run

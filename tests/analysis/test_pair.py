@@ -6,7 +6,9 @@ import pytest
 
 from harness.analysis import compare, holm
 from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
-from harness.analysis.result_tables import as_json, make_leaderboard
+from harness.analysis.result_tables import make_leaderboard
+from harness.commands.compare import EXIT_CODES
+from harness.display.table_page import as_json
 from harness.errors import ComparisonError, RunError
 from harness.runs.read_runs import Run
 from harness.runs.samples_frame import load_run
@@ -104,14 +106,15 @@ def test_the_gate_heeds_the_positive_control_looks_and_the_planned_size(
         Side(name=name, samples=samples[samples["condition"] == name], run=run)
         for name in ("wo", "mless")
     ]
-    assert check_not_worse(compare_pair(*sides), 60) == (code, message)
+    is_enough, text = check_not_worse(compare_pair(*sides), 60)
+    assert (EXIT_CODES[is_enough], text) == (code, message)
 
 
 def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():
     """Of two conditions with an accuracy of 50 percent, at a margin of 3 points."""
-    code, message = check_not_worse(make_board(drawn(4, 200, 1, {"wo": 0.5, "mless": 0.5})), 3)
+    is_enough, message = check_not_worse(make_board(drawn(4, 200, 1, {"wo": 0.5, "mless": 0.5})), 3)
     suggested = int(re.search(r"about ([\d,]+) problems", message)[1].replace(",", ""))
-    assert code == 3 and suggested == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
+    assert is_enough is None and suggested == pytest.approx(4400, rel=0.2), "(2.8 x 70.7 / 3)^2"
 
 
 def test_sides_with_other_problems_are_refused(tmp_path):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from harness.analysis import compare, estimate_difference
-from harness.analysis.result_tables import as_csv, make_leaderboard
+from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
+from harness.display.table_page import as_csv
 from harness.errors import ComparisonError
 from tests.make import compare_rows, drawn, evaluation, with_cases
 

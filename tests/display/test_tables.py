@@ -8,12 +8,12 @@ import pytest
 
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
-from harness.analysis.result_tables import as_csv, as_json, make_leaderboard, records
+from harness.analysis.result_tables import make_leaderboard, records
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Column, Table, render
 from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
-from harness.display.table_page import TableOptions, make_table
+from harness.display.table_page import TableOptions, as_csv, as_json, make_table
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (

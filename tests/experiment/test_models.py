@@ -10,6 +10,7 @@ from threading import Thread
 import pytest
 
 from harness import smollm2_model
+from harness.experiment.model_settings import label_model
 from harness.experiment.run_config import config_of_model
 from harness.smollm2_model import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
 
@@ -26,7 +27,7 @@ def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
     assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
     assert smollm2_model.name_model(smollm2_model.resolve_model("smollm2")) == "smollm2"
     for name in ("smollm2", f"{smollm2}/"):
-        assert smollm2_model.label_model(name) == SMOLLM2_LABEL
+        assert label_model(name) == SMOLLM2_LABEL
     for name in ("smollm2", str(smollm2)):
         settings = config_of_model(name)
         assert settings.model.display_name == SMOLLM2_LABEL
