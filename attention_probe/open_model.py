@@ -16,7 +16,6 @@ from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPro
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
-from harness.engines.library_messages import quieten_libraries
 from harness.errors import ConfigError, PromptMismatchError, print_message
 
 ROW_BYTES = 1 << 31
@@ -58,7 +57,6 @@ def open_model(
     }
     layers = [layer + 1 for layer in settings.layers]
     set_count = AVERAGES + max(map(record.count_rows, every_prompt))
-    quieten_libraries()
     with closing(open_recorder(arguments, layers, set_count)) as engine:
         yield partial(measure_in_engine, engine, record=record), {}
 

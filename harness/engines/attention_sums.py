@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from harness.constants import JsonObject
 from harness.engines.interventions.open_layers import refuse_to_open
+from harness.engines.library_messages import LOG, library_log, quieten_libraries
 from harness.engines.vllm_engine import VLLMEngine, device_type
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.layers_and_heads import parse_numbers
+from harness.resources import cache_folder
 
 Floats = NDArray[np.float32]
 
@@ -24,6 +26,8 @@ def open_recorder(
     arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int
 ) -> VLLMEngine:
     """An engine in which the attention of these layers, counted from 1, is open.
+
+    Its messages are in libraries.log in the cache of mless.
 
     Args:
         arguments: The model's arguments.
@@ -34,16 +38,18 @@ def open_recorder(
         ConfigError: no such layer, or the model's attention cannot be opened.
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
-    recorded: Sequence[int] | str = "all"
-    if layers != "all":
-        recorded = sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
-    open_layers: JsonObject = {"attention": [], "activations": [], "recorded": recorded}
-    refuse_to_open(arguments, open_layers)
-    open_layers["set_count"] = set_count
-    options: JsonObject = {**arguments, "interventions": {"layers": open_layers}}
-    if device_type() == "cpu":  # one token is generated for each prompt, so compiling is slower
-        options.setdefault("enforce_eager", True)
-    return VLLMEngine(options, sampled=False)
+    quieten_libraries()
+    with library_log(cache_folder() / LOG):
+        recorded: Sequence[int] | str = "all"
+        if layers != "all":
+            recorded = sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
+        open_layers: JsonObject = {"attention": [], "activations": [], "recorded": recorded}
+        refuse_to_open(arguments, open_layers)
+        open_layers["set_count"] = set_count
+        options: JsonObject = {**arguments, "interventions": {"layers": open_layers}}
+        if device_type() == "cpu":  # one token is generated for each prompt, so compiling is slower
+            options.setdefault("enforce_eager", True)
+        return VLLMEngine(options, sampled=False)
 
 
 def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:

@@ -1,5 +1,7 @@
 """The messages of vLLM, torch and other libraries: which they write, and into which file."""
 
+from __future__ import annotations
+
 import logging
 import os
 import sys
@@ -10,6 +12,8 @@ from pathlib import Path
 
 LOG = "libraries.log"
 """The file for messages of libraries while a model is loaded."""
+STORED_ERROR_BYTES = 2**18
+"""Number of bytes at the end of an engine's log that are searched for the cause of its death."""
 
 
 @contextmanager
@@ -42,6 +46,29 @@ def library_log(path: Path) -> Iterator[None]:
             warnings.showwarning = showwarning
             sys.stderr = stderr
             os.dup2(descriptor, 2)
+
+
+class NewMessages:
+    """The text that this process and its children write to the file of `library_log` from now on.
+
+    It is empty where standard error is no file.
+    """
+
+    def __init__(self) -> None:
+        # its path, because `library_log` may end before the children do
+        self._path = Path("/proc/self/fd/2").resolve()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the text that was written until now."""
+        self._start = self._path.stat().st_size if self._path.is_file() else 0
+
+    def read(self) -> str:
+        """The end of the text, at most `STORED_ERROR_BYTES`."""
+        if not self._path.is_file():
+            return ""
+        text = self._path.read_bytes()[self._start :]
+        return text[-STORED_ERROR_BYTES:].decode(errors="replace")
 
 
 def quieten_libraries() -> None:

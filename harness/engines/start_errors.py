@@ -1,21 +1,16 @@
 """Explain in one line why an engine did not start.
 
 vLLM starts processes of its own. If one of them fails, vLLM reports only "Engine core
-initialization failed. See root cause above", and only the process prints the cause. So
-`ChildErrors` reads the standard error of these processes while it passes it on. Then the error and
-that text are searched for the causes in `start_errors.yaml`. An unknown cause is quoted without
-advice. A process that a signal ended prints nothing: its exit code names the signal, and its
-earlier messages name the step.
+initialization failed. See root cause above", and only the process prints the cause, into the file
+of `library_messages`. So the error and the end of that file are searched for the causes in
+`start_errors.yaml`. An unknown cause is quoted without advice. A process that a signal ended prints
+nothing: its exit code names the signal, and its earlier messages name the step.
 """
 
-import os
 import re
 import signal
-import sys
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,12 +25,6 @@ from harness.errors import (
     explain_hub_error,
     quote,
 )
-
-STORED_ERROR_BYTES = 2**18
-"""Number of bytes at the end of an engine's log that are searched for the cause of its death."""
-
-_MARK = b"\0"
-"""We write this byte to the pipe. When it is read, all text before it has been read."""
 
 LOAD_STEPS = {
     "INFO": "starting vLLM",
@@ -71,64 +60,6 @@ _NOTED_SIGNAL = re.compile(r"EngineCore: trigger received signal=(SIG\w+)")
 def read_causes() -> list[dict[str, Any]]:
     """The known causes of failed starts. `start_errors.yaml` begins with their fields."""
     return list(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
-
-
-class ChildErrors:
-    """Passes the standard error of child processes on to ours, and stores the end of it.
-
-    It uses a pipe and no file, because an engine prints for hours and must not fill a disk.
-    """
-
-    def __init__(self) -> None:
-        self._stderr = os.dup(2)
-        self._read, self._write = os.pipe()
-        self._stored = b""
-        self._has_read_mark = threading.Event()
-        threading.Thread(target=self._pass_on, name="mless-engine-errors", daemon=True).start()
-
-    @contextmanager
-    def inherited(self) -> Iterator[None]:
-        """Have processes that are started within the context write to the pipe."""
-        sys.stderr.flush()
-        os.dup2(self._write, 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(self._stderr, 2)
-
-    def forget(self) -> None:
-        """Drop the text that was written until now."""
-        self.last()
-        self._stored = b""
-
-    def last(self) -> str:
-        """The end of the text that was written until now, at most `STORED_ERROR_BYTES`."""
-        self._has_read_mark.clear()
-        with suppress(OSError):  # `close` may have come first
-            os.write(self._write, _MARK)
-            self._has_read_mark.wait(timeout=5)
-        return self._stored.decode(errors="replace")
-
-    def close(self) -> str:
-        """Stop passing on, and return the end of the text."""
-        text = self.last()
-        with suppress(OSError):
-            os.close(self._write)
-            self._write = -1
-        return text
-
-    def _pass_on(self) -> None:
-        # in a thread of its own, because a full pipe would stop the engine
-        while chunk := os.read(self._read, 2**16):
-            text = chunk.replace(_MARK, b"")
-            with suppress(OSError):  # perhaps nobody reads our standard error
-                os.write(self._stderr, text)
-            self._stored = (self._stored + text)[-STORED_ERROR_BYTES:]
-            if _MARK in chunk:
-                self._has_read_mark.set()
-        os.close(self._read)
-        os.close(self._stderr)
 
 
 def load_step(log: str) -> str:

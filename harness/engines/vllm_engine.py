@@ -37,8 +37,8 @@ from harness.engines.engine_options import (
 from harness.engines.engine_processes import read_fact
 from harness.engines.interventions import check_arms
 from harness.engines.interventions.open_layers import open_layers
+from harness.engines.library_messages import NewMessages
 from harness.engines.start_errors import (
-    ChildErrors,
     explain_start_error,
     known_cause,
     make_start_error,
@@ -152,21 +152,19 @@ class VLLMEngine:
 
     def _load(self, model: str, load: Callable[[], Any], envs: Any) -> None:
         """Start vLLM with `load`, in the thread that makes all calls to it."""
-        self._errors = ChildErrors()
+        self._messages = NewMessages()
         try:
             with (
                 engine_processes.end_processes_with_run(),
                 engine_processes.started_processes() as processes,
-                self._errors.inherited(),
             ):
                 step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
                 self._calls = WatchedCalls(processes, step_seconds, self._died)
                 self._engine = self._calls.start(load)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
-            log = self._errors.close()
             exit_codes = [process.exitcode for process in processes]
-            raise make_start_error(model, error, log, exit_codes) from error
-        self._errors.forget()  # messages of the start explain no later death
+            raise make_start_error(model, error, self._messages.read(), exit_codes) from error
+        self._messages.forget()  # messages of the start explain no later death
 
     @property
     def token_counts(self) -> list[int]:
@@ -262,7 +260,7 @@ class VLLMEngine:
         return replace(completion, attention=self._attention.pop(recording))
 
     def _died(self) -> EngineError:
-        cause = known_cause(self._errors.last()) or "It was killed, or what it printed says why."
+        cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
         return EngineError(
             f"The engine process died in the middle of the run. {cause} {engine_processes.CONTINUE}"
         )
@@ -309,7 +307,6 @@ class VLLMEngine:
             has_several_gpus = self._engine.vllm_config.parallel_config.world_size > 1
             seconds = SEVERAL_GPUS_CLOSE_SECONDS if has_several_gpus else CLOSE_SECONDS
             self._engine.engine_core.shutdown(timeout=seconds)
-            self._errors.close()
             self._restore_environment()
 
     def _restore_environment(self) -> None:

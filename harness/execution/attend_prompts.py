@@ -21,11 +21,9 @@ from harness.engines.attention_sums import (
     separate_rows,
     single_queries,
 )
-from harness.engines.library_messages import LOG, library_log, quieten_libraries
 from harness.experiment.model_settings import label_model
 from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
-from harness.resources import cache_folder
 from harness.runs.attention_file import AttentionView
 
 if TYPE_CHECKING:
@@ -121,10 +119,8 @@ def attention(
         size = len(token_ids)
         sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
-    quieten_libraries()
-    with library_log(cache_folder() / LOG):
-        with closing(open_recorder(arguments, layers, set_count)) as engine:
-            prompt_sums = record_sums(engine, requests)
+    with closing(open_recorder(arguments, layers, set_count)) as engine:
+        prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
         means(sums, request.record)[:, -1]
         for sums, request in zip(prompt_sums, requests, strict=True)

@@ -1,5 +1,6 @@
 import ast
 import json
+import os
 import re
 import shutil
 import signal
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness import errors
+from harness.engines.library_messages import STORED_ERROR_BYTES, NewMessages, library_log
 from harness.engines.start_errors import (
-    ChildErrors,
     explain_start_error,
     make_start_error,
     read_causes,
@@ -129,28 +130,38 @@ def test_every_pattern_matches_a_text_of_these_tests():
             assert any(re.search(pattern, line) for line in lines), pattern
 
 
-def test_text_that_children_write_is_passed_on_and_stored(capfd):
-    errors = ChildErrors()
+def test_the_messages_of_children_are_read_while_and_after_these_go_to_a_file(tmp_path, capfd):
     code = (
         "import sys, time; print('early', file=sys.stderr, flush=True); time.sleep(1); "
         "print('late', file=sys.stderr)"
     )
-    with errors.inherited():
+    log = tmp_path / "cache" / "libraries.log"
+    with library_log(log):
+        os.write(2, b"before\n")
+        messages = NewMessages()
         child = subprocess.Popen([sys.executable, "-c", code])
     print("ours", file=sys.stderr)
     child.wait()
-    assert errors.last() == "early\nlate\n", "for the child's whole life, and only of the child"
-    assert errors.close() == errors.last() == "early\nlate\n"
-    assert sorted(capfd.readouterr().err.split()) == ["early", "late", "ours"]
+    assert messages.read() == messages.read() == "early\nlate\n"
+    messages.forget()
+    assert messages.read() == ""
+    assert log.read_text() == "before\nearly\nlate\n"
+    with log.open("a") as file:
+        file.write("x" * STORED_ERROR_BYTES + "end")
+    assert len(messages.read()) == STORED_ERROR_BYTES and messages.read().endswith("end")
+    assert capfd.readouterr().err == "ours\n"
 
 
 SCRIPT = """
 import json, sys
+from pathlib import Path
+from harness.engines.library_messages import library_log
 from harness.engines.vllm_engine import VLLMEngine
 
 {guard}
     arguments = dict(pretrained={model!r}, dtype="float32", max_model_len=1024, enforce_eager=True)
-    VLLMEngine(arguments | json.loads(sys.argv[1])).close()
+    with library_log(Path(__file__).with_suffix(".log")):
+        VLLMEngine(arguments | json.loads(sys.argv[1])).close()
 """
 
 
