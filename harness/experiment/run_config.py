@@ -224,7 +224,9 @@ class RunConfig(Strict):
         names = self.condition_names
         listed = ", ".join(names)
         pairs = Counter(map(frozenset, self.tested))
-        for name in sorted({*chain(*self.tested)} - {*names}):
+        # without contrasts a single condition is compared with `wo` of another run
+        unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
+        for name in sorted(unknown_names):
             yield f"contrasts: {name} is not a condition of this run: {listed}"
         refused = [
             contrast_name(*pair)

@@ -52,7 +52,7 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
 
 
 def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
-    """A dataset with the keys of all documents, because `from_list` has those of the first only."""
+    """A dataset with the keys of all documents; one made of a list has those of the first only."""
     keys = dict.fromkeys(chain.from_iterable(documents))
     return datasets.Dataset.from_dict(
         {key: [document.get(key) for document in documents] for key in keys}

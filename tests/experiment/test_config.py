@@ -119,9 +119,15 @@ def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(
     assert (config.contrasts and [*config.contrasts], config.primary) == (contrasts, primary)
 
 
-@pytest.mark.parametrize("override", ["contrasts=[mless - random]", "primary=mless - random"])
-def test_a_contrast_on_the_command_line_needs_its_conditions(load, override):
-    with pytest.raises(ConfigError, match="mless - random"):
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("contrasts=[mless - random]", "random is not a condition of this run: wo, mless"),
+        ("primary=mless - random", "one of the contrasts mless - wo, got 'mless - random'"),
+    ],
+)
+def test_a_contrast_on_the_command_line_needs_its_conditions(load, override, message):
+    with pytest.raises(ConfigError, match=message):
         load("conditions=[wo, mless]", override, **CONTRASTED)
 
 
@@ -129,7 +135,7 @@ def test_a_condition_of_the_file_is_requested_by_its_name(load):
     config = load(
         "conditions=[wo, mine]", conditions=["wo", "mless", {"name": "mine", "unit": "x"}]
     )
-    assert [condition.unit for condition in config.conditions] == [None, "x"]
+    assert [condition.describe()["filler"] for condition in config.conditions] == [None, "x"]
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 512}])

@@ -55,7 +55,7 @@ EXACT_TEMPLATES = [
     "{problem} \n\n{problem} \n\n{filler} \n\nA: {answer}",
 ]
 """Templates whose text merges with the filler in no tokenizer."""
-CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9, "template": EXACT_TEMPLATES[0]}]
+CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9}]
 
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
@@ -208,7 +208,7 @@ def write_run_of_draws(folder, wrong_draws, draws, **settings):
         is_wrong = request.task.endswith(wrong_tasks)
         return ("so \\boxed{no}", "stop") if is_wrong else right(request, target)
 
-    settings |= {"conditions": CONDITIONS, "primary": "x - wo"}
+    settings |= {"conditions": CONDITIONS, "primary": "x - wo", "template": EXACT_TEMPLATES[0]}
     return write_run(folder, answer, fewshot={"num_fewshot": 2, "draws": draws}, **settings)
 
 

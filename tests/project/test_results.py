@@ -12,7 +12,7 @@ from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.execution.grade_samples import grade_job
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
@@ -60,6 +60,22 @@ def test_the_example_is_the_run_of_its_config(samples):
     clusters = frame.drop_duplicates("problem_id").set_index("problem_id")["cluster"]
     stored_clusters = {row.doc["id"]: row.doc["cluster"] for row in rows}
     assert clusters.astype(str).to_dict() == stored_clusters and clusters.nunique() == 43
+
+
+def test_the_samples_of_the_example_are_those_that_its_config_requests():
+    """The config in the journal has former keys, so the keys of samples are compared."""
+    config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
+    assert identity.config["model"] == config.identity()["model"]
+    setting, plan = identity.hash_setting(), make_plan(config, limit=5)
+    requests = [*make_requests(plan, config.resolve_sampling({}))]
+    requested_tasks = {sample_key(request, setting): request.task for request in requests}
+    problem_ids = {request.problem_id for request in requests}
+    recorded_tasks = {
+        sample.key: sample.task
+        for sample in read_samples(EXAMPLE)
+        if sample.problem_id in problem_ids
+    }
+    assert requested_tasks == recorded_tasks and len(requests) == 840
 
 
 def test_data_of_configs_have_no_copies_and_their_draws_stay():
