@@ -257,7 +257,11 @@ def finish(path: Path) -> None:
     stored_receipt: JsonObject = {}
     with suppress(RunError):
         stored_receipt = read_receipt(path)
+    files = {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)}
     config = sessions[-1]["config"]
+    if stored_receipt.get("files", {}).get(JOURNAL) == files[JOURNAL]:
+        # the same samples, graded again: an older journal may have keys that no longer exist
+        config = stored_receipt["config"]
     assert scored_by is not None
     with clear_messages(path):
         # first, because a folder with a receipt counts as finished
@@ -273,7 +277,7 @@ def finish(path: Path) -> None:
             "seed": config["seed"],
             "sessions": sessions,
             **software(),
-            "files": {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)},
+            "files": files,
         }
         if identity.engine.device == "server":
             # a filter can refuse a prompt without a count
@@ -282,7 +286,7 @@ def finish(path: Path) -> None:
         # refuses missing samples
         read_frame(path, receipt, prompts, records=(samples, scores))
         # files that did not change keep their date and versions
-        if stored_receipt.get("files") == receipt["files"]:
+        if stored_receipt.get("files") == files:
             receipt = stored_receipt
         write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 

@@ -20,7 +20,7 @@ from harness.grading.notation import plain
 from harness.grading.same_answer import same_mathematics
 from harness.grading.values import begin_comparison
 
-GRADER_VERSION = 8
+GRADER_VERSION = 9
 """Goes up whenever a verdict can change."""
 MOST_RELATIONS = 20
 """Equals signs in a chain such as `a=b=c`, because each term is compared with the last term."""

@@ -13,7 +13,7 @@ from benchmarks.seed_claims import load, page
 from harness import load_run
 from harness.execution.grade_samples import grade_job
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.problems import open_dataset
+from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
@@ -84,7 +84,7 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay():
         config = load_config(path)
         # the toy's problems stand for MATH-500 in tests
         dataset = open_dataset(config.dataset)
-        assert len({problem.question for problem in dataset.problems}) == len(dataset.problems)
+        assert len({fold_text(row.problem) for row in dataset.problems}) == len(dataset.problems)
         if config.fewshot:
             *_, ids = config.fewshot.split(
                 dataset.problems, draws_per_problem=config.draws_per_problem
