@@ -282,7 +282,8 @@ def open_dataset(
     if isinstance(dataset, MadeConfig):
         made = DatasetConfig(path=Path(dataset.make), id="id")
         problems = tuple(
-            Problem(**_read_fields(f"problem {fields['id']}", fields, made, columns))
+            # columns of numbers become texts
+            _PROBLEM.validate_python(_read_fields(f"problem {fields['id']}", fields, made, columns))
             for fields in dataset.problems()
         )
         low, high = dataset.operands

@@ -200,6 +200,13 @@ def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path):
     assert plan.full_dataset.sha256 == without_row.sha256
 
 
+def test_a_column_of_numbers_is_shown_as_text():
+    condition = {"name": "x", "template": "{row.level}: {problem}"}
+    config = make_config(dataset={"make": "products"}, conditions=["wo", condition])
+    problem, filled = make_plan(config, limit=1).rows[1][-2:]
+    assert filled.prompt.user == f"{problem.level}: {problem.problem}"
+
+
 def write_run_of_draws(folder, wrong_draws, draws, **settings):
     """A run in which x is wrong with some of the draws of examples."""
     wrong_tasks = tuple(f"x_draw-{draw}" for draw in wrong_draws)
