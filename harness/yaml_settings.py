@@ -49,6 +49,13 @@ _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
 _OWN = (_UNKNOWN_KEY, "value_error")
 """The types of errors of our own, which are more specific than pydantic's."""
+_PATTERN = "String should match pattern "
+_PLAIN_MESSAGES = {
+    rf"{_PATTERN}'\S'": "is empty",
+    f"{_PATTERN}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
+    f"{_PATTERN}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, _, - and .",
+}
+"""Messages of pydantic that name a regular expression, and what they mean."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
 
@@ -170,9 +177,9 @@ def explain(error: ValidationError, where: str) -> str:
         return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
     # a tuple is Python's name of a list in YAML
     messages = [
-        detail["msg"]
-        .replace("valid tuple", "list, such as [a, b]")
-        .replace("String should match pattern '\\S'", "is empty")
+        _PLAIN_MESSAGES.get(detail["msg"], detail["msg"]).replace(
+            "valid tuple", "list, such as [a, b]"
+        )
         for detail in details
         if _name_key(detail) == key
     ]

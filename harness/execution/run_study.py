@@ -16,6 +16,7 @@ from harness.display.table_page import TableOptions, make_table
 from harness.errors import ConfigError, ModelError, RunError
 from harness.execution.run_in_subprocess import call_command
 from harness.experiment.model_settings import select_model_changes
+from harness.experiment.problems import open_dataset
 from harness.experiment.run_config import config_of_model, name_folder
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
@@ -31,6 +32,8 @@ FIGURES = (
     ACCURACY_FIGURE,
 )
 """The configs of the study's five figures, which are drawn for each model."""
+FIGURE_PROBLEMS = 100
+"""The number of problems that these figures average, where MATH500_PATH names as many."""
 
 
 def run_study(
@@ -129,7 +132,8 @@ def _choose_prompts(model: str, folder: Path, overrides: Sequence[str]) -> list[
     config = config_of_model(model, overrides)
     changes = config.instruction or config.fewshot or select_model_changes(config.model.model_args)
     if config.dataset == "math500" and not changes:
-        return []
+        count = len(open_dataset(config.dataset).problems)
+        return [] if count >= FIGURE_PROBLEMS else ["--set", f"prompts.n={count}"]
     prompts = {"run": str(folder), "layout": next(map(str, config.layouts), None)}
     # without the study's document the axes fit the prompts
     return ["--set", f"prompts={json.dumps(prompts)}", "--set", "seed_document=null"]

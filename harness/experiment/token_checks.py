@@ -272,7 +272,8 @@ def _find_faults(
                 reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
             yield (
                 condition.is_exact,
-                f"{reason}expected {expected} filler tokens, got {filler_tokens}.",
+                f"{reason}expected {expected} filler tokens, got {filler_tokens}. A filler of any "
+                "length is a `text`.",
             )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from harness.errors import ConfigError
 from harness.execution.run_study import FIGURES, _steps, run_study
 from tests.conftest import gpu_share_options
-from tests.make import TOY_MODEL
+from tests.make import TOY_MODEL, write_records
 from tests.tiny_models import build_language_model
 
 PROBLEMS = 40
@@ -102,6 +102,14 @@ def test_figures_have_the_prompts_of_the_run_unless_it_is_of_the_study(overrides
         arguments = steps[f"figure {name}"]
         assert [text for text in arguments if text.startswith("prompts=")] == options
         assert ("seed_document=null" in arguments) == bool(options)
+
+
+def test_figures_average_all_problems_of_a_small_file(tmp_path, monkeypatch):
+    rows = [{"problem": f"{number}+1?", "answer": number + 1} for number in range(6)]
+    write_records(tmp_path / "six.jsonl", rows)
+    monkeypatch.setenv("MATH500_PATH", str(tmp_path / "six.jsonl"))
+    steps = dict(_steps("people/model", Path("a"), [], None, "1"))
+    assert "prompts.n=6" in steps[f"figure {FIGURES[0]}"]
 
 
 def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
