@@ -53,7 +53,7 @@ _PATTERN = "String should match pattern "
 _PLAIN_MESSAGES = {
     rf"{_PATTERN}'\S'": "is empty",
     f"{_PATTERN}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
-    f"{_PATTERN}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, _, - and .",
+    f"{_PATTERN}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
 }
 """Messages of pydantic that name a regular expression, and what they mean."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)

@@ -1,5 +1,4 @@
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -142,7 +141,7 @@ def answer_by_instruction(request, target):
     return right(request, target if is_right and not is_control else "wrong")
 
 
-def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp_path):
+def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
     entries = [
         {"name": name, "unit": "/", "count": length}
         for name, (length, _) in list(RIGHT_UNDER.items())[2:]
@@ -155,31 +154,25 @@ def test_tables_of_a_run_and_of_its_logs_go_by_fields_whatever_the_names_are(tmp
         positive_control=True,
         limit=2,
     )
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for file in folder.glob("*s_*"):  # samples and results
-        shutil.copy(file, logs)
     accuracies = {name: 25.0 * count for name, (_, count) in RIGHT_UNDER.items()}
     differences = {name: accuracy - 25 for name, accuracy in accuracies.items() if name != "wo"}
-    boards = [make_leaderboard([Run.load(path)]) for path in (folder, logs)]
-    for board in boards:
-        table = by_condition(board)
-        assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
-        columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
-        assert table.loc["mless", columns].tolist() == [4, 2, 1, 0], "pairs of one instruction"
-        assert table.loc["answer-at-once", "role"] != "reference"
-        rows = board.side_tables["instructions"].set_index("condition")
-        assert (rows["instructions"] == 4).all()
-        assert rows["difference"].to_dict() == differences
-        grid, side_tables = show_comparison(board), show_side_tables(board)
-        assert len(grid.cells) == len(accuracies), "no row of a single instruction"
-        cells = side_tables["instructions"].cells[0]
-        assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
-        assert '"instructions": [' in as_json(board) and "texts" not in side_tables
-        notes = " ".join(grid.notes)
-        assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
-    assert boards[0].reference_conditions == boards[1].reference_conditions
-    assert len(boards[0].reference_conditions) == 3 * 6 + 1
+    board = make_leaderboard([Run.load(folder)])
+    table = by_condition(board)
+    assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
+    columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
+    assert table.loc["mless", columns].tolist() == [4, 2, 1, 0], "pairs of one instruction"
+    assert table.loc["answer-at-once", "role"] != "reference"
+    rows = board.side_tables["instructions"].set_index("condition")
+    assert (rows["instructions"] == 4).all()
+    assert rows["difference"].to_dict() == differences
+    grid, side_tables = show_comparison(board), show_side_tables(board)
+    assert len(grid.cells) == len(accuracies), "no row of a single instruction"
+    cells = side_tables["instructions"].cells[0]
+    assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
+    assert '"instructions": [' in as_json(board) and "texts" not in side_tables
+    notes = " ".join(grid.notes)
+    assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
+    assert len(board.reference_conditions) == 3 * 6 + 1
     assert set(load_run(folder)["condition"]) == RIGHT_UNDER.keys()
 
 

@@ -129,7 +129,7 @@ def test_conditions_with_some_equal_prompts_have_separate_samples():
 def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_path):
     golds = [r"\frac12", r"\sum_{k=1}^n a_k", "(" * 50, *[rf"\int_0^{n} f" for n in range(5)]]
     lines = [
-        {"unique_id": f"p{number}", "problem": "?", "answer": gold}
+        {"unique_id": f"p{number}", "problem": f"{number}?", "answer": gold}
         for number, gold in enumerate(golds)
     ]
     plan, _ = plan_of(f"dataset={{path: {write_lines(tmp_path, *lines)}}}")

@@ -31,6 +31,7 @@ FOREIGN = {
     "no_cot_math_public",  # a folder of the study's authors
     "process_docs",  # of lm-eval
     "up_proj",  # of models
+    *("num_ctx", "MAX_TOKENS", "network_error"),  # of servers
     "PR_SET_PDEATHSIG",  # of Linux
     *("figure.labelsize", "figure.titlesize"),  # of matplotlib
     "np.repeat",

@@ -346,7 +346,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     regrade(finished_run)
     expand(finished_run)
     assert (finished_run / JOURNAL).read_text() == journal
-    for number, version in ((1, 6), (2, 99)):
+    for number, version in ((1, 7), (2, 99)):
         header, *_ = (finished_run / f"old-scores-{number}.jsonl").read_text().splitlines()
         assert json.loads(header)["task_version"] == version, "no scores are lost"
 
