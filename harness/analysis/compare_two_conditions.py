@@ -166,7 +166,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[bool | None, str
     if row["verdict"] == "worse":
         difference = f"{row['difference']:+.1f} points"
         return False, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
-    problems = f"{estimate_sample(row, points, row['problems']):,} problems"
+    problems = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
     if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
         problems += ", and as many times the draws of examples,"
     return None, (

@@ -118,7 +118,8 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
-    score = choose_score(frame, score)
+    if score not in NATS_SCORES:  # columns of the side table, which nobody can request
+        score = choose_score(frame, score)
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
     _check_samples(frame, [*keys, "problem_id", "sample_index"])

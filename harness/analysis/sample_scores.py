@@ -57,7 +57,7 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
         ConfigError: there is no such score, or another than that of the endpoint was requested.
     """
     if ANSWER_LOGPROB in frame:
-        if score not in (None, GOLD_FIRST, *NATS_SCORES):
+        if score not in (None, GOLD_FIRST):
             raise ConfigError(
                 f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
             )

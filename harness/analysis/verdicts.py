@@ -15,7 +15,7 @@ from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 FEWEST_CLUSTERS_OF_NATS = 50
 """Log-probabilities of fewer clusters are not tested. The sign-flip test needs gains and losses of
 a size to be equally likely; where log-probabilities are skewed, it finds an effect by mistake in up
-to 39 percent of runs of 15 problems and 13 percent of 50 (`python -m
+to 36 percent of runs of 15 problems and 10 percent of 50 (`python -m
 benchmarks.nats_calibration`)."""
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
@@ -113,15 +113,17 @@ def explain_unmeasured(
     return None
 
 
-def estimate_sample(row: Mapping[str, Any], margin: float, size: int) -> int:
+def estimate_sample(row: Mapping[str, Any], margin: float, size: int, *, sides: int) -> int:
     """About how large a sample would show that a true difference of 0 is within a margin.
 
     Args:
         row: A row of the comparison.
         margin: In points, or in nats.
         size: The number of problems, or of clusters, of this comparison.
+        sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
+    level, miss = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
     # the length of an interval falls with the root of the number of problems
-    quantiles = 1 + float(ndtri(POWER) / ndtri(1 - ALPHA / 2))
+    quantiles = -float((ndtri(level) + ndtri(miss)) / ndtri(1 - ALPHA / 2))
     half_length: float = (row["high"] - row["low"]) / 2
     return math.ceil(size * (quantiles * half_length / margin) ** 2)

@@ -95,7 +95,7 @@ def explain_comparison(
         )
     margin = compared_rows[0]["margin"]
     inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]
-    needed = [estimate_sample(row, margin, clusters) for row in inconclusive_rows]
+    needed = [estimate_sample(row, margin, clusters, sides=2) for row in inconclusive_rows]
     if needed and min(needed) > clusters:
         sample = f"{min(needed):,} {unit}"
         if is_for_new_examples:

@@ -191,7 +191,8 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
         yield f"golds     all {len(problems)} can be compared with an answer"
     counts = Counter(form for form, _ in readings)
     rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:UNUSUAL_GOLDS]
-    yield "unusual   " + "; ".join(text for _, text in rarest)
+    if rarest:
+        yield "unusual   " + "; ".join(text for _, text in rarest)
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:

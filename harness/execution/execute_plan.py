@@ -260,7 +260,7 @@ def finish(path: Path) -> None:
     files = {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)}
     config = sessions[-1]["config"]
     if stored_receipt.get("files", {}).get(JOURNAL) == files[JOURNAL]:
-        # the same samples, graded again: an older journal may have keys that no longer exist
+        # the same samples, graded again, so the receipt states what it stated
         config = stored_receipt["config"]
     assert scored_by is not None
     with clear_messages(path):

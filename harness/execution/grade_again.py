@@ -115,7 +115,7 @@ def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
 Answered = tuple[str, str, str, tuple[str, Any], str, bool | None, str | None]
 """A completion: its name, its problem's text, its own text, location and value of its gold answers,
 the answer that a filter extracted, whether it is right by the log's metric, and this metric."""
-QUESTION_COLUMNS = ("problem", "question", "prompt")
+QUESTION_COLUMNS = ("problem", "question")
 """Columns of a problem's text in a table; the first that it has is read."""
 
 LOG_FORM = "filter"
@@ -232,7 +232,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
             cell = f"{path}, problem {prompt.problem_id}", prompt.golds
-            names = prompt.problem_id, prompt.cluster
+            names = prompt.problem_id, prompt.question
             yield *names, start + completion, cell, answer, is_right, log.metric
 
 

@@ -31,12 +31,15 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         prefix = ""
     start, _ = find_opened(prompt.prompt, prompt.thinking)
     completion = prompt.cut_next_question(sample.completion)
-    is_whole = completion == sample.completion
+    reason = read_reason(sample.finish_reason)
+    # the limit did not end what stands before the next question
+    if reason == "length" and completion != sample.completion:
+        reason = "stop"
     return GradeJob(
         completion=start + prefix + completion,
         target=prompt.doc["answer"],
         alternatives=tuple(prompt.doc.get("alternatives") or ()),
-        finish_reason=read_reason(sample.finish_reason) if is_whole else "stop",
+        finish_reason=reason,
         line=is_line,
         thinking=prompt.thinking,
         decimal=prompt.doc.get("decimal"),

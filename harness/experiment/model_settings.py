@@ -106,6 +106,7 @@ LOADER_ARGUMENTS = {"revision", "tokenizer", "tokenizer_revision", "trust_remote
 """Model arguments with which Hugging Face loads the same model and tokenizer."""
 NEUTRAL_ARGUMENTS = frozenset(
     """
+    chat_template reasoning_config
     dtype seed max_model_len max_length max_gen_toks max_batch_size enable_thinking
     chat_template_args think_end_token truncation truncation_side prefix_token_id
     tensor_parallel_size pipeline_parallel_size enable_expert_parallel all2all_backend

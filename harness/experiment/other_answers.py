@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 
 from harness.constants import OTHER_ANSWERS
+from harness.decimal_commas import with_decimal_points
 from harness.errors import DataError
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import hash_text
@@ -52,7 +53,8 @@ def draw_other_answers(
     kinds: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         answer = problem.answer.strip()
-        kind = find_form(answer), count_tokens(answer)
+        number = with_decimal_points(answer) if problem.decimal else answer
+        kind = find_form(number), count_tokens(answer)
         kinds.setdefault(kind, []).append(replace(problem, answer=answer))
     for members in kinds.values():
         # equal answers are neighbours in this order, so they are dealt to different blocks
@@ -88,8 +90,10 @@ def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
     """
     accepted = (problem.answer, *problem.alternatives)
     chosen: list[str] = []
+    read = with_decimal_points if problem.decimal else str
     for answer in dict.fromkeys(other.answer for other in others):
-        if compare(answer, *accepted, *chosen).verdict == "incorrect":
+        targets = map(read, (*accepted, *chosen))
+        if compare(read(answer), *targets).verdict == "incorrect":
             chosen.append(answer)
         if len(chosen) == OTHER_ANSWERS:
             return tuple(chosen)

@@ -169,6 +169,7 @@ class Problem:
         row: The columns of the data that a config names. They are no part of the problem's hash.
         cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
             problem are its cluster.
+        shown: The problem with the columns that the baseline shows beside it, if there are any.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
@@ -186,16 +187,17 @@ class Problem:
     row: Mapping[str, Annotated[str, BeforeValidator(as_text)]] = field(
         default_factory=dict, hash=False
     )
+    shown: str = ""
 
     @property
     def counts_with(self) -> str:
         """The name of its cluster: its text if it has none, so that copies are one cluster."""
-        return self.cluster or fold_text(self.problem)
+        return self.cluster or self.shown or fold_text(self.problem)
 
     def record(self) -> dict[str, Any]:
-        """The fields without the row, and without empty cluster, alternatives and decimal sign."""
+        """The problem's own fields, without empty cluster, alternatives and decimal sign."""
         fields = asdict(self)
-        del fields["row"]
+        del fields["row"], fields["shown"]
         return {
             name: value
             for name, value in fields.items()
@@ -386,12 +388,13 @@ def _make_problems(
             raise DataError(explain(error, location)) from None
         if problem.id in problems:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
-        question = " ".join([problem.problem, *map(problem.row.__getitem__, question_columns)])
+        columns = [problem.row[name] for name in sorted(question_columns)]
+        question = " ".join([problem.problem, *columns])
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:
             facts.append(f"cluster {problem.cluster}")
-        elif question_columns:
-            problem = replace(problem, cluster=fold_text(question))
+        if columns:
+            problem = replace(problem, shown=fold_text(question))
         refuse_other_golds(questions, question, facts, location)
         problems[problem.id] = problem
     return tuple(problems.values())

@@ -341,8 +341,10 @@ def make_document(
     problem: Problem, prompt: Prompt, condition: Condition, layout: Layout
 ) -> dict[str, Any]:
     """Make the document that lm-eval gets of a problem under one condition."""
+    shown = {"shown": problem.shown} if problem.shown else {}
     return {
         **problem.record(),
+        **shown,
         "condition": condition.name,
         **condition.reference,
         "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
@@ -376,7 +378,7 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
         target: Its gold answer.
     """
     # what a condition adds does not change the problem
-    added = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS} if is_ours(document) else ()
+    added = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS, "shown"} if is_ours(document) else ()
     problem = {name: value for name, value in document.items() if name not in added}
     return hash_text(json.dumps([problem, target], sort_keys=True))
 

@@ -27,8 +27,8 @@ from harness.reasoning_markers import find_opened
 
 BOX = "\\boxed{"
 """The label of an answer in a box."""
-MERGED = "merge with their label, or another answer does: another spelling is scored"
-OTHER_LENGTH = "are compared with answers of other numbers of tokens, because too few have theirs"
+MERGED = "merge with their label, or one of their other answers does: another spelling is scored"
+OTHER_LENGTH = "are compared with answers of another number of tokens, as too few have the same"
 """Remarks on gold answers whose log-probability is measured."""
 
 
@@ -152,7 +152,7 @@ def _build_prompts(
 def _add_answers(
     arm: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
 ) -> ConditionPrompts:
-    r"""Add the tokens of all scored answers to the prompts, and a note on what is not as it should.
+    r"""Add the tokens of all scored answers to the prompts, and notes on merges and lengths.
 
     Label and answer are tokenized apart from the prompt and from each other, so the same tokens of
     the answer are scored under every condition. The answer's end is scored with it, because `3`
@@ -270,10 +270,12 @@ def _find_faults(
             reason = ""
             if isinstance(condition, UnitCondition):
                 reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
+            remedy = ""
+            if condition.is_exact:
+                remedy = " To allow any number of tokens, write the filler as `text`."
             yield (
                 condition.is_exact,
-                f"{reason}expected {expected} filler tokens, got {filler_tokens}. A filler of any "
-                "length is a `text`.",
+                f"{reason}expected {expected} filler tokens, got {filler_tokens}.{remedy}",
             )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]

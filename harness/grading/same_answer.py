@@ -45,6 +45,8 @@ _OPTION = re.compile(
 )
 _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 """A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
+_SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
+"""A gold answer such as `no`, `Yes` or `low`: few products have a vowel as second letter."""
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
@@ -145,7 +147,7 @@ def _same_element(answer: str, target: str) -> bool:
     words = readable_words(answer), readable_words(target)
     # Up to three letters may be a product.
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
-    if None not in words and are_words:
+    if None not in words and (are_words or _SHORT_WORD.fullmatch(target)):
         return words[0] == words[1]
     names = numbered_name(answer), numbered_name(target)
     if None not in names:

@@ -79,8 +79,9 @@ def filler(**metadata: Any) -> Documents:
     settings = {key: value for key, value in metadata.items() if key in keys}
     if not settings.keys() & FILLERS.keys() and "{filler}" in settings.get("template", "{filler}"):
         settings["unit"] = "/"
-    seed = metadata.get("placement_seed", DEFAULT_SEED)
-    return _documents(as_condition({"name": "filler", "seed": seed, **settings}), **metadata)
+    if settings.keys() & FILLERS.keys():
+        settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
+    return _documents(as_condition({"name": "filler", **settings}), **metadata)
 
 
 def grade_responses(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -142,12 +141,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         The question begins a line with the format's text, unless this is mere words or mere signs,
         which may begin any line of a solution. In reasoning it is a quotation, and does not count.
         """
-        texts = [
-            before["text"].lstrip()
-            for before, segment in pairwise(self.doc.get("segments") or ())
-            if (before["role"], segment["role"]) == ("format", "problem")
-        ]
-        beginning = texts[0] if texts else ""
+        beginning = self._find_beginning()
         if not _WORD_AND_SIGN.match(beginning) or beginning not in completion:
             return completion
         reasoning = "|".join(
@@ -162,10 +156,24 @@ class StoredPrompt(Struct, omit_defaults=True):
         text = re.sub(rf"(?s)({reasoning})|{question}", r"\1", end + completion)
         return text[len(end) :]
 
+    def _find_beginning(self) -> str:
+        """The format's text before the problem, the same with and without a filler between them."""
+        beginning = ""
+        for segment in self.doc.get("segments") or ():
+            if segment["role"] == "problem":
+                break
+            if segment["role"] == "format" and segment["text"].strip():
+                beginning = str(segment["text"]).lstrip()
+            elif segment["role"] != "filler" and segment["text"].strip():
+                beginning = ""
+        return beginning
+
     @property
     def question(self) -> str:
-        """As of `Problem.question`; what a log of another task has in its place."""
-        return fold_text(self.doc.get("question_of_log") or self.doc["problem"])
+        """What the baseline shows of the problem; in another task's log, what copies share."""
+        names = ("question_of_log", "shown", "problem")
+        texts = (self.doc.get(name) for name in names)
+        return fold_text(next(filter(None, texts)))
 
     @property
     def golds(self) -> list[str]:
@@ -174,7 +182,7 @@ class StoredPrompt(Struct, omit_defaults=True):
 
     @property
     def cluster(self) -> str:
-        """As of `Problem.counts_with`."""
+        """See `Problem.counts_with`."""
         return self.doc.get("cluster") or self.question
 
     @property

@@ -196,7 +196,7 @@ def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp
         make_leaderboard([Run.load(other), Run.load(run)])
     with pytest.raises(ComparisonError, match=reason):
         compare_pair(Side.read(str(other)), Side.read(f"{run}:mless"))
-    for score in ("avg@1", "pass@2"):
+    for score in ("avg@1", "pass@2", "answer_share", "answer_logprob"):
         with pytest.raises(ConfigError, match=f"answer_logprob has only gold_first, got '{score}'"):
             make_leaderboard([Run.load(run)], score=score)
     with pytest.raises(ConfigError, match=r"expected avg@K, .* got 'gold_first'"):
@@ -361,9 +361,9 @@ def test_a_merge_and_other_lengths_are_noted(toy_tokenizer):
     (answer,), (note,) = score_prompts(merging, answer="\\frac{1}{2}")
     assert answer == ["\\boxed{", "\\frac{1}{2}}"]
     assert note == (
-        "1 of 1 gold answers merge with their label, or another answer does: another spelling is "
-        "scored."
+        "1 of 1 gold answers merge with their label, or one of their other answers does: another "
+        "spelling is scored."
     )
     assert score_prompts(toy_tokenizer, answer="6 \\cdot 7", others=("6 \\cdot 9",))[1] == ()
     (_, (note,)) = score_prompts(toy_tokenizer, answer="6 \\cdot 7", others=("12",))
-    assert "1 of 1 gold answers are compared with answers of other numbers of tokens" in note
+    assert "1 of 1 gold answers are compared with answers of another number of tokens" in note

@@ -16,9 +16,10 @@ from tests.engines.test_backends import request
 from tests.make import TOY_CONFIG, with_cases
 
 
-def prompt(text="What is 2 + 2?", form="", **fields):
-    """A prompt; `form` is the text of its format before the problem."""
-    segments = [{"role": "format", "text": form}, {"role": "problem", "text": text}]
+def prompt(text="What is 2 + 2?", form="", filler="", **fields):
+    """A prompt; `form` is the text of its format before the filler and the problem."""
+    texts = {"format": form, "filler": filler, "separator": " ", "problem": text}
+    segments = [{"role": role, "text": part} for role, part in texts.items()]
     document = {"id": "p", "answer": "4", "solution": "", "segments": segments}
     return StoredPrompt(
         task="made",

@@ -42,6 +42,19 @@ def test_copies_with_other_facts_are_refused_with_both_lines(second, text, tmp_p
         open_dataset(DatasetConfig(path=path))
 
 
+def test_what_the_baseline_shows_of_a_row_tells_questions_apart_and_changes_no_hash(tmp_path):
+    rows = [{"problem": "It?", "answer": bit, "b": bit, "a": 3} for bit in (0, 1, 0, 1)]
+    dataset = DatasetConfig(path=write_lines(tmp_path, *rows))
+    with pytest.raises(DataError, match="line 2: the question is that of"):
+        open_dataset(dataset, "ab")
+    problems = open_dataset(dataset, "ab", "ba")
+    clusters = [problem.counts_with for problem in problems.problems]
+    assert clusters == ["It? 3 0", "It? 3 1"] * 2
+    assert [{*problem.record()} & {"shown", "row", "cluster"} for problem in problems.problems] == [
+        set()
+    ] * 4
+
+
 def generate(**keys):
     return open_dataset(MadeConfig.model_validate(keys))
 
