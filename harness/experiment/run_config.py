@@ -450,7 +450,7 @@ _CHANGES_WEIGHTS = re.compile(
 """Matches overrides that name other weights."""
 
 
-def load_config(path: Path, overrides: Iterable[str] = (), where: str = "") -> RunConfig:
+def load_config(path: Path | str, overrides: Iterable[str] = (), where: str = "") -> RunConfig:
     """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
@@ -459,7 +459,7 @@ def load_config(path: Path, overrides: Iterable[str] = (), where: str = "") -> R
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    overrides = list(overrides)
+    path, overrides = Path(path), list(overrides)
     if any(map(_CHANGES_WEIGHTS.match, overrides)):
         overrides.insert(0, "model.label=null")  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)

@@ -25,7 +25,7 @@ def load(tmp_path):
     def write_and_load(*overrides, **changes):
         path = tmp_path / "run.yaml"
         path.write_text(yaml.safe_dump(MINIMAL | changes))
-        return load_config(path, overrides)
+        return load_config(str(path), overrides)
 
     return write_and_load
 
