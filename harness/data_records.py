@@ -111,7 +111,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
 
 def _open_text(path: Path) -> Any:
     opener: Any = gzip.open if path.suffix == ".gz" else open
-    # some editors begin a file with a byte order mark, which is no part of the first field
+    # some editors begin a file with a byte order mark, which does not belong to the first field
     return opener(path, "rt", encoding="utf-8-sig", newline="")
 
 

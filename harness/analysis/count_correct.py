@@ -39,7 +39,7 @@ class Outcomes:
         samples_by_prompt: [prompt, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
-        score: What is counted, as of `sample_scores.choose_score`.
+        score: What is counted; see `sample_scores.choose_score`.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
@@ -109,7 +109,7 @@ def count_outcomes(
             are of replicate 0; without a column cluster each problem is a cluster. The column
             completion shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
-        score: As of `sample_scores.choose_score`; maj@k needs the column answer.
+        score: See `sample_scores.choose_score`; maj@k needs the column answer.
 
     Raises:
         ComparisonError: a sample occurs twice or has no verdict, or there are fewer samples than

@@ -40,7 +40,7 @@ class Leaderboard:
         clusters: The number of clusters of problems; 0 if each problem is a cluster.
         copies: The number of problems whose question is that of an earlier problem.
         omitted: The number of problems that are left out, because not all models have them.
-        score: As of `Design`; `gold_first` if the runs' endpoint is `answer_logprob`.
+        score: See `Design`; `gold_first` if the runs' endpoint is `answer_logprob`.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
 

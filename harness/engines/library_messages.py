@@ -51,7 +51,7 @@ def library_log(path: Path) -> Iterator[None]:
 class NewMessages:
     """The text that this process and its children write to the file of `library_log` from now on.
 
-    It is empty where standard error is no file.
+    It is empty if standard error is not a file.
     """
 
     def __init__(self) -> None:

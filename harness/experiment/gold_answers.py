@@ -58,7 +58,7 @@ def read_golds(value: Any) -> list[str]:
     """The accepted answers of a field. A worked solution is the answer that it states.
 
     Raises:
-        ValidationError: an answer is no text or number.
+        ValidationError: an answer is neither text nor a number.
     """
     if isinstance(value, str) and _LIST.fullmatch(value.strip()):
         with suppress(ValueError, SyntaxError):
