@@ -1,5 +1,6 @@
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from functools import cache, partial
@@ -16,6 +17,15 @@ settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, also if a shell started the tests in the background."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
 
 PATIENCE = 1500
 """Seconds after which a command counts as hung. On a busy machine a minute of work took four."""

@@ -46,7 +46,7 @@ _OPTION = re.compile(
 _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 """A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
 _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
-"""A gold answer such as `no`, `Yes` or `low`: few products have a vowel as second letter."""
+"""A gold answer such as `no` or `low`: few products have a vowel as second letter."""
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")

@@ -289,6 +289,7 @@ def interrupt_and_answer(folder, _questions, _name):
     (folder / "answered").touch()
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
     plan, requests = plan_requests(config([ARM], **PRODUCTS), 1)
     monkeypatch.setattr(check_arms, "_answer", partial(interrupt_and_answer, tmp_path))

@@ -103,6 +103,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_command_ends_with_its_caller_that_alone_is_interrupted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "python"
