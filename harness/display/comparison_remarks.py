@@ -27,9 +27,10 @@ ADVICE = {
     "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
     "or read the first line (--answer line). A stop string (`until`) may come before an answer.",
     "cut off": "Raise max_gen_toks.",
-    "unfinished": "Reasoning without an end is no answer. Raise max_gen_toks.",
-    "unfinished before the limit": "Reasoning without an end is no answer. If a stop string ended "
-    "it, set `answer: box`, without `until`; if its end has another text, set `thinking`.",
+    "unfinished": "Reasoning that has no end does not count as an answer. Raise max_gen_toks.",
+    "unfinished before the limit": "Reasoning that has no end does not count as an answer. If a "
+    "stop string ended it, set `answer: box`, without `until`; if its end has another text, set "
+    "`thinking`.",
     "refused": "The grader cannot compare these answers; --audit shows what other graders say.",
     "timeout": "The comparison took too long; --audit shows what other graders say.",
 }

@@ -315,7 +315,7 @@ class Request:
             set, 0 for other tokens. In the last set a query's attention to its own token counts
             too. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
-        answers: The answers whose log-probability is measured, as of `BuiltPrompt`.
+        answers: The answers whose log-probability is measured; see `BuiltPrompt`.
         scored: The number of tokens at the prompt's end whose log-probability is requested.
         answer_index: The index of the answer that they are.
     """

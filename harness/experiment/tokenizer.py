@@ -62,8 +62,8 @@ class ModelTokenizer:
 
         Raises:
             ModelError: the tokenizer cannot be loaded.
-            ConfigError: the context length is no number, or is missing where it is required; there
-                is no chat template of the requested name, or it does not read a switch.
+            ConfigError: the context length is not a number, or is missing where it is required; no
+                chat template has the requested name, or it does not read a switch.
         """
         weights = arguments.get("pretrained")
         if not weights:

@@ -39,7 +39,7 @@ class GradeJob:
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
         decimal: The decimal sign of the gold answers if it is a comma. An answer may have either.
-        finish_reason: As of `finish_reasons.read_reason`. `length` tells a truncated completion
+        finish_reason: See `finish_reasons.read_reason`. `length` tells a truncated completion
             from one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
         thinking: The model's markers of reasoning; those of all families if there are none.

@@ -231,7 +231,9 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     assert (frame["verdict"] == "unfinished").tolist() == [True, False] * 2
     assert frame["answer"].dropna().tolist() == ["1", "1"]
     table = command("table", tmp_path / "run").stdout
-    assert "unfinished 50.0 %). Reasoning without an end is no answer." in " ".join(table.split())
+    assert "unfinished 50.0 %). Reasoning that has no end does not count as an answer." in " ".join(
+        table.split()
+    )
 
 
 def test_a_busy_server_is_asked_again_and_an_absent_one_ends_in_one_error(server, pauses, caplog):
