@@ -20,8 +20,8 @@ from attention_probe.prompts.token_roles import TokenizedPrompt
 CHECKED_TOKENS = 2048
 """The self-check stores full attention matrices, so it prefers a prompt of at most this length."""
 
-LayerMeans = Mapping[int, Float[Tensor, "head key"]]
-"""By layer, the mean weight of each key over all later queries."""
+LayerSums = Mapping[int, Float[Tensor, "head key"]]
+"""By layer, the sum of each key's weights over all later queries."""
 
 
 def self_check(
@@ -54,27 +54,27 @@ def self_check(
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
     capture(loaded, token_ids[None, :1], request=CaptureRequest(activations=record.activations))
-    means = column_means(loaded, token_ids)
+    sums = captured_sums(loaded, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,
         "prompt_tokens": len(prompt),
-        "eager_error": largest_difference(means, eager_means(loaded, token_ids)),
+        "eager_error": largest_difference(sums, eager_sums(loaded, token_ids)),
     }
     if float32_model is not None:
-        float32_means = column_means(float32_model, token_ids)
-        checks["dtype_error"] = largest_difference(means, float32_means)
+        float32_sums = captured_sums(float32_model, token_ids)
+        checks["dtype_error"] = largest_difference(sums, float32_sums)
     return checks
 
 
-def column_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
-    """The means from the probe's capture."""
+def captured_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:
+    """The sums from the probe's capture."""
     captured = capture(loaded, token_ids[None])
-    # [0, 0]: there is one prompt, and one set of queries with all of them
-    return {layer: captured[layer].column_mean[0, 0] for layer in loaded.layers}
+    # [0, 0]: there is one prompt, and the last of its sets has keys' own queries too
+    return {layer: captured[layer].sums[0, 0] for layer in loaded.layers}
 
 
-def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMeans:
-    """The means from eager `output_attentions`, which keeps full matrices of all layers."""
+def eager_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:
+    """The sums from eager `output_attentions`, which keeps full matrices of all layers."""
     model = loaded.model
     input_ids = token_ids[None].to(model.device)
     with torch.inference_mode(), switched_attention(model, "eager"):
@@ -85,19 +85,12 @@ def eager_means(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerMea
         # models that mix kinds of layers return only the matrices of softmax layers
         indices = softmax_layers(loaded.config)
     by_layer = dict(zip(indices, attentions, strict=False))
-    # [key] the queries after each key: none after the last one, whose mean is NaN
-    later_queries = torch.arange(len(token_ids) - 1, -1, -1, device=model.device)
-    return {
-        # without the diagonal, because a key's own query does not come after it
-        layer: by_layer[layer][0].float().tril(-1).sum(-2) / later_queries
-        for layer in loaded.layers
-    }
+    # without the diagonal, because a key's own query does not come after it
+    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) for layer in loaded.layers}
 
 
-def largest_difference(means: LayerMeans, reference: LayerMeans) -> float:
-    """Largest difference over all layers and all keys but the last, which has no later query."""
-    errors = [
-        (layer_means - reference[layer])[..., :-1].abs().amax()
-        for layer, layer_means in means.items()
-    ]
-    return float(torch.stack(errors).max())
+def largest_difference(sums: LayerSums, reference: LayerSums) -> float:
+    """Largest difference of a key's mean, of all layers and keys but the last, which has none."""
+    differences = torch.stack([sums[layer] - reference[layer] for layer in sums])[..., :-1]
+    later_queries = torch.arange(differences.shape[-1], 0, -1, device=differences.device)
+    return float((differences / later_queries).abs().max())

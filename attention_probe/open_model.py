@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from attention_probe.check_probe import self_check
-from attention_probe.measure.measure_in_engine import AVERAGES, measure_in_engine
-from attention_probe.measure.measure_prompts import FieldsByCondition, measure_group
+from attention_probe.measure.measure_in_engine import measure_in_engine
+from attention_probe.measure.measure_prompts import AVERAGES, FieldsByCondition, measure_group
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
 from harness import smollm2_model
@@ -55,9 +55,8 @@ def open_model(
         # memory is reserved for the longest prompt and the token that the engine generates
         "max_model_len": 1 + max(map(len, every_prompt)),
     }
-    layers = [layer + 1 for layer in settings.layers]
     set_count = AVERAGES + max(map(record.count_rows, every_prompt))
-    with closing(open_recorder(arguments, layers, set_count)) as engine:
+    with closing(open_recorder(arguments, sorted(settings.layers), set_count)) as engine:
         yield partial(measure_in_engine, engine, record=record), {}
 
 

@@ -46,7 +46,6 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
     from attention_probe.model.load_first_layers import LoadedModel
-    from harness.experiment.built_prompts import TOKEN_REGIONS
 
     config = _config(path, num_hidden_layers=layers)
     model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
@@ -61,24 +60,13 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)
         end = start + min(FILLER_TOKENS, tokens // 4)
-        spans = {
-            "first": (0, 1),
-            "instruction": (1, start),
-            "filler": (start, end),
-            "problem": (end, tokens),
-            "inserted": (start, end),
-        }
-        names = (*TOKEN_REGIONS, "inserted")
-        regions = torch.zeros(1, len(names), tokens, dtype=torch.bool)
-        for name, (first, last) in spans.items():
-            regions[0, names.index(name), first:last] = True
-        common = ~regions[:, -1]
-        request = CaptureRequest(
-            query_sets=torch.stack([torch.ones_like(common), common], 1), key_regions=regions
-        )
+        sets = torch.ones(1, 3, tokens, dtype=torch.bool)
+        sets[:, 1:, start:end] = False  # the common queries
+        sets[:, 2, :start] = False  # those of the problem
+        request = CaptureRequest(query_sets=sets)
         captured = capture(loaded, _token_ids(loaded.config, tokens), request=request)
         assert sorted(captured.layers) == list(range(layers))
-        mass = captured[layers - 1].region_mass[..., :-1].sum(-1)
+        mass = captured[layers - 1].sums[0, -1].sum(-1) / (tokens - end)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
     return timed(run, length)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,11 +19,16 @@ from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.constants import BASELINE
+from harness.engines.attention_sums import Floats, means
 from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
 
 FieldsByCondition = dict[str, dict[str, Any]]
 """The measured fields of the `Trace` of each prompt of a problem, by condition."""
+
+
+AVERAGES = 3
+"""The number of sets in `query_sets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +56,37 @@ class Record:
         return count_rows(self.rows, len(prompt), int(prompt.has_role("completion").sum()))
 
 
-def key_regions(prompt: TokenizedPrompt) -> Bool[Tensor, "region seq"]:
-    """The tokens of each of TOKEN_REGIONS, and all inserted tokens: the filler with its separator.
+QuerySets = Bool[np.ndarray, "query_set seq"]
 
-    Each token is in exactly one of TOKEN_REGIONS.
+
+def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_], record: Record) -> QuerySets:
+    """The sets of queries over which attention is averaged.
+
+    They are all queries, the common ones, and the problem's among these. With `completion` each is
+    the queries of the completion.
     """
+    if record.completion:
+        return np.stack([prompt.has_role("completion")] * AVERAGES)
+    return np.stack([np.ones_like(common), common, common & prompt.has_role("problem")])
+
+
+def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Floats) -> dict[str, Any]:
+    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
+    curves = means(sums, sets)
+    # each token is in exactly one region
     in_region = index_regions(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
-    return torch.from_numpy(np.vstack([in_region, prompt.inserted]))
-
-
-def mass_measures(
-    mass: Float[Tensor, "layer head region"],
-) -> dict[str, Float32[np.ndarray, "layer head"]]:
-    """The measures of a trace, from the mean attention of its queries on each of `key_regions`."""
-    *regions, inserted = np.moveaxis(mass.cpu().numpy(), -1, 0)
-    measures = {f"mass_{name}": region for name, region in zip(TOKEN_REGIONS, regions, strict=True)}
-    return measures | {"lambda": 1 - inserted}
+    regions = np.vstack([in_region, prompt.inserted]).astype(np.float32)
+    # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
+    # diagonal: in a mass, a query's attention to its own token counts.
+    with np.errstate(invalid="ignore"):  # an empty completion has no queries
+        masses = sums[:, -1] @ regions.T / np.float32(sets[-1].sum())
+    *region_masses, inserted = np.moveaxis(masses, -1, 0)
+    names = [f"mass_{name}" for name in TOKEN_REGIONS]
+    return {
+        "mean_all": curves[:, 0],
+        "mean_common": curves[:, 1],
+        "measures": dict(zip(names, region_masses, strict=True)) | {"lambda": 1 - inserted},
+    }
 
 
 def measure_group(
@@ -88,15 +108,21 @@ def measure_group(
     # The baseline is first, because the thresholds of all other conditions refer to it.
     for condition in dict.fromkeys((BASELINE, *group[0])):
         prompts = [by_condition[condition] for by_condition in group]
-        is_common = [by_condition[condition] for by_condition in common]
-        captured = _run_condition(loaded, prompts, is_common, record)
-        for row, (prompt, mask) in enumerate(zip(prompts, is_common, strict=True)):
-            problem = np.flatnonzero(mask & prompt.has_role("problem"))
-            queries = problem
-            if record.completion:
-                queries = np.flatnonzero(prompt.has_role("completion"))
-            fields = _read_attention(captured, row, prompt, queries)
+        sets = [
+            query_sets(prompt, by_condition[condition], record)
+            for prompt, by_condition in zip(prompts, common, strict=True)
+        ]
+        captured = _run_condition(loaded, prompts, sets, record)
+        layers = [captured[layer] for layer in captured.layer_indices]
+        for row, prompt in enumerate(prompts):
+            # [layer, set, head, key] and [layer, head, row, key]
+            sums = torch.stack([layer.sums[row] for layer in layers])[..., : len(prompt)]
+            rows = torch.stack([layer.rows[row] for layer in layers])[..., : len(prompt)]
+            fields = average_sums(prompt, sets[row], sums.cpu().numpy())
+            fields["rows"] = rows.cpu().numpy()
             if captured.activations is not None:
+                is_problem = common[row][condition] & prompt.has_role("problem")
+                problem = np.flatnonzero(is_problem)
                 activations = captured.activations[row, problem]
                 if condition == BASELINE:
                     references.append(Reference.of(activations))
@@ -105,33 +131,6 @@ def measure_group(
                 fields |= {"activations": numbers, "activation_histogram": histogram}
             measured[row][condition] = fields
     return measured
-
-
-def _read_attention(
-    captured: Capture, row: int, prompt: TokenizedPrompt, queries: Int64[np.ndarray, " query"]
-) -> dict[str, Any]:
-    """The fields of one prompt that describe its attention.
-
-    Args:
-        captured: The capture of a pass.
-        row: The prompt's row in it.
-        prompt: The prompt.
-        queries: Positions of the queries whose masses are averaged.
-    """
-    layers = [captured[layer] for layer in captured.layer_indices]
-    # [layer, query_set, head, key]
-    means = torch.stack([layer.column_mean[row] for layer in layers])[..., : len(prompt)]
-    means = means.cpu().float()
-    # [layer, head, row, key]
-    rows = torch.stack([layer.rows[row] for layer in layers])[..., : len(prompt)]
-    # [layer, head, query, region]
-    masses = torch.stack([layer.region_mass[row] for layer in layers])
-    return {
-        "mean_all": means[:, 0].numpy(),
-        "mean_common": means[:, 1].numpy(),
-        "rows": rows.cpu().numpy(),
-        "measures": mass_measures(masses[:, :, queries].mean(2)),
-    }
 
 
 def _read_texts(prompt: TokenizedPrompt, positions: Int64[np.ndarray, " position"]) -> list[str]:
@@ -148,7 +147,7 @@ def _read_texts(prompt: TokenizedPrompt, positions: Int64[np.ndarray, " position
 def _run_condition(
     loaded: LoadedModel,
     prompts: Sequence[TokenizedPrompt],
-    is_common: Sequence[NDArray[np.bool_]],
+    sets: Sequence[QuerySets],
     record: Record,
 ) -> Capture:
     """One forward pass over prompts, padded on the right."""
@@ -160,18 +159,13 @@ def _run_condition(
         padded = [pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors]
         return torch.stack(padded)
 
-    # [definition, query] of each prompt: `published` is over all queries, `common` over the common
-    query_sets = [(np.ones_like(mask), mask) for mask in is_common]
-    if record.completion:
-        query_sets = [(prompt.has_role("completion"),) * 2 for prompt in prompts]
     return capture(
         loaded,
         stack(prompt.token_ids for prompt in prompts).long(),
         attention_mask=stack(torch.ones(len(prompt)) for prompt in prompts).long(),
         position_ids=stack(prompt.positions for prompt in prompts).long(),
         request=CaptureRequest(
-            query_sets=stack(map(np.stack, query_sets)),
-            key_regions=stack(map(key_regions, prompts)),
+            query_sets=stack(sets),
             activations=record.activations,
             rows=stack(
                 torch.arange(len(prompt)) >= len(prompt) - record.count_rows(prompt)

@@ -77,19 +77,8 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    names = arguments.keys() & {
-        "attention_mask",
-        "batch_size",
-        "mask_function",
-        "use_vmap",
-        "device",
-    }
-    rule = partial(
-        sdpa_mask,
-        # otherwise `sdpa_mask` returns None for a plain causal mask
-        allow_is_causal_skip=False,
-        **{name: arguments[name] for name in names},
-    )
+    # otherwise `sdpa_mask` returns None for a plain causal mask
+    rule = partial(sdpa_mask, **arguments, allow_is_causal_skip=False)
     is_windowed = local_size is not None and kv_length > local_size
     # Padding comes after every real query. The attention of padding itself is unused.
     is_plain = allow_is_causal_skip and not is_windowed
@@ -99,21 +88,6 @@ def causal_mask(
         if mask.block(slice(0, q_length - 1), last_key).any():
             raise ModelError("This model is not causal: it lets tokens see later ones.")
     return mask
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreSettings:
-    """How an architecture turns dot products of queries and keys into weights.
-
-    Attributes:
-        scaling: The factor of dot products, usually 1 / sqrt(head_dim).
-        softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
-        sinks: A learnt score of each head that takes weight and has no value, as in gpt-oss.
-    """
-
-    scaling: float
-    softcap: float | None
-    sinks: Float[Tensor, " head"] | None
 
 
 def attend(
@@ -148,10 +122,9 @@ def attend(
         query,
         key,
         attention_mask,
-        ScoreSettings(
-            scaling=head_dim**-0.5 if scaling is None else scaling, softcap=softcap, sinks=s_aux
-        ),
-        size=capture.request.chunk or _block_size(batch * heads * length, query.device),
+        scaling=head_dim**-0.5 if scaling is None else scaling,
+        softcap=softcap,
+        sinks=s_aux,
     ):
         if output is not None:
             # The query heads of a KV head are consecutive, so their queries are rows of one
@@ -179,16 +152,26 @@ def weight_blocks(
     query: Float[Tensor, "batch head query head_dim"],
     key: Float[Tensor, "batch kv_head key head_dim"],
     mask: CausalMask,
-    settings: ScoreSettings,
     *,
-    size: int,
+    scaling: float,
+    softcap: float | None,
+    sinks: Float[Tensor, " head"] | None,
 ) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"]]]:
-    """Attention weights of `size` queries at a time, over the keys up to the last of these queries.
+    """Attention weights of a few queries at a time, over the keys up to the last of these queries.
 
     Each block overwrites the previous one. Queries are grouped by the KV head that they share, so
     that keys are never repeated.
+
+    Args:
+        query: The queries.
+        key: The keys.
+        mask: Which keys each query may see.
+        scaling: The factor of dot products, usually 1 / sqrt(head_dim).
+        softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
+        sinks: A learnt score of each head that takes weight and has no value, as in gpt-oss.
     """
     batch, heads, length, head_dim = query.shape
+    size = _block_size(batch * heads * length, query.device)
     kv_heads = key.shape[1]
     flat_key = key.reshape(batch * kv_heads, length, head_dim)
     buffer = query.new_empty(batch * heads * min(size, length) * length)
@@ -203,21 +186,19 @@ def weight_blocks(
         span = keys.stop - keys.start
         scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
         grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
-        torch.baddbmm(
-            scores, grouped, flat_key[:, keys].mT, beta=0, alpha=settings.scaling, out=scores
-        )
+        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
         scores = scores.view(batch, heads, count, span).float()
-        if settings.softcap is not None:
-            scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
         if mask.is_plain:
             # only the last `count` keys can come after one of the block's queries
             scores[..., -count:] += scores.new_full((count, count), lowest).triu_(1)
         else:
             is_visible = mask.block(queries, keys)
             scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, lowest)
-        if settings.sinks is not None:
-            sink = settings.sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+        if sinks is not None:
+            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
             # The share of the sink is dropped, so these weights add up to less than 1.
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
         else:

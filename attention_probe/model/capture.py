@@ -1,4 +1,4 @@
-"""Run the first layers once, and reduce their attention to column means and masses on the way."""
+"""Run the first layers once, and reduce their attention to sums over queries on the way."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""
-COLUMN_MEANS = CaptureRequest()
-"""The request for the mean weight of each key alone."""
+ALL_QUERIES = CaptureRequest()
+"""The request for the sums over all queries alone."""
 
 
 def capture(
@@ -35,7 +35,7 @@ def capture(
     *,
     attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
     position_ids: Int[Tensor, "batch seq"] | None = None,
-    request: CaptureRequest = COLUMN_MEANS,
+    request: CaptureRequest = ALL_QUERIES,
 ) -> Capture:
     """Run the prompts through the first layers and reduce their attention.
 
@@ -102,7 +102,8 @@ def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
         )
     for layer in captured.layer_indices:
         # A mean over heads or prompts would hide such numbers, or spread them.
-        heads = captured[layer].heads_not_finite(captured.real)
+        is_broken = ~captured[layer].sums.isfinite()
+        heads = is_broken.any(-1).flatten(0, 1).any(0).nonzero().flatten().tolist()
         if heads:
             dtype = str(loaded.model.dtype).removeprefix("torch.")
             raise ModelError(

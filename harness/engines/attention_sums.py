@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from harness.constants import JsonObject
 from harness.engines.interventions.open_layers import refuse_to_open
@@ -16,22 +16,21 @@ from harness.engines.library_messages import LOG, library_log, quieten_libraries
 from harness.engines.vllm_engine import VLLMEngine, device_type
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
-from harness.layers_and_heads import parse_numbers
 from harness.resources import cache_folder
 
 Floats = NDArray[np.float32]
 
 
 def open_recorder(
-    arguments: Mapping[str, Any], layers: Sequence[int] | str, set_count: int
+    arguments: Mapping[str, Any], layers: Sequence[int], set_count: int
 ) -> VLLMEngine:
-    """An engine in which the attention of these layers, counted from 1, is open.
+    """An engine in which the attention of these layers is open.
 
     Its messages are in libraries.log in the cache of mless.
 
     Args:
         arguments: The model's arguments.
-        layers: As of `mless.attention`.
+        layers: Their indices, from 0, ascending.
         set_count: The number of sets of queries of each prompt, for which memory is reserved.
 
     Raises:
@@ -40,10 +39,7 @@ def open_recorder(
     """
     quieten_libraries()
     with library_log(cache_folder() / LOG):
-        recorded: Sequence[int] | str = "all"
-        if layers != "all":
-            recorded = sorted(layer - 1 for layer in parse_numbers(layers, "layers"))
-        open_layers: JsonObject = {"attention": [], "activations": [], "recorded": recorded}
+        open_layers: JsonObject = {"attention": [], "activations": [], "recorded": layers}
         refuse_to_open(arguments, open_layers)
         open_layers["set_count"] = set_count
         options: JsonObject = {**arguments, "interventions": {"layers": open_layers}}
@@ -91,7 +87,7 @@ def separate_rows(sums: Floats, count: int) -> Floats:
     return rows
 
 
-def means(sums: Floats, sets: Sequence[Sequence[int]] | None) -> Floats:
+def means(sums: Floats, sets: ArrayLike) -> Floats:
     """The mean weight [layer, set, head, key] over the queries of each set but the last.
 
     It is NaN where a key has no later query in the set.

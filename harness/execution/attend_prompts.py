@@ -22,7 +22,7 @@ from harness.engines.attention_sums import (
     single_queries,
 )
 from harness.experiment.model_settings import label_model
-from harness.experiment.tokenizer import ModelTokenizer, encode, token_texts
+from harness.experiment.tokenizer import ModelTokenizer, encode, load_model_config, token_texts
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.runs.attention_file import AttentionView
 
@@ -111,6 +111,10 @@ def attention(
     assert loaded is not None  # because it is named
     tokenized = [_tokenize(prompt, loaded.tokenizer) for prompt in prompts]
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
+    if layers == "all":
+        count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
+        layers = range(1, count + 1)
+    numbers = sorted(parse_numbers(layers, "layers"))
     # All requests must have the same number of sets: each row alone, all queries, and the last set,
     # which `means` leaves out.
     set_count = max(counts, default=0) + 2
@@ -119,18 +123,16 @@ def attention(
         size = len(token_ids)
         sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
-    with closing(open_recorder(arguments, layers, set_count)) as engine:
+    indices = [number - 1 for number in numbers]
+    with closing(open_recorder(arguments, indices, set_count)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums, request.record)[:, -1]
-        for sums, request in zip(prompt_sums, requests, strict=True)
+        means(sums[:, -2:], np.ones((2, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
     result.rows = list(map(separate_rows, prompt_sums, counts))
     result.tokens = [texts for _, texts in tokenized]
     result.model = label_model(model)
-    result.layers = range(1, 1 + max(map(len, prompt_sums), default=0))
-    if layers != "all":
-        result.layers = sorted(parse_numbers(layers, "layers"))
+    result.layers = numbers
     return result
 
 

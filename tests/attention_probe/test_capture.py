@@ -3,7 +3,7 @@
 The reference is `output_attentions=True` of all layers, averaged in float64.
 """
 
-from math import isnan
+from math import isnan, nan
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_probe.check_probe import column_means, eager_means, largest_difference
+from attention_probe.check_probe import captured_sums, eager_sums, largest_difference
 from attention_probe.model.attention_function import ATTENTION
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
@@ -24,7 +24,8 @@ from tests.tiny_models import ARCHITECTURES, VOCABULARY, build_whole, largest_er
 LENGTH, PADDING = 45, 13
 LAYERS = (0, 1, 2)
 PADDINGS = {"none": 7, "right": 16}
-"""The queries of a chunk by padding: numbers that do not divide LENGTH."""
+"""The queries of a block by padding: numbers that do not divide LENGTH."""
+BLOCK_SIZE = "attention_probe.model.attention_function._block_size"
 
 
 def build(model_type, **changes):
@@ -50,25 +51,20 @@ def prompts(padding):
     return ids * mask, mask
 
 
-def sets_and_regions():
-    """Two sets of queries, all and every third, and three regions that partition the keys.
-
-    One region consists of two pieces.
-    """
+def query_sets():
+    """Three sets of queries: all, every third, and the last half."""
     positions = torch.arange(LENGTH)
-    sets = torch.stack([positions >= 0, positions % 3 == 0]).expand(2, -1, -1)
-    filler = (positions >= 15) & (positions < 25)
-    regions = torch.stack([positions < 5, filler, (positions >= 5) & ~filler]).expand(2, -1, -1)
-    return sets, regions
+    sets = [positions >= 0, positions % 3 == 0, positions > LENGTH / 2]
+    return torch.stack(sets).expand(2, -1, -1)
 
 
 def ask(loaded, padding, **options):
-    """Capture the prompts."""
+    """Capture the prompts, in blocks that do not divide them."""
     ids, mask = prompts(padding)
-    sets, regions = sets_and_regions()
-    options = {"chunk": PADDINGS[padding], **options}
-    request = CaptureRequest(query_sets=sets, key_regions=regions, **options)
-    return capture(loaded, ids, attention_mask=mask, request=request)
+    request = CaptureRequest(query_sets=query_sets(), **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BLOCK_SIZE, lambda *_: PADDINGS[padding])
+        return capture(loaded, ids, attention_mask=mask, request=request)
 
 
 def eager(model, padding):
@@ -83,19 +79,12 @@ def eager(model, padding):
 
 
 def reference(weights, padding):
-    """The measures by their definitions, from an attention matrix."""
+    """The sums by their definition, from an attention matrix."""
     _, mask = prompts(padding)
-    sets, regions = sets_and_regions()
-    query, key = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
-    is_token = mask.bool()
-    is_counted = sets[:, :, :, None] & (query > key)
-    is_counted &= is_token[:, None, :, None] & is_token[:, None, None, :]
-    counted = weights.nan_to_num()[:, None] * is_counted[:, :, None]
-    return {
-        "column_mean": counted.sum(-2) / is_counted.sum(-2)[:, :, None],
-        "column_count": is_counted.sum(-2),
-        "region_mass": (weights[..., None, :] * regions[:, None, None]).sum(-1),
-    }
+    sets = query_sets()[:, :, :, None] & mask.bool()[:, None, :, None]
+    distances = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    is_counted = torch.cat([sets[:, :-1] & (distances > 0), sets[:, -1:] & (distances >= 0)], 1)
+    return (weights.nan_to_num()[:, None] * is_counted[:, :, None]).sum(-2)
 
 
 def in_all_architectures(test):
@@ -111,15 +100,14 @@ def qwen2():
 
 
 @in_all_architectures
-def test_means_counts_and_masses_are_those_of_eager_attention(model_type, padding):
+def test_sums_are_those_of_eager_attention(model_type, padding):
     captured = ask(build(model_type), padding)
     for layer, weights in eager(build_whole(model_type), padding).items():
-        for name, expected in reference(weights, padding).items():
-            assert largest_error(getattr(captured[layer], name), expected) < 1e-5, (layer, name)
+        assert largest_error(captured[layer].sums, reference(weights, padding)) < 1e-5, layer
 
 
 @with_cases
-def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_type, layers):
+def test_other_architectures_give_the_sums_of_the_full_model(tmp_path, model_type, layers):
     full_model = build_whole(model_type)
     full_model.save_pretrained(tmp_path)
     ids, mask = prompts("right")
@@ -128,9 +116,9 @@ def test_other_architectures_give_the_means_of_the_full_model(tmp_path, model_ty
     captured = capture(loaded, ids, attention_mask=mask)
     for layer in layers:
         weights = attentions[0 if model_type == "qwen3_next" else layer]
-        expected = reference(weights, "right")["column_mean"][:, 0]
-        assert largest_error(captured[layer].column_mean[:, 0], expected) < 1e-5
-    assert largest_difference(column_means(loaded, ids[0]), eager_means(loaded, ids[0])) < 1e-5
+        expected = reference(weights, "right")[:, 0]
+        assert largest_error(captured[layer].sums[:, 0], expected) < 1e-5
+    assert largest_difference(captured_sums(loaded, ids[0]), eager_sums(loaded, ids[0])) < 1e-5
 
 
 @with_cases
@@ -191,16 +179,15 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model_type", ["qwen2", pytest.param("mistral", marks=pytest.mark.slow)])
-def test_no_tensor_grows_with_the_square_of_the_prompt(model_type, padded):
+def test_no_tensor_grows_with_the_square_of_the_prompt(model_type, padded, monkeypatch):
     length = 1024
     loaded = build(model_type, max_position_embeddings=length)
     ids = torch.randint(1, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[:, -5:] = not padded
-    regions = torch.ones(1, 1, length, dtype=torch.bool)
+    monkeypatch.setattr(BLOCK_SIZE, lambda *_: 16)
     with LargestTensor() as largest:
-        request = CaptureRequest(chunk=16, key_regions=regions)
-        capture(loaded, ids, attention_mask=mask, request=request)
+        capture(loaded, ids, attention_mask=mask)
     assert largest.numel <= 6 * 16 * length
 
 
@@ -233,10 +220,9 @@ def test_an_architecture_that_cannot_be_captured_is_refused(model_type, changes,
         ask(build(model_type, **changes), "none")
 
 
-def test_means_with_nan_at_other_tokens_cannot_be_compared(qwen2):
-    means = column_means(qwen2, prompts("none")[0][0])
-    shifted = {layer: values.roll(1, -1) for layer, values in means.items()}
-    assert isnan(largest_difference(means, shifted))
+def test_sums_with_nan_cannot_be_compared(qwen2):
+    sums = captured_sums(qwen2, prompts("none")[0][0])
+    assert isnan(largest_difference(sums, {layer: values * nan for layer, values in sums.items()}))
 
 
 def test_the_model_is_unchanged_after_a_capture(qwen2):
@@ -251,11 +237,10 @@ def test_the_model_is_unchanged_after_a_capture(qwen2):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @in_all_architectures
-def test_cuda_gives_the_means_of_the_cpu(model_type, padding):
+def test_cuda_gives_the_sums_of_the_cpu(model_type, padding):
     loaded = build(model_type)
     expected = ask(loaded, padding)
     loaded.model = loaded.model.to("cuda")
-    captured = ask(loaded, padding, chunk=None)
+    captured = ask(loaded, padding)
     for layer in LAYERS:
-        means = captured[layer].column_mean.cpu()
-        assert largest_error(means, expected[layer].column_mean) < 1e-5
+        assert largest_error(captured[layer].sums.cpu(), expected[layer].sums) < 1e-5

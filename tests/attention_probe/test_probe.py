@@ -259,7 +259,7 @@ def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, mo
         most_rows = max(trace.rows.shape[2] for trace in traces)
     ((arguments, layers, set_count),) = opened
     assert arguments == source.model_arguments | {"dtype": "float32", "max_model_len": longest + 1}
-    assert (layers, set_count) == ([1, 3], 3 + most_rows)
+    assert (layers, set_count) == ([0, 2], 3 + most_rows)
 
 
 def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, monkeypatch):

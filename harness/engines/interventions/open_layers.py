@@ -82,9 +82,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
     name = str(arguments["pretrained"])
     config = load_model_config(name, arguments)
     count = config.num_hidden_layers
-    indices: set[int] = set()
-    for numbers in layers.values():
-        indices.update(range(count) if numbers == "all" else numbers)
+    indices: set[int] = set().union(*layers.values())
     last = max(indices, default=0)
     if last >= count:
         raise ConfigError(f"Layer {last + 1} is requested, but the model has {count} layers.")

@@ -69,8 +69,8 @@ class Arms:
         self._is_uniform_decode = self._runner._is_uniform_decode
         self._runner._is_uniform_decode = self.may_use_full_graph
         self._layer_count = config.num_hidden_layers
-        self._changed_layers, recorded = {*layers["attention"]}, layers.get("recorded", ())
-        self._recorded_layers = {*(range(self._layer_count) if recorded == "all" else recorded)}
+        self._changed_layers = {*layers["attention"]}
+        self._recorded_layers = {*layers.get("recorded", ())}
         self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
             worker.vllm_config.parallel_config
         )
