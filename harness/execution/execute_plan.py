@@ -259,6 +259,9 @@ def finish(path: Path) -> None:
         stored_receipt = read_receipt(path)
     files = {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)}
     config = sessions[-1]["config"]
+    facts = as_json(identity)
+    # the config names all arms, and their sampling is the same
+    first_arm, *_ = facts.pop("arms").values()
     if stored_receipt.get("files", {}).get(JOURNAL) == files[JOURNAL]:
         # the same samples, graded again, so the receipt states what it stated
         config = stored_receipt["config"]
@@ -267,18 +270,21 @@ def finish(path: Path) -> None:
         # first, because a folder with a receipt counts as finished
         (path / RECEIPT).unlink(missing_ok=True)
         receipt: JsonObject = {
-            "run": config["name"],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **as_json(identity),
+            **facts,
             **as_json(scored_by),
             "config": config,
+            "sampling": first_arm["sampling"],
             "problems": len({prompt.doc["id"] for prompt in prompts}),
             "timing": timing,
-            "seed": config["seed"],
-            "sessions": sessions,
             **software(),
             "files": files,
         }
+        # a session states only what differs from the receipt
+        receipt["sessions"] = [
+            {key: value for key, value in session.items() if receipt.get(key) != value}
+            for session in sessions
+        ]
         if identity.engine.device == "server":
             # a filter can refuse a prompt without a count
             differences = {sample.added_tokens for sample in samples} - {None}

@@ -55,7 +55,6 @@ _RECEIPT_FACTS = (
     "problems",
     *VERSIONS,
     "prompts_sha256",
-    "seed",
     "created",
     "versions",
     "git_revision",
@@ -256,7 +255,7 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "backend": model["backend"],
         "model_args": {name: str(value) for name, value in arguments.items()},
         "instruction": config.get("instruction"),
-        "seed": receipt["seed"],
+        "seed": config["seed"],
         "limit": receipt.get("limit"),
     }
     if fewshot := config.get("fewshot"):
@@ -264,12 +263,13 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
     return {
         "source": "run",
-        "run": receipt["run"],
+        "run": config["name"],
         "model": model["label"] or label_model(receipt["model"]["name"]),
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
         **{name: receipt[name] for name in _RECEIPT_FACTS if name in receipt},
+        "seed": config["seed"],
         "journal_sha256": hash_stored(path / JOURNAL),
         "scores_sha256": hash_stored(path / SCORES),
         "endpoint": config.get("endpoint", "accuracy"),

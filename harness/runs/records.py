@@ -478,7 +478,6 @@ class Receipt(Struct):
     """The keys of `run.json` that are read."""
 
     format: Format
-    run: str
     created: str
     config: Settings
     model: Fingerprint
@@ -489,7 +488,6 @@ class Receipt(Struct):
     task_version: float
     grader_version: int
     prompts_sha256: str
-    seed: int
     versions: JsonObject
     git_revision: str | None
 

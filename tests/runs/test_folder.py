@@ -216,8 +216,11 @@ def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
     renamed = load_config(TOY_CONFIG, ["model.label=renamed"])
     execute(make_plan(renamed, limit=5), output=finished_run, quiet=True)
     receipt = read_receipt(finished_run)
-    for config in (receipt["config"], receipt["sessions"][-1]["config"]):
-        assert config["model"]["label"] == "renamed"
+    first, *_, last = receipt["sessions"]
+    assert first["config"]["model"]["label"] == "mless-demo"
+    assert receipt["config"]["model"]["label"] == "renamed"
+    assert {"key", "started"} <= last.keys() and not {"config", "versions"} & last.keys()
+    assert receipt["sampling"]["max_tokens"] == 2048
     assert set(load_run(finished_run)["model"]) == {"renamed"}
 
 

@@ -275,7 +275,7 @@ def test_runs_of_one_label_agree_in_their_sampling_and_another_label_is_another_
         "seed": 1234,
         "limit": None,
     }
-    assert len(join([run, load_second(model={"label": "another"}, seed=2)])) == 4000
+    assert len(join([run, load_second({"seed": 2}, model={"label": "another"})])) == 4000
     with pytest.raises(ComparisonError, match="is given twice"):
         join([run, run])
     add_stop(tmp_path / "second")
