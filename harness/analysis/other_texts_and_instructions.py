@@ -138,7 +138,9 @@ def instructions_table(
         reference_conditions: As of `merge_instructions`.
     """
     names = {
-        (fields["of"], fields["number"]): name for name, fields in reference_conditions.items()
+        (fields["of"], fields["number"]): name
+        for name, fields in reference_conditions.items()
+        if fields["kind"] == OTHER_INSTRUCTION
     }
     rows: list[Row] = []
     for setting, arms in settings.items():

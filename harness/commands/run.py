@@ -41,6 +41,10 @@ def run(
     repeats: Annotated[
         int | None, typer.Option(metavar="N", help="Samples of each problem.")
     ] = None,
+    other_texts: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Also ask with N other sentences in place of the filler."),
+    ] = None,
     apply_chat_template: Annotated[
         bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,
@@ -96,6 +100,7 @@ def run(
     values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "repeats": repeats,
+        "other_texts": other_texts,
         "fewshot.num_fewshot": num_fewshot,
         # examples show a line; without them only an instruction can ask for the answer's form
         "answer": answer or ("line" if num_fewshot and config is None else None),

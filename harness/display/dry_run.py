@@ -18,7 +18,7 @@ from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
-from harness.experiment.conditions import contrast_name
+from harness.experiment.conditions import OTHER_TEXT, contrast_name
 from harness.experiment.plan import Plan, group_name
 from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompt import Layout
@@ -207,6 +207,13 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
     counts += [f"{number} {name}" for name, number in groups.items()]
     details = f": {', '.join(counts)}" if counts else ""
     yield f"requests  {plan.size}{details}"
+    if config.other_texts:
+        prompts = [
+            len(arm.prompts) for arm in plan.arms.values() if arm.condition.kind == OTHER_TEXT
+        ]
+        families = [f"{number} {name}" for name, number in config.other_texts.items()]
+        text_requests = sum(prompts) * config.repeats_per_draw
+        yield f"texts     {text_requests} of the requests: {', '.join(families)}".replace("_", " ")
     interventions = [condition for condition in config.conditions if condition.intervention]
     if interventions:
         number = len(interventions)

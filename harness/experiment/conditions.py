@@ -6,12 +6,14 @@ same length (`random`). A condition is of the kind that has the key of its fille
 records are read into these kinds, and prompts are built from them.
 
 A run adds reference conditions, about which nothing is claimed: all conditions under other
-instructions, and a positive control, which must lower the accuracy. Their kind is a field. Nothing
-is read from a name, so a config may give its conditions any names but those of the study.
+instructions, other texts in place of the tested filler, and a positive control, which must lower
+the accuracy. Their kind is a field. Nothing is read from a name, so a config may give its
+conditions any names but those of the study.
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -43,15 +45,18 @@ SENTENCES: tuple[str, ...] = tuple(
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
 SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
+SENTENCE_WORDS = tuple(sorted(set(re.findall(r"\b[a-z]+\b", " ".join(SENTENCES)))))
+"""The words of all sentences."""
 WORDS = ("template", "question", "instruction", "answer_prefix")
 """What a condition without a filler can change."""
 
-ReferenceKind = Literal["other instruction", "positive control"]
-REFERENCE_FIELDS = ("kind", "of", "number")
+ReferenceKind = Literal["other instruction", "other text", "positive control"]
+REFERENCE_FIELDS = ("kind", "of", "number", "family")
 """The recorded fields of a reference condition. Each follows from other keys."""
 ReferenceConditions = Mapping[str, Mapping[str, Any]]
 """The REFERENCE_FIELDS of reference conditions, by name."""
 OTHER_INSTRUCTION: ReferenceKind = "other instruction"
+OTHER_TEXT: ReferenceKind = "other text"
 POSITIVE_CONTROL: ReferenceKind = "positive control"
 
 
@@ -73,7 +78,8 @@ class Condition(Strict):
     """Without a filler, a condition can change the other words of the prompt or the model."""
 
     filler: ClassVar[str | None] = None
-    inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids"]
+    family: ClassVar[str | None] = None
+    inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids", "random_words"]
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """Its name in tables."""
@@ -91,9 +97,9 @@ class Condition(Strict):
     kind: ReferenceKind | None = Field(default=None, exclude=True)
     """The kind of reference condition. None: a condition of the config."""
     of: str | None = Field(default=None, exclude=True)
-    """The name of the condition that runs here under another instruction."""
+    """The name of the condition that runs here under another instruction or with another text."""
     number: int = Field(default=0, exclude=True)
-    """The number of the other instruction, from 1."""
+    """The number of the other instruction, or of the other text in its family, from 1."""
     has_examples: bool = Field(default=True, exclude=True)
     """Whether the examples of the run stand before the question."""
     is_in_template: bool = Field(default=False, exclude=True)
@@ -192,13 +198,13 @@ class FilledCondition(Condition):
     """Where a filler stands that no template mentions: `before_system`, `between` (by default),
     `random`, or the model's `answer`."""
     seed: int = DEFAULT_SEED
-    """The seed of random tokens and placements."""
+    """The seed of random tokens, words and placements."""
 
     @property
     def tokens(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
-        number: int | None = getattr(self, "count", getattr(self, "random_ids", None))
-        return number
+        number = getattr(self, "count", getattr(self, str(self.filler)))
+        return number if isinstance(number, int) else None
 
     @property
     def begins_answer(self) -> bool:
@@ -213,9 +219,11 @@ class FilledCondition(Condition):
             "sentence": f"sentence {content}",
             "text": "own text",
             "random_ids": "random tokens",
+            "random_words": "random words",
         }
         description = descriptions[str(self.filler)]
-        has_draw = self.filler == "random_ids" or self.placement is Placement.RANDOM
+        is_random = self.filler in ("random_ids", "random_words")
+        has_draw = is_random or self.placement is Placement.RANDOM
         if has_draw and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
         placement = "template" if self.is_in_template else self.placement or Placement.BETWEEN
@@ -242,6 +250,7 @@ class SentenceCondition(FilledCondition):
     """An unrelated sentence."""
 
     filler: ClassVar = "sentence"
+    family: ClassVar = "sentences"
 
     sentence: StrictInt = Field(ge=1, le=len(SENTENCES))
     """Its number in sentences.yaml."""
@@ -262,14 +271,27 @@ class RandomCondition(FilledCondition):
     """Random words of the model's vocabulary."""
 
     filler: ClassVar = "random_ids"
+    family: ClassVar = "random_tokens"
 
     random_ids: StrictInt = Field(ge=1, le=MOST_TOKENS)
     """Their number of tokens."""
 
 
-KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
+class RandomWordsCondition(FilledCondition):
+    """Random words of the unrelated sentences."""
+
+    filler: ClassVar = "random_words"
+    family: ClassVar = "random_words"
+
+    random_words: StrictInt = Field(ge=1, le=MOST_TOKENS)
+    """Their number of tokens."""
+
+
+KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition, RandomWordsCondition)
 FILLERS: dict[str, type[FilledCondition]] = {str(kind.filler): kind for kind in KINDS}
 """The kinds of filler, by the key from which they are recognised."""
+FAMILIES = {str(kind.family): kind for kind in KINDS if kind.family}
+"""The kinds of filler of which a run can draw other texts, by the family's name."""
 
 
 @cache

@@ -4,24 +4,31 @@ Each entry that stands for several conditions names them. If the config has anot
 such a name, the new condition gets a longer name.
 """
 
+import random
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice, product
 from typing import Any
 
-from harness.constants import BASELINE
+from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import (
+    FAMILIES,
     OTHER_INSTRUCTION,
+    OTHER_TEXT,
     POSITIVE_CONTROL,
+    SENTENCES,
     WORDS,
     Condition,
+    Placement,
     as_condition,
     named_conditions,
+    read_contrast,
 )
 from harness.experiment.intervention_settings import name_layers
 from harness.layers_and_heads import parse_numbers
+from harness.yaml_settings import validate
 
 _CONTROL = {"kind": POSITIVE_CONTROL}
 ANSWER_AT_ONCE = Condition(
@@ -204,6 +211,82 @@ def add_reference_conditions(
     return (*conditions, *variants)
 
 
+def add_other_texts(
+    conditions: Sequence[Condition],
+    tested_name: str | None,
+    families: Mapping[str, int] | None,
+    seed: int,
+) -> tuple[Condition, ...]:
+    """Add other texts with the length, the place and the other words of the tested filler.
+
+    A larger number keeps the earlier texts. A text that a condition has is not drawn.
+
+    Args:
+        conditions: The conditions, as of `add_reference_conditions`.
+        tested_name: The condition of the primary contrast.
+        families: The number of texts of each of `FAMILIES`.
+        seed: The run's seed, which draws the texts.
+
+    Raises:
+        ConfigError: the tested condition has no filler of an exact length, a family has too few
+            texts for it, or a condition has the name of a text.
+    """
+    if not families:
+        return tuple(conditions)
+    by_name = {condition.name: condition for condition in conditions}
+    tested = by_name.get(str(tested_name))
+    if tested is None or not tested.filler_tokens or tested.intervention:
+        raise ConfigError(
+            "other_texts: expected a primary contrast whose condition has a filler of an exact "
+            f"number of tokens and no intervention, got {tested_name}"
+        )
+    descriptions = [condition.describe() for condition in conditions]
+    texts: list[Condition] = []
+    for family, size in families.items():
+        candidates = _draw_other_texts(tested, family, seed)
+        free_texts = (text for text in candidates if text.describe() not in descriptions)
+        family_texts = list(islice(free_texts, size))
+        if len(family_texts) < size:
+            raise ConfigError(
+                f"other_texts.{family}: expected at most {len(family_texts)}, got {size}"
+            )
+        texts += family_texts
+    for text in texts:
+        if text.name in by_name:
+            raise ConfigError(f"conditions: {text.name} is also the name of one of other_texts")
+    return (*conditions, *texts)
+
+
+def _draw_other_texts(tested: Condition, family: str, seed: int) -> Iterator[Condition]:
+    """Yield the texts of a family in the order in which a run takes them."""
+    is_sentence = family == "sentences"
+    if not is_sentence and getattr(tested, "placement", None) is Placement.RANDOM:
+        raise ConfigError(
+            f"other_texts.{family}: the seed of a text would also change the random placement of "
+            f"{tested.name}"
+        )
+    numbers: Iterable[int] = count(1)
+    if is_sentence:
+        sentences = range(1, len(SENTENCES) + 1)
+        numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
+    kind = FAMILIES[family]
+    for number in numbers:
+        values = {key: getattr(tested, key) for key in (*WORDS, "placement", "seed")}
+        if is_sentence:
+            values |= {"name": f"sentence-{number}", "sentence": number}
+            values["count"] = tested.filler_tokens
+        else:
+            values |= {"name": f"{family.replace('_', '-')}-{number}", "seed": seed + number}
+            values[str(kind.filler)] = tested.filler_tokens
+        fields = {
+            "kind": OTHER_TEXT,
+            "of": tested.name,
+            "number": number,
+            "is_in_template": tested.is_in_template,
+        }
+        yield validate(kind, values, f"other_texts.{family}").model_copy(update=fields)
+
+
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Index the mappings among the entries of `conditions` by name."""
     mappings = [entry for entry in entries if isinstance(entry, dict)]
@@ -228,6 +311,11 @@ def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
         instructions=across.get("instructions", ()),
         control=control,
     )
+    # without a named primary contrast, the primary contrast is that of the studied condition
+    primary = config.get("primary")
+    tested_name = read_contrast(primary)[0] if primary else STUDIED
+    seed = config.get("seed", DEFAULT_SEED)
+    conditions = add_other_texts(conditions, tested_name, config.get("other_texts"), seed)
     return {condition.name: condition for condition in conditions}
 
 

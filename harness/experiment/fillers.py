@@ -51,9 +51,8 @@ def draw_words(
                 break
             chosen.pop()
     raise ConfigError(
-        "Random tokens are drawn from the words of the model's vocabulary, and no draw of these "
-        f"has {count} tokens. Name the model's tokenizer "
-        "(--set model.model_args.tokenizer=NAME), or leave random_ids out."
+        f"No draw of random words has exactly {count} tokens in this tokenizer. "
+        "Choose another count."
     )
 
 

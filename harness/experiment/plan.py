@@ -20,7 +20,7 @@ from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.chat_template import template_switches
-from harness.experiment.conditions import OTHER_INSTRUCTION
+from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
 from harness.experiment.fewshot_examples import Draw, ExampleIds
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.other_answers import draw_other_answers
@@ -153,6 +153,7 @@ def make_plan(
     arms = _build_arms(config, dataset, draws, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(arms.values(), thinking)
+    _refuse_equal_texts(arms.values())
     return Plan(
         config=config,
         dataset=dataset,
@@ -174,6 +175,22 @@ def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) 
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
                 f"because the prompt ends in {start}. Set `answer: box` (--answer box)."
+            )
+
+
+def _refuse_equal_texts(arms: Iterable[ConditionPrompts]) -> None:
+    """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
+    names: dict[tuple[Any, ...], str] = {}
+    for arm in arms:
+        condition = arm.condition
+        # with --limit, a draw of examples may have no problem
+        text = arm.prompts[0].text if arm.prompts else condition.name
+        key = (arm.layout, arm.draw, str(condition.intervention), text)
+        earlier_name = names.setdefault(key, condition.name)
+        if condition.kind == OTHER_TEXT and earlier_name != condition.name:
+            raise ConfigError(
+                f"other_texts: {condition.name} has the same {condition.filler_tokens} tokens as "
+                f"{earlier_name}. Set fewer texts, or a longer filler."
             )
 
 
@@ -439,4 +456,4 @@ def group_name(kind: str | None, name: str) -> str:
     """The name of a condition where all reference conditions of a kind are one group."""
     if kind is None:
         return name
-    return f"{kind}s" if kind == OTHER_INSTRUCTION else kind
+    return kind if kind == POSITIVE_CONTROL else f"{kind}s"

@@ -6,16 +6,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from harness import resources, smollm2_model
 from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
+    OTHER_INSTRUCTION,
     Condition,
     as_condition,
     contrast_name,
@@ -23,6 +25,7 @@ from harness.experiment.conditions import (
     read_contrast,
 )
 from harness.experiment.expand_conditions import (
+    add_other_texts,
     add_reference_conditions,
     choose_control,
     expand_causes,
@@ -58,6 +61,12 @@ class ThinkingConfig(Strict):
     """The text with which it ends."""
 
 
+Family = Literal["sentences", "random_words", "random_tokens"]
+OtherTexts = Annotated[
+    dict[Family, Annotated[StrictInt, Field(ge=1, le=999)]],
+    Field(min_length=1),
+    BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"sentences": value}),
+]
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
@@ -86,6 +95,9 @@ class RunConfig(Strict):
     """The primary contrast. By default `mless` minus the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
     """2 adds a repeat run (A/A) of the primary contrast, else of the first."""
+    other_texts: OtherTexts | None = None
+    """The number of other texts in place of the primary contrast's filler. A number is that of
+    `sentences`; other families are `random_words` and `random_tokens`: {sentences: 20}."""
     across: AcrossConfig | None = None
     """Other instructions, under which all conditions also run."""
     positive_control: bool = False
@@ -160,9 +172,9 @@ class RunConfig(Strict):
     def _refuse_contradictions(self) -> Self:
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
+            self._find_contrast_faults(),
             self._find_condition_faults(),
             self._find_example_faults(),
-            self._find_contrast_faults(),
             self._find_model_faults(),
             self._find_endpoint_faults(),
         ):
@@ -189,6 +201,9 @@ class RunConfig(Strict):
                 yield f"placement: the template has the filler of {condition.name}"
         has_instruction = any(condition.instruction for condition in self.conditions)
         replaces_instruction = self.instruction is not None or self.across or has_instruction
+        if Layout.AS_PUBLISHED in self.layouts and self.other_texts:
+            families = ", ".join(self.other_texts)
+            yield f"other_texts: the layout as_published gives {families} no exact length"
         if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
             yield "instruction: the layout as_published has the authors' instruction"
         if self.across and has_instruction:
@@ -311,7 +326,11 @@ class RunConfig(Strict):
     def replicated_conditions(self) -> tuple[str, ...]:
         """The conditions that `replicates` repeats, also under other instructions."""
         pair = self.primary_contrast or next(iter(self.tested), ())
-        variants = [condition.name for condition in self.all_conditions if condition.of in pair]
+        variants = [
+            condition.name
+            for condition in self.all_conditions
+            if condition.kind == OTHER_INSTRUCTION and condition.of in pair
+        ]
         return (*pair, *variants)
 
     @property
@@ -372,6 +391,7 @@ class RunConfig(Strict):
         for key in (
             "baseline",
             "across",
+            "other_texts",
             "positive_control",
             "fewshot",
             "template",
@@ -382,6 +402,9 @@ class RunConfig(Strict):
             # left out, so that None, False and an empty list are no difference between runs
             if not values[key]:
                 del values[key]
+        if self.other_texts:
+            # the arms have the number of texts, which may grow
+            values["other_texts"] = sorted(self.other_texts)
         if self.answer == "box":
             del values["answer"]
         if self.endpoint == "accuracy":
@@ -407,15 +430,17 @@ class RunConfig(Strict):
         """The number of samples of each problem with one draw of examples."""
         return self.repeats // self.draws_per_problem
 
-    @property
+    @cached_property
     def all_conditions(self) -> tuple[Condition, ...]:
         """The conditions and the reference conditions."""
-        return add_reference_conditions(
+        conditions = add_reference_conditions(
             self.conditions,
             templates=(self.template, self.question),
             instructions=self.across.instructions if self.across else (),
             control=choose_control(self.answer) if self.positive_control else None,
         )
+        tested_name = self.primary_contrast[0] if self.primary_contrast else None
+        return add_other_texts(conditions, tested_name, self.other_texts, self.seed)
 
     @staticmethod
     def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:

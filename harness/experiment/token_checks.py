@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.constants import MAX_GEN_TOKS
-from harness.errors import PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
 from harness.experiment.chat_template import has_system_turn
 from harness.experiment.conditions import Condition, UnitCondition
@@ -135,7 +135,10 @@ def _build_prompts(
     advance: Callable[[], None],
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
-    filler_text = fit_filler(condition, model.tokenizer if model else None)
+    try:
+        filler_text = fit_filler(condition, model.tokenizer if model else None)
+    except ConfigError as error:
+        raise ConfigError(f"condition {condition.name!r}: {error}") from None
     prompts = []
     for problem in problems:
         prompt = build_prompt(

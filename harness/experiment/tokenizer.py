@@ -16,9 +16,11 @@ from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, explain_hub_error
 from harness.experiment.chat_template import choose_template, template_switches
 from harness.experiment.conditions import (
+    SENTENCE_WORDS,
     SENTENCES,
     Condition,
     RandomCondition,
+    RandomWordsCondition,
     SentenceCondition,
     TextCondition,
     UnitCondition,
@@ -269,8 +271,15 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
         case TextCondition(text=text):
             return text
         case RandomCondition(random_ids=count, seed=seed):
-            words = _words(tokenizer) if tokenizer else []
-            return draw_words(words, count, count_tokens, random.Random(seed))
+            if tokenizer is None:
+                raise ConfigError(
+                    "Random tokens are drawn from the words of the model's vocabulary. Name the "
+                    "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
+                    "random_ids and other_texts.random_tokens out."
+                )
+            return draw_words(_words(tokenizer), count, count_tokens, random.Random(seed))
+        case RandomWordsCondition(random_words=count, seed=seed):
+            return draw_words(SENTENCE_WORDS, count, count_tokens, random.Random(seed))
     return ""
 
 
