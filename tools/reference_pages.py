@@ -18,7 +18,13 @@ from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import compare_with_baseline
 from harness.display import published_numbers
 from harness.display.side_tables import SIDE_TABLES
-from harness.experiment import conditions, intervention_settings, model_settings, problems
+from harness.experiment import (
+    conditions,
+    fewshot_examples,
+    intervention_settings,
+    model_settings,
+    problems,
+)
 from harness.experiment import run_config as runs
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -35,7 +41,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "of the kind sink": intervention_settings.SinkIntervention,
         "of the kind redistribute": intervention_settings.RedistributeIntervention,
         "of the kind function": intervention_settings.FunctionIntervention,
-        "`fewshot`": runs.FewshotConfig,
+        "`fewshot`": fewshot_examples.FewshotConfig,
+        "`fewshot`, your own": fewshot_examples.ExamplesConfig,
         "`across`": runs.AcrossConfig,
         "`gen_kwargs`, as a mapping": runs.ExplicitSampling,
     },

@@ -167,7 +167,8 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     copies = len(problems) - len(questions)
     count += f" problems{describe_clusters(len(problems), clusters, copies)}"
     if plan.example_ids:
-        count += f", examples from {len(plan.example_ids.pool)} others"
+        others = len(plan.example_ids.pool)
+        count += f", examples from {f'{others} others' if others else 'a file'}"
     return count
 
 

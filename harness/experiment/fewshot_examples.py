@@ -1,19 +1,21 @@
 """Examples before the question: which problems they are, and the problems of each draw.
 
-Examples come from a pool of problems that are not questions of the run. Each draw is taken from the
-entire pool, so two draws may share examples: the draws are a random sample of all possible draws.
+A user's own examples are in all prompts. Others come from a pool of problems that are not
+questions of the run. Each draw is taken from the entire pool, so two draws may share examples: the
+draws are a random sample of all possible draws.
 """
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from msgspec import Struct
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from harness.constants import DEFAULT_SEED
-from harness.errors import ConfigError, DataError
-from harness.experiment.problems import Problem
+from harness.errors import ConfigError, DataError, list_near
+from harness.experiment.problems import Dataset, Needed, Problem
 from harness.yaml_settings import Strict
 
 POOL_FACTOR = 5
@@ -44,17 +46,18 @@ class Draw:
         ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleIds:
+class ExampleIds(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The ids of a run's examples, which stay when its file of problems grows.
 
     Attributes:
         pool: Problems that are not asked, because examples are taken from them.
         draws: The examples of each draw, in order.
+        sha256: The hash of examples that are none of the problems, and have no ids here.
     """
 
-    pool: tuple[str, ...]
-    draws: tuple[tuple[str, ...], ...]
+    pool: tuple[str, ...] = ()
+    draws: tuple[tuple[str, ...], ...] = ()
+    sha256: str | None = None
 
 
 class FewshotConfig(Strict):
@@ -129,7 +132,10 @@ class FewshotConfig(Strict):
             )
             for index, example_ids in enumerate(ids.draws)
         ]
-        return [problem for problem in problems if problem.counts_with in clusters], draws, ids
+        questions = [problem for problem in problems if problem.counts_with in clusters]
+        if not questions:
+            raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
+        return questions, draws, ids
 
     def _assign_clusters(
         self, draw: int, names: Sequence[str], draws_per_problem: int
@@ -169,3 +175,63 @@ class FewshotConfig(Strict):
         return ExampleIds(
             pool=tuple(problem.id for cluster in pool for problem in cluster), draws=tuple(draws)
         )
+
+
+class ExamplesConfig(Strict):
+    """Your own examples before the question."""
+
+    examples: Needed | Annotated[tuple[Needed, ...], Field(min_length=1)]
+    """A data file with the columns of `dataset`, whose rows are the examples; or a list of ids of
+    problems, which are then not asked."""
+
+    draws: ClassVar = 1
+    instructions: ClassVar = ()
+
+    def split(
+        self, problems: Sequence[Problem], file: Dataset | None
+    ) -> tuple[list[Problem], list[Draw], ExampleIds]:
+        """Split the problems into questions and the only draw of examples; see `FewshotConfig`.
+
+        Args:
+            problems: The problems.
+            file: The content of the file of examples; None if they are a list of ids.
+
+        Raises:
+            ConfigError: an id is unknown or listed twice, or no question is left.
+            DataError: an example of the file is also a problem.
+        """
+        if file is not None:
+            problem_ids = {problem.question: problem.id for problem in problems}
+            for example in file.problems:
+                if problem_id := problem_ids.get(example.question):
+                    raise DataError(
+                        f"{file.source}: the example {example.id} is the problem {problem_id} of "
+                        "the dataset. List such examples by id."
+                    )
+            draw = Draw(number=0, examples=file.problems)
+            return list(problems), [draw], ExampleIds(sha256=file.sha256)
+        ids, known_ids = self.examples, [problem.id for problem in problems]
+        assert isinstance(ids, tuple)  # because there is no file
+        for index, problem_id in enumerate(ids):
+            if problem_id not in known_ids or problem_id in ids[:index]:
+                raise ConfigError(
+                    "fewshot.examples: expected a file, or different ids of problems, such as "
+                    f"{list_near(problem_id, known_ids)}; got {problem_id}."
+                )
+        return FewshotConfig(num_fewshot=len(ids)).split(
+            problems, draws_per_problem=1, stored_ids=ExampleIds(pool=ids, draws=(ids,))
+        )
+
+
+def _tag(value: Any) -> str:
+    """The form of a `fewshot`, so that an error message names only the keys of this form."""
+    has_examples = "examples" in value if isinstance(value, dict) else hasattr(value, "examples")
+    return "ExamplesConfig" if has_examples else "FewshotConfig"
+
+
+AnyFewshot = Annotated[
+    Annotated[FewshotConfig, Tag("FewshotConfig")]
+    | Annotated[ExamplesConfig, Tag("ExamplesConfig")],
+    Discriminator(_tag),
+]
+"""A config's `fewshot`."""

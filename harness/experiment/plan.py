@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, product
+from pathlib import Path
 from typing import Any
 
 from harness.constants import ANSWER_LOGPROB
@@ -21,10 +22,16 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
-from harness.experiment.fewshot_examples import Draw, ExampleIds
+from harness.experiment.fewshot_examples import Draw, ExampleIds, ExamplesConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.other_answers import draw_other_answers
-from harness.experiment.problems import Dataset, Problem, open_dataset
+from harness.experiment.problems import (
+    AnyDataset,
+    Dataset,
+    DatasetConfig,
+    Problem,
+    open_dataset,
+)
 from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.run_config import RunConfig
 from harness.experiment.template import find_columns
@@ -124,7 +131,7 @@ def make_plan(
     Raises:
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
-    full_dataset = _open_dataset(config)
+    full_dataset = _open_dataset(config, config.dataset)
     problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
@@ -194,8 +201,8 @@ def _refuse_equal_texts(arms: Iterable[ConditionPrompts]) -> None:
             )
 
 
-def _open_dataset(config: RunConfig) -> Dataset:
-    """The dataset, with the columns that the config names."""
+def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
+    """The problems or examples of a source, with the columns that the config names."""
     values = config.as_written()
     baseline = [
         condition.recorded()
@@ -203,34 +210,38 @@ def _open_dataset(config: RunConfig) -> Dataset:
         if condition.name == config.baseline_name
     ]
     shared_texts = [values.get(key) for key in ("template", "question", "instruction")]
-    return open_dataset(
-        config.dataset, find_columns(values), find_columns([shared_texts, baseline])
-    )
+    dataset = open_dataset(source, find_columns(values), find_columns([shared_texts, baseline]))
+    if config.answer == "line":
+        for problem in dataset.problems:
+            if "\n" in problem.answer.strip():
+                raise DataError(
+                    f"{dataset.source}: problem {problem.id} has an answer of several lines; "
+                    "`answer: line` reads one."
+                )
+    return dataset
 
 
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
 ) -> tuple[Sequence[Problem], Sequence[Draw | None], ExampleIds | None]:
     """Split the problems into those of the run and draws of examples, with the examples' ids."""
-    problems: Sequence[Problem] = dataset.problems
-    draws: Sequence[Draw | None] = [None]
-    ids = None
-    if config.fewshot:
-        problems, draws, ids = config.fewshot.split(
+    fewshot, problems = config.fewshot, dataset.problems
+    if isinstance(fewshot, ExamplesConfig):
+        file = None
+        if isinstance(fewshot.examples, str):
+            source = DatasetConfig(path=Path(fewshot.examples))
+            if isinstance(config.dataset, DatasetConfig):
+                source = config.dataset.model_copy(update={"path": source.path})
+            file = _open_dataset(config, source)
+        return fewshot.split(problems, file)
+    if fewshot:
+        return fewshot.split(
             problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
         )
-    elif config.answer == "line":
-        # the prompt must end within the answer's line: a model that begins a new line would end
-        # its completion before the answer
-        draws = [Draw(number=0, examples=())]
-    if config.answer == "line":
-        for problem in chain(problems, *(draw.examples for draw in draws if draw)):
-            if "\n" in problem.answer.strip():
-                raise DataError(
-                    f"{dataset.source}: problem {problem.id} has an answer of several lines; "
-                    "`answer: line` reads one."
-                )
-    return problems, draws, ids
+    # the prompt must end within the answer's line: a model that begins a new line would end
+    # its completion before the answer
+    draw = Draw(number=0, examples=()) if config.answer == "line" else None
+    return problems, [draw], None
 
 
 def _choose_layouts(

@@ -192,7 +192,12 @@ class Problem:
     @property
     def counts_with(self) -> str:
         """The name of its cluster: its text if it has none, so that copies are one cluster."""
-        return self.cluster or self.shown or fold_text(self.problem)
+        return self.cluster or self.question
+
+    @property
+    def question(self) -> str:
+        """What the baseline shows of the problem, which copies have in common."""
+        return self.shown or fold_text(self.problem)
 
     def record(self) -> dict[str, Any]:
         """The problem's own fields, without empty cluster, alternatives and decimal sign."""

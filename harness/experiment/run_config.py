@@ -32,7 +32,7 @@ from harness.experiment.expand_conditions import (
     expand_sweep,
     index_by_name,
 )
-from harness.experiment.fewshot_examples import FewshotConfig
+from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
@@ -73,7 +73,12 @@ Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contra
 class RunConfig(Strict):
     """One experiment."""
 
-    inner_keys: ClassVar = ["gen_kwargs.temperature", "gen_kwargs.top_p", "fewshot.num_fewshot"]
+    inner_keys: ClassVar = [
+        "gen_kwargs.temperature",
+        "gen_kwargs.top_p",
+        "fewshot.num_fewshot",
+        "fewshot.examples",
+    ]
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""
@@ -114,7 +119,7 @@ class RunConfig(Strict):
     examples or with `answer: line`, else the problem alone."""
     question: Template | None = None
     """The form of the question, if it differs from the examples'."""
-    fewshot: FewshotConfig | None = None
+    fewshot: AnyFewshot | None = None
     """Examples before the question."""
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
@@ -409,7 +414,9 @@ class RunConfig(Strict):
             del values["answer"]
         if self.endpoint == "accuracy":
             del values["endpoint"]
-        if self.fewshot and not self.fewshot.instructions:
+        if isinstance(self.fewshot, ExamplesConfig):
+            del values["fewshot"]  # the run's identity has the examples
+        elif self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
         arguments = fixed_arguments(self.model.model_args)
         values["model"] = {"backend": self.model.backend, "model_args": arguments}

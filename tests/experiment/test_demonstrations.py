@@ -11,6 +11,7 @@ from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
 from harness.errors import DataError, PromptMismatchError
+from harness.execution.execute_plan import run_identity
 from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
@@ -22,7 +23,7 @@ from harness.experiment.prompt import (
     document_prompt,
     make_document,
 )
-from harness.experiment.run_config import load_config
+from harness.experiment.run_config import RunConfig, load_config
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
@@ -72,6 +73,29 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert (problems, draws, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
+
+
+def test_a_users_own_examples_are_in_all_prompts(tmp_path):
+    rows = [{"problem": "1 + 1?", "answer": 2}, {"problem": "9 + 9?", "answer": 18}]
+    path = write_lines(tmp_path, *rows)
+    file, listed, reordered = (
+        make_plan(make_config(dataset={"make": "products"}, fewshot={"examples": examples}))
+        for examples in (str(path), ["3x7", "7x8"], ["7x8", "3x7"])
+    )
+    for plan, questions, texts in (
+        (file, 121, "Q: 1 + 1?\nA: 2 \n\nQ: 9 + 9?\nA: 18"),
+        # nor are other problems of their clusters asked: 7x3, 8x7
+        (listed, 117, "Q: What is 3 times 7?\nA: 21 \n\nQ: What is 7 times 8?\nA: 56"),
+    ):
+        assert len(plan.dataset.problems) == questions
+        for _, _, problem, prompt in plan.rows:
+            assert prompt.text.endswith(f"{texts} \n\nQ: {problem.problem}\nA:")
+        assert RunConfig.model_validate(plan.config.as_written()) == plan.config
+        assert "fewshot" not in plan.config.identity(), "a file may be moved"
+    write_lines(tmp_path, *rows[::-1])
+    plans = [file, make_plan(file.config), listed, reordered]
+    identities = [run_identity(plan, plan.config.resolve_sampling(None)) for plan in plans]
+    assert len({str(identity.examples) for identity in identities}) == len(plans)
 
 
 def test_each_draw_has_its_own_instruction():
