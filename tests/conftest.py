@@ -157,7 +157,7 @@ def corpus():
     from tests.make import TOY_PROBLEMS
 
     texts = [f"{problem.problem}\n{problem.solution}\n\n" for problem in TOY_PROBLEMS] * 3
-    texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES] * 30
+    texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES[:8]] * 30
     fillers = ["/ / / / / /\n\n", "//////// // //\n", "he he he he he\n"]
     return texts + [*fillers, "\\ \\ \\ ? ? ? ?\n", "}./ }.\n\n"] * 300
 

@@ -214,7 +214,7 @@ def add_reference_conditions(
 def add_other_texts(
     conditions: Sequence[Condition],
     tested_name: str | None,
-    families: Mapping[str, int] | None,
+    families: Mapping[Any, int] | None,
     seed: int,
 ) -> tuple[Condition, ...]:
     """Add other texts with the length, the place and the other words of the tested filler.
@@ -231,9 +231,10 @@ def add_other_texts(
         ConfigError: the tested condition has no filler of an exact length, a family has too few
             texts for it, or a condition has the name of a text.
     """
-    if not families:
-        return tuple(conditions)
     by_name = {condition.name: condition for condition in conditions}
+    # an unknown name is a fault of `primary`
+    if not families or tested_name not in (None, *by_name):
+        return tuple(conditions)
     tested = by_name.get(str(tested_name))
     if tested is None or not tested.filler_tokens or tested.intervention:
         raise ConfigError(
@@ -251,9 +252,11 @@ def add_other_texts(
                 f"other_texts.{family}: expected at most {len(family_texts)}, got {size}"
             )
         texts += family_texts
-    for text in texts:
-        if text.name in by_name:
-            raise ConfigError(f"conditions: {text.name} is also the name of one of other_texts")
+        for text in family_texts:
+            if text.name in by_name:
+                raise ConfigError(
+                    f"conditions: {text.name} is also the name of a text of other_texts.{family}"
+                )
     return (*conditions, *texts)
 
 

@@ -136,6 +136,11 @@ def make_plan(
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
+    if config.other_texts and model is None:
+        raise ConfigError(
+            f"other_texts: {', '.join(config.other_texts)} of an exact length need the model's "
+            "tokenizer. Name it (--set model.model_args.tokenizer=NAME)."
+        )
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
     raw_prefix, thinking, lacks_markers = "", config.markers, False

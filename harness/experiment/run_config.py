@@ -177,9 +177,9 @@ class RunConfig(Strict):
     def _refuse_contradictions(self) -> Self:
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
-            self._find_contrast_faults(),
             self._find_condition_faults(),
             self._find_example_faults(),
+            self._find_contrast_faults(),
             self._find_model_faults(),
             self._find_endpoint_faults(),
         ):

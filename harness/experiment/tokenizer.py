@@ -275,7 +275,7 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
                 raise ConfigError(
                     "Random tokens are drawn from the words of the model's vocabulary. Name the "
                     "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
-                    "random_ids and other_texts.random_tokens out."
+                    "random_ids out."
                 )
             return draw_words(_words(tokenizer), count, count_tokens, random.Random(seed))
         case RandomWordsCondition(random_words=count, seed=seed):

@@ -12,6 +12,7 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
 from harness.experiment.conditions import (
     FILLERS,
+    SENTENCE_WORDS,
     SENTENCES,
     Condition,
     as_condition,
@@ -90,14 +91,17 @@ def test_named_conditions_are_those_of_the_study():
 
 
 def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
-    assert len(set(SENTENCES)) == len(SENTENCES) >= 5
+    assert len(set(SENTENCES)) == len(SENTENCES) >= 60
     for number, sentence in enumerate(SENTENCES, start=1):
         words = sentence.split()
         assert not any(character.isdigit() for character in sentence)
         assert len(set(words)) > 0.6 * len(words)
         text = fit_filler(make_condition({"sentence": number}), None)
         assert text.endswith(".")
-        assert 50 <= len(load_vocabulary("tekken").encode(text, add_special_tokens=False)) <= 60
+        # the study's sentence is among the first eight; rarer words are more tokens
+        most_tokens = 60 if number <= 8 else 70
+        tokens = load_vocabulary("tekken").encode(text, add_special_tokens=False)
+        assert 50 <= len(tokens) <= most_tokens
 
 
 @pytest.mark.parametrize("values", [*EXACT, *REPORTED, *NO_FILLER], ids=str)
@@ -262,6 +266,57 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
         for name in (*names, control.name)
     ]
     assert read_conditions(config.as_written()) == by_name
+
+
+def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
+    own = [
+        {"name": "mine", "sentence": 5, "count": 7, "placement": "before_system"},
+        {"name": "tested", "unit": ".", "count": 7, "placement": "before_system"},
+        {"name": "known", "random_ids": 7, "seed": 1236, "placement": "before_system"},
+    ]
+    for condition in own:
+        condition["instruction"] = "Add."
+    settings = {"conditions": ["wo", *own], "primary": "tested - wo", "positive_control": True}
+
+    def draw(**families):
+        config = make_config(**settings, other_texts=families, across=None, replicates=2)
+        assert list(read_conditions(config.as_written()).values()) == [*config.all_conditions]
+        assert {*config.replicated_conditions} == {"tested", "wo"}
+        assert config.identity()["other_texts"] == sorted(families)
+        return [text for text in config.all_conditions if text.kind == "other text"]
+
+    few, all_texts = draw(sentences=3), draw(sentences=len(SENTENCES) - 1, random_tokens=2)
+    assert few == all_texts[:3]
+    *sentences, first, second = all_texts
+    assert {text.sentence for text in sentences} == {*range(1, len(SENTENCES) + 1)} - {5}
+    for text in all_texts:
+        assert (text.filler_tokens, text.placement, text.instruction) == (
+            7,
+            "before_system",
+            "Add.",
+        )
+        assert (text.kind, text.of) == ("other text", "tested")
+        assert text.reference["family"] == text.family
+    assert few[0].name == f"sentence-{few[0].sentence}" and few[0].number == few[0].sentence
+    assert [first.name, second.name] == ["random-tokens-1", "random-tokens-3"]
+    words = draw(random_words=2)
+    assert [text.name for text in words] == ["random-words-1", "random-words-2"]
+    texts = [fit_filler(text, toy_tokenizer) for text in words]
+    assert texts[0] != texts[1]
+    assert {*" ".join(texts).split()} <= {*SENTENCE_WORDS}
+    other = make_config(**settings, other_texts=3, seed=5)
+    assert [text.name for text in other.all_conditions[-3:]] != [text.name for text in few]
+    assert other.tested == make_config(**settings).tested
+
+
+def test_other_texts_of_the_same_tokens_are_refused():
+    config = make_config(
+        conditions=["wo", {"name": "tested", "unit": ".", "count": 2}],
+        primary="tested - wo",
+        other_texts={"random_words": 999},
+    )
+    with pytest.raises(ConfigError, match=r"other_texts: random-words-.* has the same 2 tokens as"):
+        make_plan(config, limit=1)
 
 
 def test_causes_do_not_replace_conditions_with_the_same_names():
