@@ -85,6 +85,7 @@ OTHER_INSTRUCTIONS = {
     for condition in ("wo", "mless")
     for number in range(1, 5)
 }
+OTHER_INSTRUCTIONS["sentence-1"] = {"kind": "other text", "of": "mless", "number": 1}
 
 
 def accuracies_under(effects):

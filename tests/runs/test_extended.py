@@ -83,6 +83,22 @@ def test_an_added_condition_is_exploratory(tmp_path):
     assert read_identity(run).looks == 1, "its own contrasts have no further answers"
 
 
+def test_other_texts_are_added_and_their_families_stay(tmp_path):
+    run = write_run(tmp_path / "run", right, other_texts=2)
+    before = journal_lines(run)
+    write_run(run, wrong, other_texts=4)
+    assert journal_lines(run)[: len(before)] == before
+    rows = table_rows(run)
+    texts = [row for row in rows.values() if row["role"] == "reference"]
+    assert [row["difference"] for row in texts] == [0, 0, -100, -100]
+    assert {(row["verdict"], row["p_adjusted"]) for row in texts} == {(None, None)}
+    assert rows["mless"]["tests"] == 1
+    assert read_identity(run).looks == 1
+    for changed in ({"sentences": 4, "random_words": 2}, None, 3):
+        with pytest.raises(HarnessError, match=r"other_texts|not asked any more"):
+            write_run(run, right, other_texts=changed)
+
+
 def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(tmp_path):
     run = tmp_path / "run"
 
