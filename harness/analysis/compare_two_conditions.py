@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import pandas
 
+from harness.analysis.other_texts import AFTER_RUN
 from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_near
-from harness.experiment.conditions import POSITIVE_CONTROL
+from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
 from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
@@ -66,7 +69,37 @@ class Side:
         return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
 
 
-def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
+def read_references(names: str | None, new: Side, metric: str | None = None) -> list[Side]:
+    """The sides of other texts.
+
+    Args:
+        names: Separated by commas: conditions of the run of `new`, or as of `Side.read`.
+        new: The tested side.
+        metric: As of `Side.read`.
+
+    Raises:
+        RunError: there is no such condition, run or log.
+    """
+    sides = []
+    folder, _, _ = new.name.rpartition(":")
+    conditions = new.run.samples["condition"]
+    for name in names.split(",") if names else ():
+        samples = new.run.samples[conditions == name]
+        if not samples.empty:
+            sides.append(Side(name=f"{folder}:{name}", samples=samples, run=new.run))
+        elif ":" in name or (name and Path(name).exists()):
+            sides.append(Side.read(name, metric))
+        else:
+            near = list_near(name, conditions.unique())
+            raise RunError(
+                f"--references: {new.run.name} has no condition {name!r}: expected one of {near}."
+            )
+    return sides
+
+
+def compare_pair(
+    old: Side, new: Side, score: str | None = None, references: Sequence[Side] = ()
+) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
     The positive control of the old side's run counts if this side is the run's baseline, and so do
@@ -76,25 +109,32 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         old: The side that is the baseline.
         new: The other side.
         score: As of `compare_with_baseline.Design`.
+        references: Other texts, in whose range the difference is placed.
 
     Raises:
-        ComparisonError: the sides are the same, or have other problems, numbers of samples or
+        ComparisonError: a side is given twice, or has other problems, numbers of samples or
             graders.
     """
-    sides = (old, new)
-    _refuse_incomparable(old, new)
+    sides = (old, new, *references)
+    for side, other_side in combinations(sides, 2):
+        _refuse_incomparable(side, other_side)
     model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))
     layouts = pandas.concat([side.samples["layout"].astype(str) for side in sides])
     names = [old.name, new.name]
     if old.name == new.name:
         names = [old.run.name, new.run.name]
-    samples = {name: side.samples for name, side in zip(names, sides, strict=True)}
-    controls = {}
+    samples = {name: side.samples for name, side in zip(names, sides, strict=False)}
+    reference_conditions: dict[str, JsonObject] = {}
+    for number, side in enumerate(references, start=1):
+        name = f"{side.run.name} {side.name}"
+        samples[name] = side.samples
+        text = {"kind": OTHER_TEXT, "of": names[1], "number": number}
+        reference_conditions[name] = {**text, "family": "texts", "named": AFTER_RUN}
     # the positive control shows whether a change from its run's baseline would be seen
     if (old.samples["condition"] == old.run.baseline).all():
         for name, fields in old.run.reference_conditions.items():
             if fields["kind"] == POSITIVE_CONTROL:
-                controls[name] = fields
+                reference_conditions[name] = dict(fields)
                 samples[name] = old.run.samples[old.run.samples["condition"] == name]
     frames = [
         frame.assign(
@@ -111,7 +151,7 @@ def compare_pair(old: Side, new: Side, score: str | None = None) -> Leaderboard:
         "source": "pair",
         "model": model,
         "baseline": names[0],
-        "reference_conditions": controls,
+        "reference_conditions": reference_conditions,
         "looks": max(side.run.about.get("looks", 1) for side in sides),
         "greedy": old.run.about.get("greedy"),
     }

@@ -140,16 +140,21 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
     """
     k = int(samples.sum(axis=0).max())
     fixed = estimate_difference(changes.sum(axis=0), k, clusters=clusters)
+    error, freedom = measure_error(changes, samples, clusters)
+    return CrossedDifference(fixed=fixed, error=error, freedom=freedom)
+
+
+def measure_error(changes: Integers, samples: Integers, clusters: Integers) -> tuple[float, float]:
+    """The standard error of a mean difference and its degrees of freedom, as `estimate_crossed`."""
     sizes = np.bincount(clusters)
     changes_by_cluster = _sum_by_cluster(changes, clusters)
     samples_by_cluster = _sum_by_cluster(samples, clusters)
     with np.errstate(invalid="ignore"):  # 0 / 0 where a prompt asked none of a cluster
         means = changes_by_cluster / samples_by_cluster
+    difference = changes.sum() / samples.sum()
     # Clusters differ in size, so these are the terms of a linearised ratio of two means, which have
     # its standard error: Cochran (1977), Sampling Techniques, section 6.
-    effects = fixed.difference + sizes / sizes.mean() * (means - fixed.difference)
-    error, freedom = crossed_error(effects)
-    return CrossedDifference(fixed=fixed, error=error, freedom=freedom)
+    return crossed_error(difference + sizes / sizes.mean() * (means - difference))
 
 
 def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:

@@ -10,11 +10,8 @@ from harness.analysis.answer_shares import answer_table
 from harness.analysis.compare_with_baseline import Design, compare_outcomes
 from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
-from harness.analysis.other_texts_and_instructions import (
-    instructions_table,
-    merge_instructions,
-    text_table,
-)
+from harness.analysis.other_instructions import instructions_table, merge_instructions
+from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.sample_scores import choose_score
 from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, GOLD_FIRST, MARGIN
@@ -104,12 +101,13 @@ def make_leaderboard(
     outcomes = count_outcomes(merged_frame, by, score)
     # before all other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
+    side_tables = {
+        "answers": answer_table(merged_frame, comparison, design),
+        **_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
+    }
     return Leaderboard(
-        comparison=comparison,
-        side_tables={
-            "answers": answer_table(merged_frame, comparison, design),
-            **_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
-        },
+        comparison=place_contrasts(comparison, side_tables["texts"]),
+        side_tables=side_tables,
         baseline=design.baseline,
         contrasts=design.contrasts,
         primary=design.primary,
@@ -203,7 +201,7 @@ def _make_side_tables(
     completions = merged[:0] if design.score == GOLD_FIRST else merged
     return {
         "instructions": instructions_table(settings_by_instruction, pairs, references),
-        "texts": text_table(settings, conditions),
+        "texts": text_table(settings_by_instruction, conditions, references, design.baseline),
         "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),

@@ -24,6 +24,13 @@ def compare(
             help="Exit with 0 if B is shown to lose less than POINTS, 1 if B is worse, else 3.",
         ),
     ] = None,
+    references: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="Other texts, at least 8: conditions of B's run, or further runs or logs.",
+        ),
+    ] = None,
     form: FormatName = "text",
     explain: Explain = False,
 ) -> None:
@@ -31,16 +38,27 @@ def compare(
 
     A run without a condition means its baseline.
     """
-    from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
+    from harness.analysis.compare_two_conditions import (
+        Side,
+        check_not_worse,
+        compare_pair,
+        read_references,
+    )
     from harness.display.comparison_tables import show_comparison
+    from harness.display.side_tables import show_side_tables
     from harness.display.table_page import write_board
 
-    board = compare_pair(Side.read(old, metric), Side.read(new, metric), score)
+    new_side = Side.read(new, metric)
+    sides = read_references(references, new_side, metric)
+    board = compare_pair(Side.read(old, metric), new_side, score, sides)
     code, message = 0, ""
     if not_worse_by is not None:
         is_enough, message = check_not_worse(board, not_worse_by)
         code = EXIT_CODES[is_enough]
-    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
+    tables = [show_comparison(board)]
+    if references:
+        tables.append(show_side_tables(board)["texts"])
+    typer.echo(write_board(board, tables, form, explain=explain))
     if message:
         typer.echo(f"mless: {message}", err=True)
     raise typer.Exit(code)

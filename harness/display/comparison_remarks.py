@@ -19,7 +19,9 @@ from harness.display.format_values import (
     plural,
     points,
 )
+from harness.display.other_texts_sentences import describe_place
 from harness.errors import list_first
+from harness.experiment.conditions import OTHER_INSTRUCTION, POSITIVE_CONTROL
 
 MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
@@ -105,6 +107,10 @@ def explain_comparison(
             f"inconclusive: equivalence within {points(margin)} would need about {sample}; "
             f"here are {clusters:,}."
         )
+    for row in judged_rows:
+        place = describe_place(board, row)
+        if place and (row["primary"] or not board.primary):
+            warnings.append(f"{label(row['condition'])}: {place}.")
     if not board.by:
         for remark, is_warning in remark_noise(board):
             (warnings if is_warning else remarks).append(remark)
@@ -116,7 +122,10 @@ def _describe_tests(
 ) -> dict[str, Any]:
     """The facts for the legends of the adjusted p and the verdict."""
     # The run's own instruction has the number 0 and is no reference condition, so it is added.
-    instructions = {fields["number"] for fields in board.reference_conditions.values()} | {0}
+    instructions = {0}
+    for fields in board.reference_conditions.values():
+        if fields["kind"] == OTHER_INSTRUCTION:
+            instructions.add(fields["number"])
     prompts = "this prompt"
     if len(instructions) > 1:
         prompts = f"{len(instructions)} instructions together"
@@ -264,7 +273,9 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
             if not all(receipt.get("greedy") for receipt in board.receipt):
                 text += " The samples of both have the same seeds, and the repeat run has others."
             yield text, False
-        elif row["role"] == "reference":
+            continue
+        fields = board.reference_conditions.get(row["condition"], {})
+        if fields.get("kind") == POSITIVE_CONTROL:
             # the control must lower the accuracy: a rise does not show that the run can see effects
             is_visible = row["p"] < ALPHA and row["difference"] < 0
             outcome = "NOT DETECTED, so effects that this run does not find may still exist"

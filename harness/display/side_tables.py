@@ -12,7 +12,8 @@ from typing import Any
 from harness.analysis import (
     answer_shares,
     mediators_and_audit,
-    other_texts_and_instructions,
+    other_instructions,
+    other_texts,
     sweeps,
 )
 from harness.analysis.result_tables import Leaderboard
@@ -24,6 +25,7 @@ from harness.display.format_values import (
     LEVEL,
     count,
     difference,
+    estimate,
     interval,
     name_score,
     number,
@@ -64,6 +66,18 @@ def _show_grader(accuracy: Any, change: Any) -> str:
     return text if change is None else f"{text} {signed(change)}"
 
 
+def _show_place(place: Any, named: Any) -> str:
+    return f"({place})" if named == other_texts.EXPLORATORY else str(place)
+
+
+def _show_rank(rank: Any, texts: Any) -> str:
+    return f"{rank} of {texts + 1}"
+
+
+def _show_spread(spread: Any, low: Any, high: Any) -> str:
+    return f"{number(spread)} {interval(low, high)}"
+
+
 SIDE_TABLES = (
     SideTable(
         key="answers",
@@ -82,7 +96,7 @@ SIDE_TABLES = (
     SideTable(
         key="instructions",
         heading="Over all instructions, points",
-        meanings=other_texts_and_instructions.INSTRUCTION_COLUMNS,
+        meanings=other_instructions.INSTRUCTION_COLUMNS,
         columns=(
             Column("instructions", "instructions", count),
             Column(
@@ -101,22 +115,28 @@ SIDE_TABLES = (
     ),
     SideTable(
         key="texts",
-        heading="Compared with other texts of the same length and placement, points",
-        meanings=other_texts_and_instructions.TEXT_COLUMNS,
+        heading="The range of other texts of the same length and placement, points",
+        meanings=other_texts.TEXT_COLUMNS,
         columns=(
             Column("texts kind", "other texts", "{} {}".format),
             Column(
-                "least most",
-                "from, to",
-                interval,
-                "lowest and highest accuracy with one of them",
+                "range_low range_high",
+                f"range [{LEVEL}]",
+                partial(interval, sign=True),
+                "that of the difference of one more such text on these problems and draws",
             ),
+            Column("effect range_low range_high", "filler", estimate),
+            Column("place named", "place", _show_place),
+            Column("rank texts", "rank", _show_rank),
+            Column("as_extreme", "as extreme %", number, optional=True),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
-            Column("new_p", "p", p_value),
+            Column("new_p", "p", p_value, optional=True),
+            Column("spread spread_low spread_high", f"spread [{LEVEL}]", _show_spread),
         ),
         remarks=(
-            "Intervals are for new texts of this kind and new problems. Exploratory: p is not "
-            "adjusted, and there is no verdict.",
+            "range, as extreme: with fewer than 19 texts they rest on a normal distribution.",
+            "In brackets: exploratory, because the texts were not named before the run. The mean "
+            "and the spread, for new texts and problems, decide nothing.",
         ),
     ),
     SideTable(

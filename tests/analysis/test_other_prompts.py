@@ -2,14 +2,16 @@ import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harness import load_run
 from harness.analysis.count_correct import count_outcomes, group_by_setting
 from harness.analysis.crossed_effects import crossed_error, pool_changes
-from harness.analysis.other_texts_and_instructions import (
-    INSTRUCTION_COLUMNS,
+from harness.analysis.other_instructions import INSTRUCTION_COLUMNS, instructions_table
+from harness.analysis.other_texts import (
     TEXT_COLUMNS,
-    instructions_table,
+    estimate_spread,
+    place_effect,
     text_table,
 )
 from harness.analysis.result_tables import make_leaderboard
@@ -23,8 +25,10 @@ from tests.make import (
     CONTROL,
     by_condition,
     evaluation,
+    make_board,
     right,
     verdicts_by_count,
+    with_cases,
     write_run,
 )
 
@@ -53,8 +57,9 @@ def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placem
     conditions = conditions_of("mless", "random", *SENTENCES, *RANDOM, elsewhere, short)
     accuracies = dict.fromkeys(conditions, 0.5)
     settings = settings_of(accuracies | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55})
-    table = text_table(settings, conditions)
+    table = text_table(settings, conditions, {}, "wo")
     assert list(table.columns) == list(TEXT_COLUMNS)
+    assert set(table["named"]) == {"not named"}
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == [
         ["mless", "sentences", 8],
         ["mless", "random tokens", 8],
@@ -66,13 +71,67 @@ def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placem
     row, (error, _) = table.iloc[0], crossed_error(effects)
     assert row["difference"] == pytest.approx(100 * effects.mean())
     assert row["new_high"] - row["new_low"] > 2 * 1.96 * 100 * error
-    assert row["least"] == pytest.approx(100 * is_right["random"].mean())
-    assert row["most"] == pytest.approx(100 * is_right["text-1"].mean())
+    base = is_right["wo"].mean()
+    assert row["effect"] == pytest.approx(100 * (is_right["mless"].mean() - base))
+    assert row["effects"] == pytest.approx([100 * (is_right[name].mean() - base) for name in texts])
 
 
 def test_seven_texts_are_too_few_for_a_table():
     conditions = conditions_of("mless", *RANDOM[:-1])
-    assert text_table(settings_of(dict.fromkeys(conditions, 0.5)), conditions).empty
+    assert text_table(settings_of(dict.fromkeys(conditions, 0.5)), conditions, {}, "wo").empty
+
+
+@with_cases
+def test_a_filler_is_placed_in_the_range_of_one_more_text(effects, effect, baseline, expected):
+    row = place_effect(effect, np.array(effects, dtype=float), baseline)
+    assert {key: row.get(key) for key in expected} == pytest.approx(expected)
+
+
+def texts_of(family, size):
+    fields = {"kind": "other text", "of": "mless", "family": family}
+    return {f"{family[:4]}-{n}": {**fields, "number": n} for n in range(1, 1 + size)}
+
+
+@with_cases
+def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected, sentence):
+    """`families` has each family's size and the accuracy of its first text."""
+    references, chances = {}, {"wo": 0.4, "mless": mless}
+    for family, (size, accuracy) in families.items():
+        references |= texts_of(family, size)
+        accuracies = np.linspace(accuracy, accuracy + 0.1, size)
+        chances |= dict(zip(texts_of(family, size), accuracies, strict=True))
+    (setting,) = settings_of(chances).values()
+    verdicts = {
+        name: np.where(arm[0].right, "correct", "incorrect")[:, None]
+        for name, arm in setting.items()
+    }
+    facts = {"primary": "mless - wo", "contrasts": ["mless - wo"]}
+    board = make_board(verdicts, reference_conditions=references, **facts)
+    row = by_condition(board).loc["mless"]
+    assert [row["other_texts"], row["not_placed"]] == pytest.approx(expected, nan_ok=True)
+    assert set(by_condition(board)["role"]) == {"baseline", "tested", "reference"}
+    grid = show_comparison(board)
+    assert len(grid.rows) == 2 and f"w/ Mless: {sentence}." in grid.warnings
+    assert not any(note.startswith("Positive control") for note in grid.notes)
+    assert show_side_tables(board)["texts"].rows[0]["named"] == "before the run"
+
+
+@pytest.mark.parametrize("spread", [0.0, 5.0])
+def test_the_spread_of_texts_is_estimated_without_noise(spread):
+    rng = np.random.default_rng(2)
+    rows = []
+    for _ in range(10):
+        texts = 0.5 + 0.01 * spread * stats.zscore(rng.normal(size=(20, 1)), ddof=1)
+        # the observed differences vary by at least 3.5 points, because a text has 200 problems
+        chances = np.vstack([np.full(200, 0.5), texts + rng.uniform(-0.2, 0.2, (20, 200))])
+        verdicts = np.where(rng.random(chances.shape) < chances, "correct", "incorrect")
+        named_verdicts = {f"t{n}": verdict[:, None] for n, verdict in enumerate(verdicts)}
+        baseline, *outcomes = count_outcomes(evaluation(named_verdicts).samples)
+        effects = [100 * (arm.right - baseline.right).mean() for arm in outcomes]
+        rows.append(estimate_spread(np.array(effects), outcomes, baseline))
+    assert np.mean([row["spread"] ** 2 for row in rows]) == pytest.approx(spread**2, rel=0.2, abs=2)
+    assert sum(row["spread_low"] <= spread <= row["spread_high"] for row in rows) >= 9
+    assert sum(row["true_low"] < 0 < row["true_high"] for row in rows) >= 9
 
 
 def name_under(condition, number):
@@ -152,6 +211,7 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
         answer_by_instruction,
         conditions=["wo", "mless", *entries],
         across={"instructions": INSTRUCTIONS},
+        other_texts={"sentences": 8},
         positive_control=True,
         limit=2,
     )
@@ -170,10 +230,15 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
     assert len(grid.cells) == len(accuracies), "no row of a single instruction"
     cells = side_tables["instructions"].cells[0]
     assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
-    assert '"instructions": [' in as_json(board) and "texts" not in side_tables
+    assert '"instructions": [' in as_json(board)
+    (row,) = side_tables["texts"].rows
+    assert [row[key] for key in ("condition", "texts", "effect")] == ["mless", 8, 0], (
+        "other texts are compared under the instruction of the run"
+    )
+    assert table.loc["mless", "not_placed"] == "all texts have the same accuracy"
     notes = " ".join(grid.notes)
     assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
-    assert len(board.reference_conditions) == 3 * 6 + 1
+    assert len(board.reference_conditions) == 3 * 6 + 1 + 8
     assert set(load_run(folder)["condition"]) == RIGHT_UNDER.keys()
 
 

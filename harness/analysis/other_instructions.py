@@ -1,38 +1,17 @@
-"""Does an effect hold for other texts and under other instructions?
+"""Does an effect hold under other instructions?
 
-Both tables have a mean over several prompts that were asked about the same problems. Prompts and
-problems are crossed random effects, so the interval holds for new prompts of the same kind and new
-problems.
+The same problems are asked under several instructions. Instructions and problems are crossed random
+effects, so the interval of the mean holds for new instructions of the same kind and new problems.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import pandas
 
 from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
 from harness.analysis.crossed_effects import pool_pairs
-from harness.constants import FEWEST_INSTRUCTIONS, FEWEST_TEXTS
-from harness.experiment.conditions import OTHER_INSTRUCTION, Condition, ReferenceConditions
-
-KINDS = {"sentence": "sentences", "random_ids": "random tokens"}
-"""Names of the kinds of text in the table, by the kind of filler."""
-
-TEXT_COLUMNS = {
-    "model": "the model's label",
-    "layout": "raw, chat or as_published",
-    "condition": "the condition",
-    "kind": "kind of the other texts: sentences or random tokens",
-    "texts": "other texts of the same length at the same placement",
-    "least": "lowest accuracy with one of them, percent",
-    "most": "highest accuracy with one of them, percent",
-    "problems": "number of problems",
-    "difference": "accuracy minus the mean accuracy with these texts",
-    "new_low": "lower end of its 95 % interval for new texts and new problems",
-    "new_high": "upper end",
-    "new_p": "p-value that belongs to this interval",
-}
-"""Meaning of each column of `text_table`."""
+from harness.constants import FEWEST_INSTRUCTIONS
+from harness.experiment.conditions import OTHER_INSTRUCTION, OTHER_TEXT, ReferenceConditions
 
 INSTRUCTION_COLUMNS = {
     "model": "the model's label",
@@ -53,43 +32,6 @@ INSTRUCTION_COLUMNS = {
 """Meaning of each column of `instructions_table`."""
 
 
-def text_table(
-    settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition]
-) -> pandas.DataFrame:
-    """Each condition with a filler against the mean of other texts: a row for each kind of text.
-
-    The texts have the length and placement of the condition's filler. A condition that is itself
-    such a text has no row.
-
-    Args:
-        settings: From `count_correct.group_by_setting`, split by model and layout alone.
-        conditions: The conditions of the config, by name.
-    """
-    fillers = {name: condition for name, condition in conditions.items() if condition.filler_tokens}
-    texts: dict[tuple[Any, ...], list[str]] = {}
-    for name, condition in fillers.items():
-        if condition.filler in KINDS:
-            key = (KINDS[condition.filler], _locate_filler(condition))
-            texts.setdefault(key, []).append(name)
-    groups = {key: names for key, names in texts.items() if len(names) >= FEWEST_TEXTS}
-    grouped_names = set().union(*groups.values())
-    rows: list[Row] = []
-    for setting, arms in settings.items():
-        for name, condition in fillers.items():
-            # a text is not compared with a mean that contains it
-            if name not in arms or name in grouped_names:
-                continue
-            for (kind, location), text_names in groups.items():
-                prompts = [arms[text][0] for text in text_names if text in arms]
-                if location != _locate_filler(condition) or len(prompts) < FEWEST_TEXTS:
-                    continue
-                accuracies = [100 * float((text.right / text.samples).mean()) for text in prompts]
-                row = {**dict(setting), "condition": name, "kind": kind, "texts": len(prompts)}
-                row |= {"least": min(accuracies), "most": max(accuracies)}
-                rows.append(row | pool_pairs([(text, arms[name][0]) for text in prompts]))
-    return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
-
-
 def merge_instructions(
     frame: pandas.DataFrame, reference_conditions: ReferenceConditions
 ) -> pandas.DataFrame:
@@ -102,18 +44,21 @@ def merge_instructions(
             is returned unchanged.
         reference_conditions: By name, with kind, `of` and number.
     """
-    conditions = [str(name) for name in frame["condition"].unique()]
+    names = frame["condition"].astype(str)
+    kinds = {name: reference_conditions.get(name, {}).get("kind") for name in names.unique()}
+    if OTHER_INSTRUCTION not in kinds.values():
+        return frame
+    # other texts are asked under the run's instruction alone, so their samples are too few
+    is_kept = names.map(kinds) != OTHER_TEXT
+    frame, names = frame[is_kept], names[is_kept]
     instructions = {
         name: fields
         for name, fields in reference_conditions.items()
         if fields["kind"] == OTHER_INSTRUCTION
     }
-    if not instructions.keys() & set(conditions):
-        return frame
     numbers = {name: fields["number"] for name, fields in instructions.items()}
     merged_names = {name: fields["of"] for name, fields in instructions.items()}
-    merged_conditions = [name for name in conditions if name not in instructions]
-    names = frame["condition"].astype(str)
+    merged_conditions = [name for name in names.unique() if name not in instructions]
     numbers_by_sample = names.map(lambda name: numbers.get(name, 0))
     conditions_by_sample = names.map(lambda name: merged_names.get(name, name))
     return frame.assign(
@@ -178,8 +123,3 @@ def _compare_instructions(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
         "most": max(differences),
         "effects": effects,
     }
-
-
-def _locate_filler(condition: Condition) -> tuple[Any, ...]:
-    """What a condition and the texts that it is compared with must share."""
-    return condition.filler_tokens, condition.describe()["placement"], condition.words

@@ -1,0 +1,218 @@
+"""Would another text have changed accuracy as much as the tested filler did?
+
+Other texts of one family are asked about the same problems, with the same draws of examples, as the
+tested filler. The range of their observed differences from the baseline predicts that of one more
+such text. The tested filler lies above, among or below it. All noise stays in the range, because
+the tested difference has its noise too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+from scipy.special import chdtri, stdtr, stdtrit
+
+from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
+from harness.analysis.crossed_effects import measure_error, pool_pairs
+from harness.analysis.paired_tests import Floats
+from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS
+from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
+
+NOT_SHOWN = "not shown"
+"""The place of a filler whose texts give no range."""
+BEFORE_RUN, AFTER_RUN, EXPLORATORY = "before the run", "after the run", "not named"
+"""When a family was named. Exploratory texts are conditions of a config; they decide nothing."""
+
+TEXT_COLUMNS = {
+    "model": "the model's label",
+    "layout": "raw, chat or as_published",
+    "condition": "the condition",
+    "kind": "family of the other texts: sentences, random words or random tokens",
+    "named": "when it was named: before the run, after the run, or not named (exploratory)",
+    "texts": "other texts of the same length at the same placement",
+    "effects": "difference of each of them from the baseline",
+    "effect": "the condition's difference from the baseline",
+    "range_low": "lower end of the 95 % range of the difference of one more text here",
+    "range_high": "upper end",
+    "place": "above, among or below this range, or not shown",
+    "reason": "why the place is not shown",
+    "rank": "rank among the texts and the condition; 1 has the highest accuracy",
+    "as_extreme": "percent of new texts that would gain at least as much; lose, for a loss",
+    "difference": "accuracy minus the mean accuracy with these texts",
+    "new_low": "lower end of its 95 % interval for new texts and new problems",
+    "new_high": "upper end",
+    "new_p": "p-value that belongs to this interval",
+    "spread": "standard deviation of the texts' true differences, without noise",
+    "spread_low": "lower end of its 95 % interval",
+    "spread_high": "upper end",
+    "true_low": "lower end of the 95 % range of the true difference of one more text",
+    "true_high": "upper end",
+}
+"""Meaning of each column of `text_table`."""
+
+
+def text_table(
+    settings: Mapping[Setting, Arms],
+    conditions: Mapping[str, Condition],
+    reference_conditions: ReferenceConditions,
+    baseline: str,
+) -> pandas.DataFrame:
+    """Each condition with a filler beside the range of other texts: a row for each family.
+
+    The texts of a family have the length and placement of the condition's filler. Reference
+    conditions decide. Conditions of the config that are such texts are exploratory, and are not
+    compared with texts themselves.
+
+    Args:
+        settings: From `count_correct.group_by_setting`, split by model and layout alone, under the
+            instruction of the run, because other texts have no other.
+        conditions: The conditions of the config, by name.
+        reference_conditions: By name.
+        baseline: The condition that the others are compared with.
+    """
+    locations: dict[str, Any] = {}
+    families: dict[tuple[str, str, Any], list[str]] = {}
+    for name, condition in conditions.items():
+        if condition.filler_tokens:
+            placement = condition.describe()["placement"]
+            locations[name] = condition.filler_tokens, placement, condition.words
+            if condition.family:
+                family = condition.family, EXPLORATORY, locations[name]
+                families.setdefault(family, []).append(name)
+    families = {key: names for key, names in families.items() if len(names) >= FEWEST_TEXTS}
+    for name in set().union(*families.values()):
+        del locations[name]
+    for name, fields in reference_conditions.items():
+        if fields["kind"] == OTHER_TEXT:
+            # two sides of `mless compare` have no conditions
+            location = locations.setdefault(fields["of"], fields["of"])
+            named = fields.get("named", BEFORE_RUN)
+            families.setdefault((fields["family"], named, location), []).append(name)
+    rows: list[Row] = []
+    for setting, arms in settings.items():
+        for name, location in locations.items():
+            for (kind, named, place), text_names in families.items():
+                texts = [arms[text][0] for text in text_names if text in arms]
+                if location == place and name in arms and texts:
+                    row = {**dict(setting), "condition": name, "named": named}
+                    row["kind"] = kind.replace("_", " ")
+                    rows.append(row | _compare_with_texts(arms[name][0], arms[baseline][0], texts))
+    return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
+
+
+def _compare_with_texts(arm: Outcomes, baseline: Outcomes, texts: Sequence[Outcomes]) -> Row:
+    """The columns of a condition beside one family."""
+    # divided last, so that equal numbers of right samples give equal differences
+    right = [int(outcomes.right.sum()) for outcomes in (arm, *texts)]
+    base = int(baseline.right.sum())
+    effect, *effects = 100 * (np.array(right) - base) / baseline.samples.sum()
+    row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
+    row |= place_effect(effect, np.array(effects), 100 * base / baseline.samples.sum())
+    if len(texts) >= FEWEST_TEXTS:
+        row |= pool_pairs([(text, arm) for text in texts])
+        row |= estimate_spread(np.array(effects), texts, baseline)
+    return row
+
+
+def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pandas.DataFrame:
+    """Add the place among other texts to the rows of a comparison.
+
+    A word holds only if it holds for each family that decides.
+
+    Args:
+        comparison: From `compare_with_baseline.compare_outcomes`.
+        texts: From `text_table`.
+    """
+    keys = ["model", "layout", "condition"]
+    rows: list[list[Any]] = []
+    for setting, group in texts[texts["named"] != EXPLORATORY].groupby(keys, sort=False):
+        place, *other_places = group["place"].unique()
+        reason = group["reason"].iloc[0]
+        if other_places:
+            place = NOT_SHOWN
+            reason = f"the families differ: {', '.join(group['kind'] + ' ' + group['place'])}"
+        rows.append([*setting, place, reason])
+    columns = ["other_texts", "not_placed"]
+    places = pandas.DataFrame(rows, columns=[*keys, *columns])
+    return comparison.drop(columns=columns).merge(places, how="left", on=keys)
+
+
+def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
+    """Place an observed difference in the range of the differences of texts.
+
+    The range is the prediction interval of one more observation of a normal distribution. For given
+    problems and draws, the differences of the texts are independent of each other.
+
+    Args:
+        effect: The difference of the tested filler from the baseline, in points.
+        effects: [text] Those of the texts.
+        baseline: The baseline's accuracy in percent.
+
+    Returns:
+        `rank`, `place`, and if there is a range `range_low`, `range_high` and `as_extreme`.
+        Otherwise `reason`.
+
+    Source:
+        Hahn and Meeker (1991), Statistical Intervals, section 4.7.
+    """
+    row: Row = {"rank": 1 + int((effects >= effect).sum()), "place": NOT_SHOWN}
+    if len(effects) < FEWEST_TEXTS:
+        return row | {"reason": f"fewer than {FEWEST_TEXTS} texts"}
+    if not np.ptp(effects):
+        return row | {"reason": "all texts have the same accuracy"}
+    error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
+    low, high = _predict_effect(effects, error)
+    row |= {"range_low": low, "range_high": high}
+    if baseline + low <= 0 or baseline + high >= 100:
+        return row | {"reason": "the range reaches 0 or 100 % accuracy"}
+    distance = (effects.mean() - effect) / error
+    row["as_extreme"] = 100 * float(stdtr(len(effects) - 1, -distance if effect < 0 else distance))
+    row["place"] = "among"
+    if not low <= effect <= high:
+        row["place"] = "above" if effect > high else "below"
+    return row
+
+
+def _predict_effect(effects: Floats, error: float) -> tuple[float, float]:
+    """The 95 % range of one more effect, whose distance from the mean has this standard error."""
+    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * error
+    return float(effects.mean()) - reach, float(effects.mean()) + reach
+
+
+def estimate_spread(effects: Floats, texts: Sequence[Outcomes], baseline: Outcomes) -> Row:
+    """The spread of the true differences of texts, and the range of one more true difference.
+
+    The variance of the observed differences contains their noise: the error of a text's difference
+    from the mean of the texts, for new problems and new draws of examples. The spread is what
+    remains. Its interval is the Q-profile; all texts have the same noise.
+
+    Args:
+        effects: [text] The observed differences, in points.
+        texts: Outcomes of the texts.
+        baseline: Outcomes of the baseline on the same problems and draws.
+
+    Source:
+        Q-profile: Viechtbauer (2007), doi:10.1002/sim.2514; prediction: Higgins, Thompson and
+        Spiegelhalter (2009), doi:10.1111/j.1467-985X.2008.00552.x, with t on texts less one.
+    """
+    arms = [baseline, *texts]
+    counts = np.array([arm.sum_by_draw(arm.right_by_prompt) for arm in arms])
+    samples = baseline.sum_by_draw(baseline.samples_by_prompt)
+    # with fewer draws results hold for these draws, as everywhere
+    if len(samples) < FEWEST_DRAWS:
+        counts, samples = counts.sum(axis=1, keepdims=True), samples.sum(axis=0, keepdims=True)
+    changes = counts - counts[1:].mean(axis=0)
+    mean_error, *errors = (
+        100 * measure_error(change, samples, baseline.clusters)[0] for change in changes
+    )
+    # A text is part of the mean, so its difference from the mean varies less than the text does.
+    freedom = len(errors) - 1
+    noise = sum(error**2 for error in errors) / freedom
+    quantiles = np.array([freedom, *chdtri(freedom, [ALPHA / 2, 1 - ALPHA / 2])])
+    variances = np.maximum(0, freedom * effects.var(ddof=1) / quantiles - noise)
+    error = math.sqrt(variances[0] * (1 + 1 / len(errors)) + mean_error**2)
+    numbers = (*np.sqrt(variances).tolist(), *_predict_effect(effects, error))
+    columns = ("spread", "spread_low", "spread_high", "true_low", "true_high")
+    return dict(zip(columns, numbers, strict=True))
