@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
+from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, tokenize
 from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
@@ -35,6 +36,20 @@ is not faster, because its tensors no longer fit into the caches."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
+
+
+def probe(
+    prompts: PromptsConfig,
+    settings: ProbeSettings,
+    path: Path,
+    advance: Advance,
+) -> JsonObject:
+    """Open the prompts and measure them: what `mless probe` does.
+
+    The arguments and errors are those of `open_source` and `run_probe`.
+    """
+    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
+    return run_probe(source, prompts, settings, path, advance=advance)
 
 
 def run_probe(

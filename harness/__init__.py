@@ -1,29 +1,38 @@
 """mless: do meaningless tokens before a maths question make a language model answer better?"""
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-PLACES = {
-    "attention": "execution.attend_prompts",
-    "RunConfig": "experiment.run_config",
-    "load_config": "experiment.run_config",
-    "grade": "grading",
-    "load_run": "runs.samples_frame",
-    "Run": "runs.read_runs",
-    "compare": "analysis.compare_with_baseline",
-    "run": "execution.run_in_subprocess",
-}
-"""The public names, each with its module, which is imported when the name is first used: `mless
---help` needs none."""
-__all__ = sorted(PLACES)
+if TYPE_CHECKING:
+    from harness.analysis.compare_with_baseline import compare as compare
+    from harness.execution.attend_prompts import attention as attention
+    from harness.execution.execute_config import run as run
+    from harness.experiment.run_config import RunConfig as RunConfig
+    from harness.experiment.run_config import load_config as load_config
+    from harness.grading import grade as grade
+    from harness.runs.read_runs import Run as Run
+    from harness.runs.samples_frame import load_run as load_run
+else:
+    from importlib import import_module
 
+    PLACES = {
+        "attention": "execution.attend_prompts",
+        "RunConfig": "experiment.run_config",
+        "load_config": "experiment.run_config",
+        "grade": "grading",
+        "load_run": "runs.samples_frame",
+        "Run": "runs.read_runs",
+        "compare": "analysis.compare_with_baseline",
+        "run": "execution.execute_config",
+    }
+    """The public names, each with its module, which is imported when the name is first used:
+    `mless --help` needs none."""
+    __all__ = sorted(PLACES)
 
-def __getattr__(name: str) -> Any:
-    if name not in PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
-    return value
+    def __getattr__(name):
+        if name not in PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+        return value
 
-
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__():
+        return __all__

@@ -4,13 +4,12 @@ import errno
 import gc
 import os
 import re
+import signal
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -23,82 +22,49 @@ GARBAGE_OBJECTS = 100_000
 sixth longer."""
 
 
-class Command(NamedTuple):
-    """A command: the function that has the name of its module.
-
-    Attributes:
-        group: The heading under which `--help` lists it.
-        module: The module's full name. Only here `harness` names the probe.
-        example: A call of the command.
-    """
-
-    group: str
-    module: str
-    example: str
-
-    @property
-    def name(self) -> str:
-        """The word that a user types after `mless`."""
-        return self.module.rpartition(".")[2]
-
-
-_RUN, _READ, _MODEL = "Run", "Read the result", "Look into the model"
-_INSTALLATION = "Use lm-eval, check the installation"
-COMMANDS = (
-    Command(_RUN, "harness.commands.run", "mless run --model Qwen/Qwen2.5-Math-7B"),
-    Command(_RUN, "harness.commands.study", "mless study smollm2 Qwen/Qwen2.5-Math-7B --limit 40"),
-    Command(_RUN, "harness.commands.regrade", "mless regrade results/mine"),
-    Command(
-        _RUN, "harness.commands.fetch", "mless fetch configs/runs/qwen2.5-math-7b-published.yaml"
-    ),
-    Command(_READ, "harness.commands.table", "mless table results/example --mediators --audit"),
-    Command(
-        _READ,
-        "harness.commands.compare",
-        "mless compare results/example:random results/example:mless",
-    ),
-    Command(_READ, "harness.commands.show", "mless show results/example --changed"),
-    Command(_READ, "harness.commands.plot", "mless plot results/example --kind forest -o figures"),
-    Command(
-        _READ, "attention_probe.commands.report", "mless report results/example -o report.html"
-    ),
-    Command(_READ, "harness.commands.export", "mless export results/example -o logs"),
-    Command(
-        _MODEL,
-        "attention_probe.commands.probe",
-        "mless probe results/example --flip changed --controls -o flipped.traces",
-    ),
-    Command(
-        _MODEL,
-        "attention_probe.commands.attention",
-        "mless attention flipped.traces -o page.html",
-    ),
-    Command(
-        _MODEL,
-        "attention_probe.commands.figure",
-        "mless figure configs/figures/qwen-heads-12-13-14.yaml",
-    ),
-    Command(
-        _INSTALLATION,
-        "harness.commands.tasks",
-        'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...',
-    ),
-    Command(_INSTALLATION, "harness.commands.doctor", "mless doctor"),
-)
-"""All commands, in the order of `--help`."""
+COMMANDS = {
+    "Run": {
+        "harness.commands.run": "mless run --model Qwen/Qwen2.5-Math-7B",
+        "harness.commands.study": "mless study smollm2 Qwen/Qwen2.5-Math-7B --limit 40",
+        "harness.commands.regrade": "mless regrade results/mine",
+        "harness.commands.fetch": "mless fetch configs/runs/qwen2.5-math-7b-published.yaml",
+    },
+    "Read the result": {
+        "harness.commands.table": "mless table results/example --mediators --audit",
+        "harness.commands.compare": "mless compare results/example:random results/example:mless",
+        "harness.commands.show": "mless show results/example --changed",
+        "harness.commands.plot": "mless plot results/example --kind forest -o figures",
+        "attention_probe.commands.report": "mless report results/example -o report.html",
+        "harness.commands.export": "mless export results/example -o logs",
+    },
+    "Look into the model": {
+        "attention_probe.commands.probe": (
+            "mless probe results/example --flip changed --controls -o flipped.traces"
+        ),
+        "attention_probe.commands.attention": "mless attention flipped.traces -o page.html",
+        "attention_probe.commands.figure": "mless figure configs/figures/qwen-heads-12-13-14.yaml",
+    },
+    "Use lm-eval, check the installation": {
+        "harness.commands.tasks": (
+            'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...'
+        ),
+        "harness.commands.doctor": "mless doctor",
+    },
+}
+"""All commands in the order of `--help`, under its headings: the module, whose name is that of its
+function and of the command, and a call. Only here `harness` names the probe."""
 
 
 class _Grouped(TyperGroup):
     """Lists the commands in groups, with their full first sentences."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group, commands in groupby(COMMANDS, key=attrgetter("group")):
-            rows = [
-                (command.name, self.commands[command.name].get_short_help_str(200))
-                for command in commands
-            ]
+        for group, modules in COMMANDS.items():
+            names = [module.rpartition(".")[2] for module in modules]
             with formatter.section(group):
-                formatter.write_dl(rows)
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(200)) for name in names]
+                )
 
 
 app = typer.Typer(
@@ -129,10 +95,12 @@ def mless(
     """Put meaningless tokens before a maths question, and measure the change in accuracy."""
 
 
-for command in COMMANDS:
-    # All are imported at every start, so the module of a command imports nothing heavy at its top.
-    function = getattr(import_module(command.module), command.name)
-    app.command(epilog=f"Example: {command.example}")(function)
+for modules in COMMANDS.values():
+    for module, example in modules.items():
+        # All are imported at every start, so the module of a command imports nothing heavy at its
+        # top.
+        function = getattr(import_module(module), module.rpartition(".")[2])
+        app.command(epilog=f"Example: {example}")(function)
 
 _UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """Errors of the operating system about a path from the user that is of the wrong kind."""
@@ -143,6 +111,8 @@ def main() -> None:
     from harness.display.progress import sign_of_life
 
     gc.set_threshold(GARBAGE_OBJECTS)
+    # a job scheduler's SIGTERM ends a command as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with sign_of_life():
             # shells leave the `~` of `--output=~/x` as it is

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -94,13 +95,28 @@ def parse_option(option: str, text: str) -> Any:
         return text
 
 
-def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
+def parse_overrides(options: Iterable[str] | None) -> dict[str, Any]:
+    """The values of options `--set KEY=VALUE`, by their dotted keys.
+
+    Raises:
+        ConfigError: an option has no `=`, or a key stands twice in a mapping.
+    """
+    overrides = {}
+    for option in options or ():
+        key, equals, text = option.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {option!r}: expected KEY=VALUE, such as seed=1.")
+        overrides[key] = parse_option(f"--set {key}", text)
+    return overrides
+
+
+def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = None) -> Any:
     """Read the values of a config file and apply overrides. They are not yet checked by a schema.
 
     Args:
         path: The file, or the name of a shipped config.
         kind: The folder of the shipped configs, in `configs`.
-        overrides: `key=value` with dotted keys and YAML values.
+        overrides: New values, by dotted keys.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key stands twice, or the key of an override
@@ -122,18 +138,15 @@ def read_values(path: Path, kind: str, overrides: Iterable[str] = ()) -> Any:
         raise ConfigError(
             f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
         ) from None
-    for override in overrides:
-        _apply_override(values, override)
+    for key, value in (overrides or {}).items():
+        # a copy, because a later key may change it; and a path is text, as in a file
+        _override(values, key, str(value) if isinstance(value, Path) else deepcopy(value))
     return values
 
 
-def _apply_override(values: Any, override: str) -> None:
+def _override(values: Any, key: str, value: Any) -> None:
     """Set a dotted key of nested mappings and lists. Where there is no mapping, one is made."""
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {override!r}: expected KEY=VALUE, such as seed=1.")
     *parents, last = key.split(".")
-    value = parse_option(f"--set {key}", text)
     try:
         for parent in parents:
             if isinstance(values, list):
@@ -145,7 +158,7 @@ def _apply_override(values: Any, override: str) -> None:
         values[int(last) if isinstance(values, list) else last] = value
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ConfigError(
-            f"--set {override!r}: the config has no such key. Entries of a list count from 0."
+            f"{key} cannot be set: the config has no such key. Entries of a list count from 0."
         ) from None
 
 

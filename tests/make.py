@@ -39,6 +39,7 @@ from harness.experiment.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
 from harness.runs import read_runs
+from harness.runs.find_runs import locate
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
@@ -479,9 +480,10 @@ def aligned_curve(traces, *, condition, head, baseline=None, problem_ids=None, *
 full_curve = partial(aligned_curve, view="full")
 
 
-def table_page(*runs, **options):
+def table_page(*runs, metric=None, **options):
     """The page of `mless table`."""
-    return make_table([str(run) for run in runs], TableOptions(**options))
+    paths = locate([str(run) for run in runs])
+    return make_table([Run.load(path, metric=metric) for path in paths], TableOptions(**options))
 
 
 def table_data(*runs, **options):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("harness", "attention_probe")
-FOLDERS = (*PACKAGES, "tests", "benchmarks", "tools")
+FOLDERS = (*PACKAGES, "mless", "tests", "benchmarks", "tools")
 LAYOUT = (tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 """Tokens that say how code is laid out, besides comments and line breaks inside brackets."""
 

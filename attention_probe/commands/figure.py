@@ -24,8 +24,9 @@ def figure(
     from attention_probe.figures.figure_config import load_figure_config
     from attention_probe.figures.make_figure import make_figure
     from harness.display.progress import progress_bar
+    from harness.yaml_settings import parse_overrides
 
     with progress_bar("figure") as advance:
-        figure_config = load_figure_config(config, overrides or (), model=model)
+        figure_config = load_figure_config(config, parse_overrides(overrides), model=model)
         files = make_figure(figure_config, device=device, folder=output, advance=advance)
     typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))

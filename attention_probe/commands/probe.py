@@ -1,19 +1,13 @@
 """`mless probe`: rerun chosen prompts through the first layers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from harness.commands.options import LayoutName, Metric, ProbeDevice
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Dtype
-
-if TYPE_CHECKING:
-    from attention_probe.probe_settings import ProbeSettings
-    from attention_probe.prompts.choose_prompts import PromptsConfig
+from harness.commands.options import Metric, ProbeDevice
+from harness.constants import Choice, Dtype, JsonObject
 
 
 def probe(
@@ -33,28 +27,27 @@ def probe(
     conditions: Annotated[
         str | None, typer.Option(help="Conditions, such as mless,random; default: the run's.")
     ] = None,
-    layout: LayoutName = None,
     flip: Annotated[
         Choice | None,
         typer.Option(help="Only problems with this outcome; `changed`: in either direction."),
     ] = None,
-    baseline: Annotated[str, typer.Option(help="Baseline of --flip.")] = BASELINE,
-    condition: Annotated[
-        str, typer.Option(help="Condition that is compared with the baseline.")
-    ] = STUDIED,
     controls: Annotated[
         bool,
         typer.Option("--controls", help="Add to each problem a matched problem that did not flip."),
     ] = False,
-    subject: Annotated[str | None, typer.Option(help="Only problems of this subject.")] = None,
-    level: Annotated[int | None, typer.Option(help="Only problems of this level.")] = None,
     ids: Annotated[
         str | None, typer.Option(help="Only problems with these ids, separated by commas.")
     ] = None,
-    n: Annotated[
-        int | None, typer.Option(min=1, help="Draw N problems at random (see --seed).")
+    n: Annotated[int | None, typer.Option(min=1, help="Draw N problems at random.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Choose prompts by a key of `prompts` in docs/config.md, such as level=5; "
+            "repeatable.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random draw.")] = DEFAULT_SEED,
     queries: Annotated[
         Literal["prompt", "completion"],
         typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),
@@ -81,28 +74,25 @@ def probe(
     ] = Path("probe.traces"),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
+    from attention_probe import run_probe
     from attention_probe.measure.measure_prompts import Record
     from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
+    from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers, split_words
     from harness.runs.find_runs import locate_one
-    from harness.yaml_settings import validate
+    from harness.yaml_settings import parse_overrides, validate
 
     run = locate_one(source) if source else None
     options = {
         "logs" if isinstance(run, dict) else "run": run,
         "metric": metric,
         "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
-        "layout": layout,
         "flip": flip,
-        "baseline": baseline,
-        "condition": condition,
         "controls": controls,
-        "subject": subject,
-        "level": level,
         "ids": split_words(ids),
         "n": n,
-        "seed": seed,
+        **parse_overrides(overrides),
     }
     prompts = validate(PromptsConfig, options, "prompts")
     settings = ProbeSettings(
@@ -118,19 +108,15 @@ def probe(
         device=device,
         engine={} if engine else None,
     )
-    _record(prompts, settings, output)
-
-
-def _record(prompts: PromptsConfig, settings: ProbeSettings, output: Path) -> None:
-    """Add the missing traces to the folder, and print what it holds and how exact it is."""
-    from attention_probe.prompts.choose_prompts import open_source
-    from attention_probe.run_probe import run_probe
-    from attention_probe.traces import AttentionTraces
-    from harness.display.progress import progress_bar
-
-    source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     with progress_bar("probe problems") as advance:
-        receipt = run_probe(source, prompts, settings, output, advance=advance)
+        receipt = run_probe.probe(prompts, settings, output, advance)
+    show_traces(output, receipt)
+
+
+def show_traces(output: Path, receipt: JsonObject) -> None:
+    """Print what a folder of traces holds, and how exact it is."""
+    from attention_probe.traces import AttentionTraces
+
     with AttentionTraces(output) as traces:
         layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
         lines = [

@@ -1,6 +1,6 @@
 """The config of a figure: rows (what is compared) times heads, or activations of the first MLP."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -248,7 +248,7 @@ class FigureConfig(Strict):
 
 
 def load_figure_config(
-    path: Path, overrides: Iterable[str] = (), *, model: str | None = None
+    path: Path, overrides: Mapping[str, Any] | None = None, *, model: str | None = None
 ) -> FigureConfig:
     """Read and check a figure config.
 
@@ -257,7 +257,7 @@ def load_figure_config(
 
     Args:
         path: The YAML file.
-        overrides: `key=value` with dotted keys and YAML values.
+        overrides: New values, by dotted keys.
         model: Another model for all panels. Heads of different models cannot be compared by their
             numbers, so its heads are evenly spread from the first to the last.
 

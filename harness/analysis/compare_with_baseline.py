@@ -163,7 +163,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
     is `inconclusive`.
 
     Args:
-        frame: One row per sample, as `harness.load_run` returns it, of one run or several.
+        frame: One row per sample, as `mless.load_run` returns it, of one run or several.
             Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
             gives the A/A columns.
         design: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,

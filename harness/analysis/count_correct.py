@@ -104,7 +104,7 @@ def count_outcomes(
     """Count the outcomes of all models, layouts, conditions and replicates, in the frame's order.
 
     Args:
-        frame: One row per sample, as `harness.load_run` returns it, with the columns model, layout,
+        frame: One row per sample, as `mless.load_run` returns it, with the columns model, layout,
             condition, problem_id, sample_index and correct. Without a column replicate all samples
             are of replicate 0; without a column cluster each problem is a cluster. The column
             completion shows which completions a repeat run changed.

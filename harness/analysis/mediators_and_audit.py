@@ -71,7 +71,7 @@ def audit_table(
     box after the first. Repeat runs are left out.
 
     Args:
-        frame: One row per sample, as `harness.load_run` returns it.
+        frame: One row per sample, as `mless.load_run` returns it.
         baseline: The condition that the others are compared with.
         by: Further columns to split by, such as subject or level.
     """

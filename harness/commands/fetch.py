@@ -20,11 +20,12 @@ def fetch(
     from harness.experiment.run_config import load_config
     from harness.experiment.tokenizer import fetch_repository
     from harness.smollm2_model import SMOLLM2, SMOLLM2_LABEL, fetch_smollm2
+    from harness.yaml_settings import parse_overrides
 
     if str(config) == SMOLLM2 and not overrides:
         typer.echo(f"{SMOLLM2_LABEL}:\n{fetch_smollm2()}")
         return
-    settings = load_config(config, overrides or ())
+    settings = load_config(config, parse_overrides(overrides))
     arguments, lines = settings.model_arguments(), []
     for key, revision in (("pretrained", "revision"), ("tokenizer", "tokenizer_revision")):
         name = arguments.get(key)

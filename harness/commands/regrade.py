@@ -29,6 +29,7 @@ def regrade(
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.grade_again import regrade as regrade_run
     from harness.execution.grade_again import regrade_logs
+    from harness.runs.read_runs import Run
     from harness.runs.run_files import JOURNAL
     from harness.runs.stored_files import is_stored
 
@@ -37,7 +38,7 @@ def regrade(
         typer.echo(describe_grades(grades))
         return
     typer.echo(regrade_run(run))
-    show_run(run)
+    show_run(Run.load(run))
 
 
 def describe_grades(grades: pandas.DataFrame) -> str:

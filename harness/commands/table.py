@@ -51,6 +51,8 @@ def table(
     samples of a problem count together.
     """
     from harness.display.table_page import TableOptions, make_table
+    from harness.runs.find_runs import locate
+    from harness.runs.read_runs import Run
 
     is_requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(
@@ -59,10 +61,9 @@ def table(
         by=by or (),
         baseline=baseline,
         margin=margin,
-        metric=metric,
         score=score,
         side_tables=[key for key in is_requested if is_requested[key]],
         reference=reference,
         explain=explain,
     )
-    typer.echo(make_table(runs, options))
+    typer.echo(make_table([Run.load(run, metric=metric) for run in locate(runs)], options))

@@ -27,7 +27,8 @@ MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
 ADVICE = {
     "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
-    "or read the first line (--answer line). A stop string (`until`) may come before an answer.",
+    "or read the first line (--set answer=line). A stop string (`until`) may come before an "
+    "answer.",
     "cut off": "Raise max_gen_toks.",
     "unfinished": "Reasoning that has no end does not count as an answer. Raise max_gen_toks.",
     "unfinished before the limit": "Reasoning that has no end does not count as an answer. If a "

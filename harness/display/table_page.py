@@ -1,4 +1,4 @@
-"""The page of `mless table`: from the names of one run or several to text, CSV or JSON."""
+"""The page of `mless table`: from one run or several to text, CSV or JSON."""
 
 import csv
 import json
@@ -13,7 +13,6 @@ from harness.display.format_table import Table, render
 from harness.display.published_numbers import read_reference, reference_table, show_reference
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError
-from harness.runs.find_runs import locate
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 
@@ -31,7 +30,6 @@ class TableOptions:
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
         margin: Equivalence margin in points.
-        metric: The metric that separates right from wrong in logs of other tasks.
         score: As of `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
         reference: Published numbers to add: see `read_reference`.
@@ -44,18 +42,17 @@ class TableOptions:
     by: Sequence[str] = ()
     baseline: str | None = None
     margin: float = MARGIN
-    metric: str | None = None
     score: str | None = None
     side_tables: Collection[str] = ()
     reference: str | None = None
     explain: bool = True
 
 
-def make_table(runs: Sequence[str], options: TableOptions) -> str:
+def make_table(runs: Sequence[Run], options: TableOptions) -> str:
     """The page of `mless table`.
 
     Args:
-        runs: Names of runs, as `find_runs.locate` takes them.
+        runs: The runs.
         options: Content and format.
 
     Raises:
@@ -70,9 +67,8 @@ def make_table(runs: Sequence[str], options: TableOptions) -> str:
         )
     if options.reference and options.by:
         raise ConfigError("--reference has numbers for all problems together: use it without --by.")
-    loaded_runs = [Run.load(run, metric=options.metric) for run in locate(runs)]
     board = make_leaderboard(
-        loaded_runs,
+        runs,
         baseline=options.baseline,
         margin=options.margin,
         by=list(dict.fromkeys(Split(name).value for name in options.by)),

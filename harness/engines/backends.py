@@ -33,7 +33,7 @@ LM_EVAL_BATCH_SIZE = 8
 CPU."""
 
 
-def check_backend(config: RunConfig, engines: str | None = None) -> int | str:
+def check_backend(config: RunConfig, engines: int | str | None = None) -> int | str:
     """Refuse a config that its backend cannot carry out. Use it before prompts are built.
 
     Returns:

@@ -10,13 +10,14 @@ already; the hook for forks covers these.
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from harness.errors import EngineError, quote
@@ -212,7 +213,13 @@ def ignored_signals() -> Iterator[None]:
 
 @contextmanager
 def end_processes_with_run() -> Iterator[None]:
-    """Have the processes that vLLM starts within the context end with this process."""
+    """Have the processes that are started within the context end with this process.
+
+    They do not import the script of this process again, which then needs no main guard.
+    """
+    script = sys.modules["__main__"]
+    # spawned processes import the file of this module, and an empty module has none
+    sys.modules["__main__"] = ModuleType("__main__")
     plugins = os.environ.get("VLLM_PLUGINS")
     os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if plugins is not None:
@@ -221,6 +228,7 @@ def end_processes_with_run() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.modules["__main__"] = script
         del os.environ[OWNER_VARIABLE]
         if plugins is not None:
             os.environ["VLLM_PLUGINS"] = plugins

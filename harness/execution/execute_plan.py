@@ -1,7 +1,6 @@
 """A run from its plan to its receipt: its folder, its identity, and the files of a finished run."""
 
 import json
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -73,15 +72,13 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
     Raises:
         HarnessError: the folder cannot be used, the model cannot be loaded, or the engine dies;
             finished samples stay in the folder.
-        RunInterrupted: by Ctrl-C or SIGTERM; the same call continues.
+        RunInterrupted: by Ctrl-C; the same call continues.
     """
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity = run_identity(plan, sampling)
     # It holds the lock, so nothing is generated twice by two processes.
     with RunFolder(output, identity, stored_prompts(plan)) as folder:
-        # a job scheduler's SIGTERM ends a run as Ctrl-C does
-        previous_handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             was_incomplete = generate_and_grade(
                 plan, sampling, folder, quiet=quiet, engines=engines
@@ -95,8 +92,6 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
                 f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in "
                 f"{output}. Run the same command again to continue."
             ) from None
-        finally:
-            signal.signal(signal.SIGTERM, previous_handler)
     return output
 
 

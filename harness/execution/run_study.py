@@ -6,21 +6,24 @@ step that is finished is not repeated: the same call continues a study that was 
 """
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from harness import resources
 from harness.display.table_page import TableOptions, make_table
-from harness.errors import ConfigError, ModelError, RunError
-from harness.execution.run_in_subprocess import call_command
+from harness.errors import ConfigError, ModelError, RunError, RunInterrupted
 from harness.experiment.model_settings import select_model_changes
 from harness.experiment.problems import open_dataset
 from harness.experiment.run_config import config_of_model, name_folder
 from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
+from harness.runs.read_runs import Run
 from harness.runs.run_files import RECEIPT
+from harness.yaml_settings import parse_overrides
 
 ACCURACY_FIGURE = "accuracy-bars-and-head-14"
 """The figure that also has the accuracies of the run."""
@@ -32,6 +35,8 @@ FIGURES = (
     ACCURACY_FIGURE,
 )
 """The configs of the study's five figures, which are drawn for each model."""
+INTERRUPTION_SECONDS = 10
+"""A command that a terminal interrupts together with us ends within about 5 s."""
 FIGURE_PROBLEMS = 100
 """The number of problems that these figures average, where MATH500_PATH names as many."""
 
@@ -80,10 +85,10 @@ def run_study(
                 failures.append(f"{model}: {step}: {error}")
                 if step == "run":
                     break
-    finished = [str(folder) for folder in folders.values() if (folder / RECEIPT).is_file()]
+    finished = [folder for folder in folders.values() if (folder / RECEIPT).is_file()]
     if not finished:
         raise RunError(f"no model has a finished run. {' '.join(failures)}")
-    page = make_table(finished, TableOptions(models=True))
+    page = make_table([*map(Run.load, finished)], TableOptions(models=True))
     if failures:
         page += "\n\nNot completed:\n" + "\n".join(failures)
     (output / "table.txt").write_text(f"{page}\n", encoding="utf-8")
@@ -93,7 +98,7 @@ def run_study(
 def _refuse_layers(models: Sequence[str], overrides: Sequence[str], last: int) -> None:
     """Refuse a layer, counted from 1, that a model lacks, before the first model is loaded."""
     for model in models:
-        arguments = config_of_model(model, overrides).model.model_args
+        arguments = config_of_model(model, parse_overrides(overrides)).model.model_args
         # a model without a readable config fails in its own run, and the others continue
         with suppress(ModelError):
             layer_count = load_model_config(model, arguments).num_hidden_layers
@@ -129,7 +134,7 @@ def _steps(
 
 def _choose_prompts(model: str, folder: Path, overrides: Sequence[str]) -> list[str]:
     """Options with which figures have the run's prompts and model, if these are not the study's."""
-    config = config_of_model(model, overrides)
+    config = config_of_model(model, parse_overrides(overrides))
     changes = config.instruction or config.fewshot or select_model_changes(config.model.model_args)
     if config.dataset == "math500" and not changes:
         count = len(open_dataset(config.dataset).problems)
@@ -146,3 +151,35 @@ def _take_step(folder: Path, step: str, arguments: Sequence[str]) -> None:
         return
     with (folder / "flipped.txt").open("w", encoding="utf-8") as file:
         call_command(arguments, file)
+
+
+def call_command(arguments: Sequence[str], stdout: int | IO[str] = subprocess.DEVNULL) -> None:
+    """Call `mless` in a process of its own, and print its messages on stderr line by line.
+
+    Args:
+        arguments: The command and its options.
+        stdout: Where its output goes.
+
+    Raises:
+        RunError: the command failed. The message is the command's.
+        RunInterrupted: the command was interrupted.
+    """
+    command = [sys.executable, "-m", "harness.cli", *arguments]
+    message = ""
+    with subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None  # because of PIPE
+        try:
+            for line in process.stderr:
+                message = line.rstrip("\n")
+                print(message, file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            try:
+                process.communicate(timeout=INTERRUPTION_SECONDS)
+            except subprocess.TimeoutExpired:  # the signal went to this process alone
+                process.terminate()
+                process.communicate()
+            raise
+    # 130 is a command's exit code after an interruption
+    if process.returncode:
+        error = RunInterrupted if process.returncode == 130 else RunError
+        raise error(message.removeprefix("mless: ") or f"exit code {process.returncode}")

@@ -186,7 +186,7 @@ def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) 
         if start := find_opened(prompt.text, thinking)[0]:
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
-                f"because the prompt ends in {start}. Set `answer: box` (--answer box)."
+                f"because the prompt ends in {start}. Set `answer: box` (--set answer=box)."
             )
 
 

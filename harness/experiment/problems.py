@@ -354,7 +354,7 @@ def _read_fields(
         if key not in values and (key in ("problem", "answer") or key.startswith("row.")):
             message = f"{location} has no column {name!r}, but {', '.join(record)}."
             if key in DatasetConfig.model_fields:
-                message += f" Name the column: --columns {key}=COLUMN."
+                message += f" Name the column: --set dataset.{key}=COLUMN."
             raise DataError(message)
     values["row"] = {column: values.pop(f"row.{column}") for column in row_columns}
     is_letter = _LETTER.fullmatch(str(values["answer"]))

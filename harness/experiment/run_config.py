@@ -1,6 +1,5 @@
 """The config of a run: one YAML file is one experiment. Its schema, its defaults, its refusals."""
 
-import json
 import os
 import re
 from collections import Counter
@@ -477,13 +476,15 @@ class RunConfig(Strict):
 
 
 _CHANGES_WEIGHTS = re.compile(
-    r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?="
+    r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?"
 )
-"""Matches overrides that name other weights."""
+"""Matches keys whose override names other weights."""
 
 
-def load_config(path: Path | str, overrides: Iterable[str] = (), where: str = "") -> RunConfig:
-    """Read and check a run config; `overrides` are `key=value` with dotted keys and YAML values.
+def load_config(
+    path: Path | str, overrides: Mapping[str, Any] | None = None, where: str = ""
+) -> RunConfig:
+    """Read and check a run config; `overrides` are new values, by dotted keys.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
     override of `conditions` may name conditions of the file, and drops contrasts of all others.
@@ -491,18 +492,17 @@ def load_config(path: Path | str, overrides: Iterable[str] = (), where: str = ""
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    path, overrides = Path(path), list(overrides)
-    if any(map(_CHANGES_WEIGHTS.match, overrides)):
-        overrides.insert(0, "model.label=null")  # first, so that an override can set a label
+    path, overrides = Path(path), overrides or {}
+    if any(map(_CHANGES_WEIGHTS.fullmatch, overrides)):
+        overrides = {"model.label": None, **overrides}  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)
-    keys = {override.partition("=")[0] for override in overrides}
-    if "conditions" in keys and isinstance(values["conditions"], list):
+    if "conditions" in overrides and isinstance(values["conditions"], list):
         entries = read_values(path, "runs").get("conditions")
         file_conditions = index_by_name(entries) if isinstance(entries, list) else {}
         for index, entry in enumerate(values["conditions"]):
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
-        _drop_contrasts(values, {"contrasts", "primary"} - keys)
+        _drop_contrasts(values, {"contrasts", "primary"} - overrides.keys())
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
 
 
@@ -528,7 +528,7 @@ def name_folder(model: str) -> str:
 
 
 def config_of_model(
-    model: str, overrides: Iterable[str] = (), *, dataset: str | None = None
+    model: str, overrides: Mapping[str, Any] | None = None, *, dataset: str | None = None
 ) -> RunConfig:
     """Load configs/runs/any-model.yaml for a model: a hub name or a folder.
 
@@ -542,6 +542,6 @@ def config_of_model(
         words.append(Path(str(dataset)).stem)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
-    names = [f"name={json.dumps(name)}", f"model.model_args.pretrained={json.dumps(model)}"]
+    names = {"name": name, "model.model_args.pretrained": model}
     # the user has not written the file, so it is not named
-    return load_config(path, [*names, *overrides], where="the options of --model")
+    return load_config(path, {**names, **(overrides or {})}, where="the options of --model")

@@ -66,7 +66,7 @@ class AuditJob:
 
 
 def column(meaning: str, kind: str | None = None) -> Meta:
-    """Describe a field as a column of `harness.load_run`.
+    """Describe a field as a column of `mless.load_run`.
 
     Args:
         meaning: The meaning of the column.

@@ -1,6 +1,6 @@
 """The records of a run, each declared once: prompts, samples, scores, sessions, identity, receipt.
 
-A declaration validates, serialises and names the columns of `harness.load_run`. Fields that a
+A declaration validates, serialises and names the columns of `mless.load_run`. Fields that a
 declaration does not name may hold anything.
 """
 
@@ -565,7 +565,7 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     **_columns(AuditColumns, *AuditColumns.__struct_fields__),
     **_columns(Graded, "audit_reason"),
 }
-"""Type and meaning of each column of `harness.load_run`, in their order."""
+"""Type and meaning of each column of `mless.load_run`, in their order."""
 
 
 def as_json(record: Struct) -> JsonObject:

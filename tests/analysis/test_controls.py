@@ -15,6 +15,7 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
 from harness.display.table_page import TableOptions, make_table
+from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
     by_condition,
@@ -105,7 +106,7 @@ def test_advice_fits_the_way_in_which_completions_ended(
     completion, reason, changes, message, tmp_path
 ):
     run = write_run(tmp_path / "run", lambda *_: (completion, reason), limit=4, **changes)
-    notes = " ".join(make_table([str(run)], TableOptions(explain=False)).split())
+    notes = " ".join(make_table([Run.load(run)], TableOptions(explain=False)).split())
     assert message in notes
     assert ("aise max_gen_toks" in notes) == ("aise max_gen_toks" in message)
     assert ("next question in the format" in notes) == ("next question" in message)

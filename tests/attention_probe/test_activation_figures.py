@@ -15,6 +15,7 @@ from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
+from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import bar_containers, run_command, traces_under
 from tests.display.test_figures import covered, cut_off, too_small
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
@@ -37,7 +38,7 @@ def traces(tmp_path_factory):
 
 
 def load(name, *overrides):
-    return load_figure_config(CONFIGS[name], overrides)
+    return load_figure_config(CONFIGS[name], parse_overrides(overrides))
 
 
 def read(config, traces):

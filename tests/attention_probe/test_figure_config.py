@@ -7,6 +7,7 @@ from attention_probe.analysis.average_curves import CurveSettings
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
 from harness.errors import ConfigError
+from harness.yaml_settings import parse_overrides
 from tests.conftest import run_program
 from tests.make import ROOT, make_header, make_trace, with_cases, write_traces
 
@@ -26,7 +27,7 @@ rows: [{view: aligned, series: {wo: {label: None}, mless: {label: Mless}}}]
 def load(tmp_path, text=MINIMAL, *overrides):
     path = tmp_path / "figure.yaml"
     path.write_text(text)
-    return load_figure_config(path, overrides)
+    return load_figure_config(path, parse_overrides(overrides))
 
 
 SHAPES = {
@@ -156,7 +157,7 @@ def test_the_heads_of_the_appendix_exist():
     for line in lines:
         _, path, *options, _ = line.split("\0")
         assert set(options[::2]) == {"--set"}
-        config = load_figure_config(ROOT / path, options[1::2])
+        config = load_figure_config(ROOT / path, parse_overrides(options[1::2]))
         assert config.name.startswith("figure-")
         assert_heads_exist(config)
         assert not any(panel.y_limits for panel in config.panels)
@@ -169,9 +170,9 @@ def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_th
 ):
     monkeypatch.chdir(ROOT)  # the path of the reference numbers begins at the repository
     config = load_figure_config(path)
-    overrides = ["prompts.n=2"]
+    overrides = {"prompts.n": 2}
     for index, panel in enumerate(config.panels[: len(config.heads)]):
-        overrides.append(f"heads.{index}.model={tiny_model(panel.head.model)}")
+        overrides[f"heads.{index}.model"] = str(tiny_model(panel.head.model))
     config_of_model = load_figure_config(path, overrides)
     files = make_figure(config_of_model, folder=tmp_path)
     monkeypatch.setattr("attention_probe.probe_settings.load_model", pytest.fail)

@@ -11,6 +11,7 @@ from harness import load_run
 from harness.display.figures.figure_style import LOOKS, write_figure
 from harness.display.format_values import label
 from harness.errors import ConfigError
+from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import bar_containers
 from tests.display.test_figures import covered, cut_off, too_small
 from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace, with_cases
@@ -61,7 +62,7 @@ def flipped(tmp_path_factory):
 
 def load(name, *overrides):
     folder = TOY if name == "flipped-demo" else ROOT / "configs/figures"
-    return load_figure_config(folder / f"{name}.yaml", overrides)
+    return load_figure_config(folder / f"{name}.yaml", parse_overrides(overrides))
 
 
 def read(config, traces):

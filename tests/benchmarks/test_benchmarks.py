@@ -67,7 +67,7 @@ def test_a_small_benchmark_runs_to_its_end(name):
 @pytest.mark.slow
 def test_the_contrasts_of_the_registered_experiment_are_pooled(tmp_path):
     # other examples, so that no prompt of the registered runs is used before them
-    config = load_config(ROOT / "configs/runs/sink-products.yaml", ["fewshot.seed=1"])
+    config = load_config(ROOT / "configs/runs/sink-products.yaml", {"fewshot.seed": 1})
     plan = make_plan(config, limit=12)
     targets = {problem.id: problem.answer for problem in plan.dataset.problems}
 

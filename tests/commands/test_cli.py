@@ -62,14 +62,10 @@ def config(tmp_path):
 @pytest.fixture(scope="module")
 def parser():
     """The command line as typer parses it."""
-    from harness import cli
-
     return typer.main.get_command(cli.app)
 
 
 def test_every_command_is_listed_in_a_group_and_has_an_example_that_can_be_parsed(parser, capsys):
-    from harness.cli import COMMANDS
-
     def read_help(*arguments):
         with pytest.raises(SystemExit):
             parser.main([*arguments, "-h"])
@@ -77,11 +73,16 @@ def test_every_command_is_listed_in_a_group_and_has_an_example_that_can_be_parse
 
     help_text = read_help()
     assert "..." not in help_text.partition("\nRun:")[2]
-    assert {command.name for command in COMMANDS} == set(parser.commands)
-    for command in COMMANDS:
-        assert f"\n{command.group}:\n" in help_text
-        assert f"Example: {command.example}" in " ".join(read_help(command.name).split())
-        program, name, *arguments = shlex.split(command.example)
+    assert all(f"\n{group}:\n" in help_text for group in cli.COMMANDS)
+    examples = {
+        module.rpartition(".")[2]: example
+        for modules in cli.COMMANDS.values()
+        for module, example in modules.items()
+    }
+    assert examples.keys() == parser.commands.keys()
+    for command, example in examples.items():
+        assert f"Example: {example}" in " ".join(read_help(command).split())
+        program, name, *arguments = shlex.split(example)
         if program == "mless":
             parser.commands[name].make_context(name, arguments, resilient_parsing=False)
 
@@ -102,7 +103,7 @@ def test_a_model_runs_without_a_config(command, dry_run, tmp_path):
     own_data = ("--model", TOY_MODEL, "--dataset", str(data), "--conditions", "wo, mful")
     output = dry_run(*own_data, "--max-gen-toks", "9")
     assert "requests 5: mful 2 times, wo 2 times" in output and "at most 45 generated" in output
-    refused(command("run", *own_data, "--repeats", "2", "--dry-run"), "repeats is 2")
+    refused(command("run", *own_data, "--set", "repeats=2", "--dry-run"), "repeats is 2")
 
 
 def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dry_run, tmp_path):

@@ -402,6 +402,6 @@ def test_a_model_that_never_answers_stands_beside_one_that_does(tmp_path):
         label = {"model": {**CONFIG["model"], "label": name}}
         write_run(tmp_path / name, answer, conditions=["wo", "mless"], **label)
     runs = [str(tmp_path / name) for name in "ab"]
-    rows = read_csv(make_table(runs, TableOptions(models=True, form="csv")))
+    rows = read_csv(make_table([*map(Run.load, runs)], TableOptions(models=True, form="csv")))
     accuracies = {(row["model"], row["condition"]): row["accuracy"] for row in rows}
     assert accuracies["a", "mless"] == 100 and accuracies["b", "mless"] == 0

@@ -17,13 +17,14 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.experiment.run_config import load_config
 from harness.runs.versions_and_hashes import describe_sampling
+from harness.yaml_settings import parse_overrides
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run
 
 SERVED = resources.folder("configs") / "runs" / "served.yaml"
 
 
 def test_a_server_that_gets_no_temperature_samples_by_its_default():
-    config = load_config(SERVED, ["gen_kwargs=greedy", "model.model_args.omit=[temperature]"])
+    config = load_config(SERVED, {"gen_kwargs": "greedy", "model.model_args.omit": ["temperature"]})
     sampling = config.resolve_sampling(None)
     receipt = {"greedy": sampling.greedy, "sampling": sampling.lm_eval()}
     assert (sampling.source, sampling.temperature) == ("server_default", None)
@@ -101,7 +102,7 @@ def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
 @with_cases
 def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
-        check_backend(load_config(SERVED, overrides))
+        check_backend(load_config(SERVED, parse_overrides(overrides)))
 
 
 def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
@@ -133,15 +134,15 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_
     def fill(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
         monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
         monkeypatch.setattr(execute_plan, "device_type", lambda: device)
-        overrides = [f"model.model_args.dtype={dtype}", "layouts=[]"]
+        overrides = {"model.model_args.dtype": dtype, "layouts": []}
         return execute_plan.fill_open_settings(load_config(TOY_CONFIG, overrides), folder)
 
-    for dtype, expected in (("null", "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
+    for dtype, expected in ((None, "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert fill(dtype).identity()["model"]["model_args"]["dtype"] == expected
         assert fill(dtype, device="cuda") == fill(dtype, bf16=True)
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     folder = write_run(tmp_path / "old", right, limit=1, model=model)
-    assert fill("null", folder=folder).model.model_args["dtype"] is None, "the model's own type"
-    continued = fill("null", folder=GREEDY_RUN, bf16=True)
+    assert fill(None, folder=folder).model.model_args["dtype"] is None, "the model's own type"
+    continued = fill(None, folder=GREEDY_RUN, bf16=True)
     assert continued.model.model_args["dtype"] == "float32", "on any machine"
     assert continued.layouts == ("raw",)

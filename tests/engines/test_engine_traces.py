@@ -15,6 +15,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from harness.analysis.choose_problems import Criterion
 from harness.errors import ConfigError
+from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
 from tests.attention_probe.test_probe import assert_same_traces
@@ -85,7 +86,7 @@ def assert_same_figure(path, model, folder, traces, *overrides):
     """The numbers of a figure from traces of the engine are those from the probe."""
     tables = []
     for name, source in (("engine", [f"traces={traces}"]), ("probe", [])):
-        config = load_figure_config(path, [*overrides, *source], model=model)
+        config = load_figure_config(path, parse_overrides([*overrides, *source]), model=model)
         make_figure(config, folder=folder / name)
         tables.append(pandas.read_csv(folder / name / f"{config.name}.csv"))
     pandas.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-5)
@@ -123,4 +124,4 @@ def test_the_panel_of_gemma_is_the_same_from_the_engine(record, tmp_path):
 @pytest.mark.parametrize("path", FIRST_MLP, ids=lambda path: path.stem)
 def test_figures_of_activations_are_not_drawn_from_the_engine(path):
     with pytest.raises(ConfigError, match="the engine does not record them"):
-        load_figure_config(path, ["traces=run.traces"])
+        load_figure_config(path, {"traces": "run.traces"})

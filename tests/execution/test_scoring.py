@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import harness
+import mless
 from harness.errors import RunError
-from harness.execution import run_in_subprocess
 from harness.execution.grade_samples import Scorer, grade_job
 from harness.grading import grade
 from harness.runs.journal import Journal
@@ -65,52 +64,28 @@ def test_graders_that_look_for_a_box_are_not_asked_about_a_line(tmp_path):
 
 
 SCRIPT = """
-import harness, sys
-from pathlib import Path
-from harness.experiment.run_config import load_config
-config = load_config(Path(sys.argv[1]), [f"model.backend={sys.argv[3]}"])
-engines = {"engines": 1} if sys.argv[3] == "vllm" else {}
-run = harness.run(config, limit=2, output=sys.argv[2], **engines)
-print(run.about["model"], len(run.samples))
+import sys
+import mless
+config = mless.load_config(sys.argv[1], {"model.backend": sys.argv[3]})
+engines = 1 if sys.argv[3] == "vllm" else None
+for limit in (1, 2):
+    run = mless.run(config, limit=limit, output=sys.argv[2], engines=engines)
+    print(run.about["model"], len(run.samples), sys.modules["__main__"].__file__ == __file__)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["dummy", pytest.param("vllm", marks=pytest.mark.engine)])
-def test_a_script_without_a_main_guard_runs_and_reads_the_result(tmp_path, backend):
+def test_a_script_without_a_main_guard_runs_twice_and_reads_the_results(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     arguments = map(str, (script, TOY_CONFIG, tmp_path / "run", backend))
     process = installed(Path(sys.executable).name, *arguments)
-    assert process.stdout == "mless-demo 8\n" and "8/8 samples" in process.stderr, process.stderr
+    assert process.stdout == "mless-demo 4 True\nmless-demo 8 True\n", process.stderr
+    assert "8/8 samples" in process.stderr
 
 
-def test_a_refusal_of_the_command_is_raised_with_its_message(tmp_path):
+def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "precious").write_text("x")
     with pytest.raises(RunError, match="already holds files"):
-        harness.run(TOY_CONFIG, limit=1, output=tmp_path)
-
-
-COMMAND = """#!{python}
-import os, pathlib, signal, sys, time
-def stop(*_):
-    pathlib.Path("stopped").touch()
-    sys.exit(130)
-signal.signal(signal.SIGTERM, stop)
-print("started", file=sys.stderr, flush=True)
-os.kill(os.getppid(), signal.SIGINT)
-time.sleep(100)
-"""
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_a_command_ends_with_its_caller_that_alone_is_interrupted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    program = tmp_path / "python"
-    program.write_text(COMMAND.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setattr(run_in_subprocess.sys, "executable", str(program))
-    monkeypatch.setattr(run_in_subprocess, "INTERRUPTION_SECONDS", 0.1)
-    with pytest.raises(KeyboardInterrupt):
-        run_in_subprocess.call_command([])
-    assert (tmp_path / "stopped").exists()
+        mless.run(TOY_CONFIG, limit=1, output=tmp_path)

@@ -10,7 +10,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from harness.errors import ConfigError
-from harness.execution.run_study import FIGURES, _steps, run_study
+from harness.execution import run_study
+from harness.execution.run_study import FIGURES, _steps
 from tests.conftest import gpu_share_options
 from tests.make import TOY_MODEL, write_records
 from tests.tiny_models import build_language_model
@@ -120,7 +121,32 @@ def test_layers_are_those_of_the_config_that_the_overrides_load(tmp_path):
     (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "own.Own"}}')
     overrides = ["model.model_args.trust_remote_code=true"]
     with pytest.raises(ConfigError, match=r"--layers 3: .* has 2 layers\."):
-        run_study([str(tmp_path)], tmp_path, overrides=overrides, limit=None, layers="3")
+        run_study.run_study([str(tmp_path)], tmp_path, overrides=overrides, limit=None, layers="3")
+
+
+COMMAND = """#!{python}
+import os, pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path("stopped").touch()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, stop)
+print("started", file=sys.stderr, flush=True)
+os.kill(os.getppid(), signal.SIGINT)
+time.sleep(100)
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_command_ends_with_its_caller_that_alone_is_interrupted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "python"
+    program.write_text(COMMAND.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(run_study.sys, "executable", str(program))
+    monkeypatch.setattr(run_study, "INTERRUPTION_SECONDS", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        run_study.call_command([])
+    assert (tmp_path / "stopped").exists()
 
 
 def test_a_study_in_which_no_model_loads_names_every_reason(mless, tmp_path):

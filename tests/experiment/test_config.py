@@ -1,4 +1,3 @@
-import json
 import warnings
 
 import pytest
@@ -13,6 +12,7 @@ from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
 from harness.experiment.model_settings import ModelConfig
 from harness.experiment.run_config import config_of_model, load_config, name_folder
+from harness.yaml_settings import parse_overrides
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
 from tests.make import MINIMAL, TOY_MODEL, with_cases
@@ -25,7 +25,7 @@ def load(tmp_path):
     def write_and_load(*overrides, **changes):
         path = tmp_path / "run.yaml"
         path.write_text(yaml.safe_dump(MINIMAL | changes))
-        return load_config(str(path), overrides)
+        return load_config(str(path), parse_overrides(overrides))
 
     return write_and_load
 
@@ -220,6 +220,6 @@ def test_a_folder_of_results_is_named_after_the_model_also_where_its_path_is_a_d
     assert [name_folder(model) for model in ("org/Q7", "..", "./", "../lora")] == [
         *("Q7", "Qwen", "lora", "lora")
     ]
-    options = [f"dataset={json.dumps({'path': 'p.jsonl'})}"]
+    options = {"dataset": {"path": "p.jsonl"}}
     assert config_of_model("org/Q7").name == config_of_model("org/Q7", dataset="math500").name
     assert config_of_model("org/Q7", options, dataset="p.jsonl").name == "Q7-p"

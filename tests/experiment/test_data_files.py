@@ -180,9 +180,11 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     path.write_text("Frage,Loesung\n1+1?,2\n")
     arguments = ("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run")
     refused(command(*arguments), "line 2 has no column 'problem', but Frage, Loesung")
-    assert "1 problems" in succeed(*arguments, "--columns", "problem=Frage, answer=loesung")
+    assert "1 problems" in succeed(
+        *arguments, "--set=dataset.problem=Frage", "--set=dataset.answer=loesung"
+    )
     message = "unknown key 'dataset.gold': expected one of path"
-    refused(command(*arguments, "--columns", "gold=Loesung"), message)
+    refused(command(*arguments, "--set", "dataset.gold=Loesung"), message)
 
 
 def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, toy_tokenizer):

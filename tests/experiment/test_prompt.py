@@ -22,6 +22,7 @@ from harness.experiment.prompt import (
 from harness.experiment.run_config import load_config
 from harness.experiment.tokenizer import encode
 from harness.runs.records import stored_prompts
+from harness.yaml_settings import parse_overrides
 from tests.experiment.test_problems import write_lines
 from tests.make import TOY_CONFIG, with_cases
 
@@ -93,7 +94,7 @@ def test_a_random_position_depends_on_the_problem_and_is_reproducible():
 
 
 def plan_of(*overrides, limit=None):
-    plan = make_plan(load_config(TOY_CONFIG, overrides), limit=limit)
+    plan = make_plan(load_config(TOY_CONFIG, parse_overrides(overrides)), limit=limit)
     return plan, list(make_requests(plan, plan.config.resolve_sampling({})))
 
 

@@ -110,15 +110,6 @@ def needs_heavy(module):
     return any(module == name or module.startswith(f"{name}.") for name in NEED_HEAVY)
 
 
-def test_the_package_has_its_public_names_also_as_mless():
-    package, mless = map(import_module, ("harness", "mless"))
-    assert mless.load_run is package.load_run and set(mless.__all__) == set(package.__all__)
-    assert all(getattr(package, name) is not None for name in package.__all__)
-    assert set(package.__all__) <= set(dir(package))
-    with pytest.raises(AttributeError, match="module 'harness' has no attribute 'nothing'"):
-        _ = package.nothing
-
-
 def test_everything_that_is_imported_by_name_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["scripts"], *project["entry-points"].values()]

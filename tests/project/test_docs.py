@@ -16,6 +16,7 @@ from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
 from harness.grading.grade_answer import compare
 from harness.runs.records import SAMPLE_COLUMNS
+from harness.yaml_settings import parse_overrides
 from tests.conftest import PATIENCE, run_program
 from tests.make import ROOT
 from tools import reference_pages
@@ -72,7 +73,9 @@ def test_the_page_on_the_study_compares_every_run_with_its_published_numbers():
     for command in re.findall(r"^(?:\$run|mless run)(?:'[^']*'|[^'\n])*", commands, re.MULTILINE):
         _, _, path, *options = shlex.split(command.replace("$run", variable), comments=True)
         if "--dry-run" not in options:
-            config = load_config(ROOT / path, [word for word in options if word != "--set"])
+            config = load_config(
+                ROOT / path, parse_overrides(word for word in options if word != "--set")
+            )
             configs[str(config.folder)] = config
     assert len(configs) == 5
     pattern = r"^mless table (results/\S+)(?: --reference (\S+))?"

@@ -25,6 +25,8 @@ def test_the_wheel_has_packages_and_data_and_no_tests(wheel):
         "harness/tasks/math500/math500_mless.yaml",
         "harness/configs/runs/products.yaml",
         "attention_probe/__init__.py",
+        "mless/__init__.py",
+        "mless/py.typed",
         "harness/display/report/attention.js",
         "harness/display/report/attention_page.html.jinja",
     } <= set(names)

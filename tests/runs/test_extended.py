@@ -188,15 +188,16 @@ def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choi
     run = write_run(tmp_path / "run", right)  # its config names no choice
     config = tmp_path / "run.yaml"
 
-    def find_choice(limit, folder, *overrides):
-        overrides = ["max_gen_toks=1024", *overrides]
-        settings = fill_open_settings(load_config(config, overrides), folder)
+    def find_choice(limit, folder, **arguments):
+        overrides = {f"model.model_args.{name}": value for name, value in arguments.items()}
+        settings = load_config(config, {"max_gen_toks": 1024, **overrides})
+        settings = fill_open_settings(settings, folder)
         plan = choose_eager(make_plan(settings, limit=limit), folder)
         return plan.model_arguments.get("enforce_eager")
 
     assert find_choice(2, tmp_path / "new") is True
     assert find_choice(300, tmp_path / "new") is None
-    assert find_choice(2, tmp_path / "new", "model.model_args.enforce_eager=false") is False
+    assert find_choice(2, tmp_path / "new", enforce_eager=False) is False
     assert find_choice(2, run) is None
     model = CONFIG["model"]
     arguments = {**model["model_args"], "enforce_eager": True}

@@ -186,7 +186,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
 
 
 def test_first_samples_of_all_problems_come_before_second_samples():
-    config = load_config(TOY_CONFIG, ["gen_kwargs={temperature: 0.7}", "repeats=3"])
+    config = load_config(TOY_CONFIG, {"gen_kwargs.temperature": 0.7, "repeats": 3})
     plan = make_plan(config, limit=4)
     requests = [
         (request.sample_index, request.problem_id, request.task)
@@ -202,7 +202,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, started_run, 
     vocabulary = state["model"]["vocab"]
     vocabulary["."], vocabulary[","] = vocabulary[","], vocabulary["."]
     (tokenizer / "tokenizer.json").write_text(json.dumps(state))
-    changed = load_config(TOY_CONFIG, [f"model.model_args.tokenizer={tokenizer}"])
+    changed = load_config(TOY_CONFIG, {"model.model_args.tokenizer": tokenizer})
     changed_plan = make_plan(changed, limit=5)
     prompts = stored_prompts(changed_plan)
     assert [row.prompt for row in prompts] == [row.prompt for row in stored_prompts(plan)]
@@ -213,7 +213,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, started_run, 
 
 def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
     (finished_run / SCORES).unlink()  # so that something remains to be done
-    renamed = load_config(TOY_CONFIG, ["model.label=renamed"])
+    renamed = load_config(TOY_CONFIG, {"model.label": "renamed"})
     execute(make_plan(renamed, limit=5), output=finished_run, quiet=True)
     receipt = read_receipt(finished_run)
     first, *_, last = receipt["sessions"]

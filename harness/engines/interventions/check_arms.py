@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.engine_processes import PLUGIN, die_with_parent, end_processes_with_run
+from harness.engines.engine_processes import (
+    PLUGIN,
+    die_with_parent,
+    end_processes_with_run,
+    started_processes,
+)
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import EngineError, ModelError, quote
 from harness.experiment.plan import Plan, Request, hash_json
@@ -59,14 +64,18 @@ def ask_reference(
     answers: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
     spawn = multiprocessing.get_context("spawn")
-    with end_processes_with_run(), ProcessPoolExecutor(1, spawn, die_with_parent) as executor:
+    with (
+        end_processes_with_run(),
+        started_processes() as processes,
+        ProcessPoolExecutor(1, spawn, die_with_parent) as executor,
+    ):
         try:
             for name in questions["arms"]:
                 answers[name] = executor.submit(_answer, questions, name).result()
                 advance(len(answers), len(questions["arms"]))
         except KeyboardInterrupt:
             # else the executor waits for the arm that is being answered
-            for process in multiprocessing.active_children():
+            for process in processes:
                 process.kill()
             raise
         except Exception as error:  # transformers may raise any error
