@@ -29,7 +29,7 @@ from harness.analysis.result_tables import make_leaderboard, records
 from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
-from harness.runs.run_files import JOURNAL, read_identity, read_prompts, read_scores
+from harness.runs.run_files import JOURNAL, RunFiles
 from harness.runs.stored_files import expand
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
@@ -150,16 +150,16 @@ def make_changed_run(control: Control, folder: Path) -> int:
     ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
     shutil.copytree(RUN, folder, ignore=ignored)
     expand(folder)
-    golds = {row.doc["id"]: row.doc["answer"] for row in read_prompts(folder)}
-    scores = read_scores(folder)
+    files = RunFiles(folder)
+    golds = {row.doc["id"]: row.doc["answer"] for row in files.prompts}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-    arms = read_identity(folder).arms
+    arms = files.identity.arms
     tasks = {task for task, arm in arms.items() if arm.condition in control.of}
 
     def is_suitable(sample: Sample) -> bool:
         if sample.get("task") not in tasks or "\\boxed" not in sample["completion"]:
             return False
-        verdict = scores[sample["key"]].verdict
+        verdict = files.scores[sample["key"]].verdict
         if control.right is None:
             return verdict in ("correct", "incorrect")
         if control.right:

@@ -43,7 +43,7 @@ from harness.runs.find_runs import locate
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
-from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, read_prompts
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import expand, hash_stored
 
@@ -127,7 +127,7 @@ def small_run(folder, problems=25):
     """A copy of `GREEDY_RUN` with few problems, fast to read and grade."""
     ignored = shutil.ignore_patterns("accuracy.*")
     shutil.copytree(GREEDY_RUN, folder, ignore=ignored)
-    prompts = read_prompts(folder)
+    prompts = RunFiles(folder).prompts
     all_ids = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
     problem_ids = set(all_ids[:: len(all_ids) // problems])
     prompts = [prompt for prompt in prompts if prompt.doc["id"] in problem_ids]

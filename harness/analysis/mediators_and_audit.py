@@ -36,7 +36,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     """The columns of `MEDIATOR_COLUMNS` for each model, layout and condition.
 
     Args:
-        frame: One row per sample, as `samples_frame.read_frame` returns it.
+        frame: One row per sample, as `samples_frame.make_frame` returns it.
         by: Further columns to split by.
     """
     keys = ["model", "layout", *by, "condition"]

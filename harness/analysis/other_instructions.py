@@ -40,7 +40,7 @@ def merge_instructions(
     The column `instruction` has the number of a sample's instruction.
 
     Args:
-        frame: One row per sample, as of `samples_frame.read_frame`. Without other instructions it
+        frame: One row per sample, as of `samples_frame.make_frame`. Without other instructions it
             is returned unchanged.
         reference_conditions: By name, with kind, `of` and number.
     """

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,9 @@ from harness.runs.run_files import (
     PROMPTS,
     RECEIPT,
     SCORES,
-    read_identity,
-    read_prompts,
-    read_receipt,
-    read_samples,
-    read_scored_by,
-    read_scores,
-    read_sessions,
+    RunFiles,
 )
-from harness.runs.run_folder import RunFolder, continue_identity, has_sample
-from harness.runs.samples_frame import read_frame
+from harness.runs.run_folder import RunFolder, continue_identity
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
 
@@ -83,9 +77,8 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
             was_incomplete = generate_and_grade(
                 plan, sampling, folder, quiet=quiet, engines=engines
             )
-            if was_incomplete or not _is_finished(output):
-                finish(output)
-            else:
+            finish(RunFiles(output))
+            if not was_incomplete:
                 print_message(f"{output} is finished, nothing was left to do")
         except KeyboardInterrupt:
             raise RunInterrupted(
@@ -124,7 +117,8 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     model, layouts = config.model, config.layouts
     arguments = dict(model.model_args)
     dtype = None
-    stored = read_identity(output).config if has_sample(output) else None
+    files = RunFiles(output)
+    stored = files.identity.config if files.has_sample else None
     if stored and stored["model"]["backend"] == model.backend:
         stored_arguments = stored["model"]["model_args"]
         dtype = stored_arguments.get("dtype")
@@ -144,7 +138,11 @@ def choose_eager(plan: Plan, output: Path) -> Plan:
     config, model = plan.config, plan.config.model
     is_short = plan.size * config.max_gen_toks < COMPILED_TOKENS
     on_cpu = model.backend == "vllm" and device_type() == "cpu"
-    if not (is_short and on_cpu) or "enforce_eager" in model.model_args or has_sample(output):
+    if (
+        not (is_short and on_cpu)
+        or "enforce_eager" in model.model_args
+        or RunFiles(output).has_sample
+    ):
         return plan
     arguments = {**model.model_args, "enforce_eager": True}
     model = model.model_copy(update={"model_args": arguments})
@@ -157,7 +155,8 @@ def stored_example_ids(output: Path) -> ExampleIds | None:
     Raises:
         RunError: the folder's journal cannot be read.
     """
-    return read_identity(output).examples if has_sample(output) else None
+    files = RunFiles(output)
+    return files.identity.examples if files.has_sample else None
 
 
 def describe_folder(plan: Plan, output: Path) -> str:
@@ -167,11 +166,12 @@ def describe_folder(plan: Plan, output: Path) -> str:
         HarnessError: the folder's journal, or the model's generation_config, cannot be read, or
             the folder's run cannot be continued.
     """
-    if not has_sample(output):
+    files = RunFiles(output)
+    if not files.has_sample:
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    looks = continue_identity(output, identity, stored_prompts(plan)).looks
-    count = sum(1 for _ in read_samples(output))
+    looks = continue_identity(files, identity, stored_prompts(plan)).looks
+    count = len(files.journal.records)
     look = f"; the table will be look {looks}" if looks > 1 else ""
     return f"{output}, {count:,} of {plan.size:,} samples are there{look}"
 
@@ -240,63 +240,58 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
     return Engine(name=backend, version=version, device=device)
 
 
-def finish(path: Path) -> None:
+def finish(files: RunFiles) -> None:
     """Write the receipt, with which the run counts as finished.
 
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    samples, scores = list(read_samples(path)), read_scores(path)
-    prompts, identity, scored_by = read_prompts(path), read_identity(path), read_scored_by(path)
-    sessions, timing = read_sessions(path)
+    # refuses missing samples
+    pairs, scored_by = chain.from_iterable(files.graded_samples), files.scored_by
+    sessions, timing = files.read_sessions()
     stored_receipt: JsonObject = {}
     with suppress(RunError):
-        stored_receipt = read_receipt(path)
-    files = {name: hash_stored(path / name) for name in (PROMPTS, JOURNAL, SCORES)}
+        stored_receipt = files.receipt
+    hashes = {
+        PROMPTS: hash_stored(files.path / PROMPTS),
+        JOURNAL: files.journal.sha256,
+        SCORES: files.scores_journal.sha256,
+    }
+    if stored_receipt.get("files") == hashes:
+        return  # files that did not change keep their date and versions
     config = sessions[-1]["config"]
-    facts = as_json(identity)
+    facts = as_json(files.identity)
     # the config names all arms, and their sampling is the same
     first_arm, *_ = facts.pop("arms").values()
-    if stored_receipt.get("files", {}).get(JOURNAL) == files[JOURNAL]:
+    if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
         # the same samples, graded again, so the receipt states what it stated
         config = stored_receipt["config"]
     assert scored_by is not None
-    with clear_messages(path):
+    receipt_path = files.path / RECEIPT
+    with clear_messages(files.path):
         # first, because a folder with a receipt counts as finished
-        (path / RECEIPT).unlink(missing_ok=True)
+        receipt_path.unlink(missing_ok=True)
         receipt: JsonObject = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **facts,
             **as_json(scored_by),
             "config": config,
             "sampling": first_arm["sampling"],
-            "problems": len({prompt.doc["id"] for prompt in prompts}),
+            "problems": len({prompt.doc["id"] for prompt in files.prompts}),
             "timing": timing,
             **software(),
-            "files": files,
+            "files": hashes,
         }
         # a session states only what differs from the receipt
         receipt["sessions"] = [
             {key: value for key, value in session.items() if receipt.get(key) != value}
             for session in sessions
         ]
-        if identity.engine.device == "server":
+        if files.identity.engine.device == "server":
             # a filter can refuse a prompt without a count
-            differences = {sample.added_tokens for sample in samples} - {None}
+            differences = {sample.added_tokens for sample, _ in pairs} - {None}
             receipt["added_tokens"] = differences.pop() if len(differences) == 1 else None
-        # refuses missing samples
-        read_frame(path, receipt, prompts, records=(samples, scores))
-        # files that did not change keep their date and versions
-        if stored_receipt.get("files") == files:
-            receipt = stored_receipt
-        write_whole(path / RECEIPT, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
-
-
-def _is_finished(path: Path) -> bool:
-    """Whether the folder has a receipt that can be read."""
-    with suppress(RunError):
-        return bool(read_receipt(path))
-    return False
+        write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 
 def _generation_config(plan: Plan) -> JsonObject | None:

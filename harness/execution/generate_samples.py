@@ -27,7 +27,7 @@ from harness.reasoning_markers import (
 )
 from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
-from harness.runs.run_files import read_samples
+from harness.runs.run_files import RunFiles
 from harness.runs.run_folder import RunFolder
 from harness.runs.stored_files import clear_messages
 
@@ -98,7 +98,7 @@ class _Session:
         """Give the graders the samples of earlier sessions that have no score."""
         if not self.missing:
             self._folder.note(SESSION, self._facts)
-        for number, sample in enumerate(read_samples(self._folder.path)):
+        for number, sample in enumerate(RunFiles(self._folder.path).journal.records):
             self._progress.count_recorded(self._task_lines[sample.task])
             self._held.compare(sample)
             # every sample, because `submit` skips those that have their score

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,10 @@ from harness.grading.answer_forms import find_answer, has_other_form
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.journal import Journal, read_header, read_records
+from harness.runs.journal import Journal
 from harness.runs.read_sample_log import read_completions, read_log
 from harness.runs.records import Sample, Score, as_json
-from harness.runs.run_files import (
-    SCORES,
-    read_prompts,
-    read_receipt,
-    read_samples,
-    read_scores,
-    scored_now,
-)
+from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_now
 from harness.runs.run_folder import compress_finished, lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
 
@@ -47,42 +41,45 @@ def regrade(path: Path) -> str:
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
-    read_receipt(path)
+    files = RunFiles(path)
+    old_version = files.receipt["grader_version"]
     file_lock = lock(path)
     partial = path / f"{SCORES}.part"
     try:
         with clear_messages(path):
-            expand(path)
-        old_version, old_verdicts = _read_old_scores(path / SCORES)
+            expand(path, keep=(JOURNAL, PROMPTS))
+        old_verdicts = {}
+        with suppress(JournalError):  # damaged scores are replaced
+            old_verdicts = {key: score.verdict for key, score in files.scores.items()}
         # a regrading that was killed may have had another grader, so it is not continued
         partial.unlink(missing_ok=True)
-        samples = list(read_samples(path))
+        samples = files.journal.records
         with (
             Journal(partial, as_json(scored_now())) as journal,
-            Scorer(journal, read_prompts(path)) as scorer,
+            Scorer(journal, files.prompts) as scorer,
         ):
             for sample in samples:
                 scorer.submit(sample)
             with progress_bar("regrade") as advance:
                 for count, _ in enumerate(scorer.finish(), start=1):
                     advance(count, len(samples))
-        scores = read_scores(path, partial.name)
-        if len(scores) != len(samples):
+        if len(journal.keys) != len(samples):
             raise JournalError(
-                f"{path}: {len(scores)} of {len(samples)} samples were graded. "
+                f"{path}: {len(journal.keys)} of {len(samples)} samples were graded. "
                 "Run the command again."
             )
         with clear_messages(path):
-            set_old_scores_aside(path)
+            set_old_scores_aside(files)
             # a kill between these two steps leaves no scores, and then all samples are graded again
             partial.replace(path / SCORES)
-        finish(path)
+        files.forget_scores()
+        finish(files)
     finally:
         partial.unlink(missing_ok=True)
         compress_finished(path)
         file_lock.release()
-    heading = f"{len(scores)} samples, grader {old_version} -> {GRADER_VERSION}"
-    return f"{heading}: {_describe_changes(samples, old_verdicts, scores)}"
+    heading = f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}"
+    return f"{heading}: {_describe_changes(samples, old_verdicts, files.scores)}"
 
 
 def _describe_changes(
@@ -101,15 +98,6 @@ def _describe_changes(
             )
     lines = [f"  {count:6}  {change}" for change, count in counts.most_common()]
     return "\n".join([f"{len(listed)} verdicts changed", *lines, *listed[:REGRADED_SHOWN]])
-
-
-def _read_old_scores(scores: Path) -> tuple[object, dict[str, str]]:
-    """The grader's version and the verdicts by key; None and no verdict if scores are damaged."""
-    try:
-        version = read_header(scores).get("grader_version")
-        return version, {score.key: score.verdict for score in read_records(scores, Score)}
-    except JournalError:
-        return None, {}
 
 
 Answered = tuple[str, str, str, tuple[str, Any], str, bool | None, str | None]

@@ -5,6 +5,7 @@ one finished record with a `key`. No record is ever rewritten, so a kill at any 
 the line being written.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -12,8 +13,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -97,24 +100,18 @@ class Journal:
 
     def _recover(self, header: JsonObject) -> None:
         """Read the keys, cut off a torn last line, and write the header into an empty file."""
-        size, decoder = 0, msgspec.json.Decoder(Keyed)
-        for number, line in _complete_lines(self.path):
-            size += len(line)
-            if number == 1:
-                stored_header = _decode(_HEADER_DECODER, self.path, number, line)
-                if changes := differences(stored_header, header):
-                    raise changed_settings(self.path, changes)
-                continue
-            key = _decode(decoder, self.path, number, line).key
-            if key in self.keys:
-                raise JournalError(f"{self.path}, line {number}: the key {key} occurs twice.")
-            self.keys.add(key)
-        torn_bytes = os.fstat(self._file).st_size - size
-        if torn_bytes > 0:
+        stored = StoredJournal(self.path, Keyed)
+        self.keys.update(record.key for record in stored.records)
+        self.keys.update(note["key"] for note in stored.notes)
+        size = os.fstat(self._file).st_size - stored.torn_bytes
+        if size and (changes := differences(stored.header, header)):
+            raise changed_settings(self.path, changes)
+        if stored.torn_bytes:
             # so that the next record does not continue the torn line
             os.ftruncate(self._file, size)
             print_message(
-                f"{self.path.name}: an incomplete last line of {torn_bytes} bytes was removed"
+                f"{self.path.name}: an incomplete last line of {stored.torn_bytes} bytes was "
+                "removed"
             )
         if size == 0:
             self._write_line(header)
@@ -133,16 +130,83 @@ class Journal:
         self._dirty = True
 
 
-def read_header(path: Path) -> JsonObject:
-    """A journal's first line; empty if even that line is torn.
+class StoredJournal(Generic[Record]):
+    """A journal, or a file of scores, that is opened once and read as far as is necessary.
+
+    Args:
+        path: The file, plain or compressed.
+        form: The form of its records, `records.Sample` or `records.Score`; `records.Keyed` for the
+            keys alone.
+
+    Attributes:
+        header: The first line; empty if even that line is torn.
+        notes: The records that are no samples, as far as the file has been read: who wrote the
+            journal, and how long that took.
+        torn_bytes: Bytes of a torn last line, when the records have been read.
 
     Raises:
         JournalError: there is no journal, or its first line is damaged.
     """
-    for number, line in _complete_lines(path):
-        header: JsonObject = _decode(_HEADER_DECODER, path, number, line)
-        return header
-    return {}
+
+    def __init__(self, path: Path, form: type[Record]) -> None:
+        self._path, self._form = path, form
+        self._begin()
+
+    def _begin(self) -> None:
+        self._digest, self.torn_bytes = hashlib.sha256(), 0
+        self.notes: list[JsonObject] = []
+        self._lines: Iterator[tuple[int, bytes]] = self._read_lines()
+        self.header: JsonObject = {}
+        for number, line in islice(self._lines, 1):
+            self.header = _decode(_HEADER_DECODER, self._path, number, line)
+
+    def _read_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Every complete line with its number, without the notes."""
+        with open_stored(self._path) as stream:
+            for number, line in enumerate(stream, start=1):
+                self._digest.update(line)
+                # a kill tears only the last line, which then has no line break
+                if not line.endswith(b"\n"):
+                    self.torn_bytes = len(line)
+                elif line.startswith(NOTES):
+                    self.notes.append(_decode(_HEADER_DECODER, self._path, number, line))
+                else:
+                    yield number, line
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is a record that is no note. Reads only the first."""
+        first_line = list(islice(self._lines, 1))
+        self._lines = chain(first_line, self._lines)
+        return bool(first_line)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """Every record in its form, without the header, notes and a torn last line.
+
+        Raises:
+            JournalError: a complete line is damaged, does not fit the form, or repeats a key.
+        """
+        decoder = msgspec.json.Decoder(self._form)
+        records: dict[str, Any] = {}
+        try:
+            for number, line in self._lines:
+                record = _decode(decoder, self._path, number, line)
+                if records.setdefault(record.key, record) is not record:
+                    raise JournalError(
+                        f"{self._path}, line {number}: the key {record.key} occurs twice."
+                    )
+        except BaseException:
+            # a second attempt must not continue behind the damaged line
+            self._begin()
+            raise
+        return list(records.values())
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the uncompressed file."""
+        assert self.records is not None  # they are read to the file's end
+        return self._digest.hexdigest()
 
 
 def replace_header(path: Path, header: JsonObject) -> None:
@@ -151,35 +215,6 @@ def replace_header(path: Path, header: JsonObject) -> None:
         source.readline()
         target.write(msgspec.json.encode(header) + b"\n")
         shutil.copyfileobj(source, target)
-
-
-def read_records(path: Path, form: type[Record]) -> Iterator[Record]:
-    """Every record in its form, without the header, notes and a torn last line.
-
-    Args:
-        path: A journal.
-        form: `records.Sample` or `records.Score`; `records.Keyed` for the keys alone.
-
-    Raises:
-        JournalError: there is no journal, or a complete line is damaged or does not fit the form.
-    """
-    decoder = msgspec.json.Decoder(form)
-    for number, line in _complete_lines(path):
-        if number > 1 and not line.startswith(NOTES):
-            yield _decode(decoder, path, number, line)
-
-
-def read_notes(path: Path) -> list[JsonObject]:
-    """The records that are no samples: who wrote the journal, and how long that took.
-
-    Raises:
-        JournalError: there is no journal, or a note is damaged.
-    """
-    return [
-        _decode(_HEADER_DECODER, path, number, line)
-        for number, line in _complete_lines(path)
-        if line.startswith(NOTES)
-    ]
 
 
 def differences(old: Any, new: Any, key: str = "") -> list[str]:
@@ -220,17 +255,6 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
 def _short_json(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _complete_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Every complete line with its number.
-
-    Only the last line may be torn, and then it has no line break: a kill tears no other line.
-    """
-    with open_stored(path) as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.endswith(b"\n"):
-                yield number, line
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: bytes) -> Any:

@@ -21,7 +21,7 @@ from harness.experiment.prompt import is_ours
 from harness.runs.journal import describe_differences
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_sample_log import SampleLog, read_log
-from harness.runs.samples_frame import read_frame
+from harness.runs.samples_frame import make_frame
 
 if TYPE_CHECKING:
     import pandas
@@ -189,21 +189,18 @@ def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
 
 
 def _read_samples(label: str, prompts: Sequence[AnsweredPrompt]) -> pandas.DataFrame:
-    """One row per graded sample, with the columns of `samples_frame.read_frame`.
+    """One row per graded sample, with the columns of `samples_frame.make_frame`.
 
     Raises:
         RunError: a sample has no verdict.
     """
-    samples, scores = [], {}
+    graded_samples = []
     for prompt in prompts:
         if not prompt.verdicts:
             raise RunError(
                 f"{prompt.task}: the log has no verdict. Use --metric to name a metric that is 0 "
                 "or 1."
             )
-        for sample, score in prompt.graded_samples:
-            if score.verdict:
-                samples.append(sample)
-                scores[sample.key] = score
+        graded_samples.append([pair for pair in prompt.graded_samples if pair[1].verdict])
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
-    return read_frame(None, receipt, prompts, records=(samples, scores))
+    return make_frame(receipt, prompts, graded_samples)

@@ -29,19 +29,8 @@ from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
-from harness.runs.records import Sample, Score, StoredPrompt
-from harness.runs.run_files import (
-    JOURNAL,
-    SCORES,
-    PromptIndex,
-    read_identity,
-    read_prompts,
-    read_receipt,
-    read_samples,
-    read_scores,
-)
+from harness.runs.run_files import RunFiles
 from harness.runs.samples_frame import read_frame
-from harness.runs.stored_files import hash_stored
 
 if TYPE_CHECKING:
     import pandas
@@ -119,7 +108,7 @@ class Run:
             files = [(None, file) for file in find_logs(path)]
         if files:
             return cls(**read_logs(str(path), files, metric=metric))
-        run = _read_folder(path)
+        run = _read_folder(RunFiles(path))
         if metric not in (None, run.metric):
             raise ConfigError(
                 f"--metric {metric}: {path} is a run of mless, which has verdicts instead of "
@@ -129,7 +118,7 @@ class Run:
 
     @cached_property
     def samples(self) -> pandas.DataFrame:
-        """One row per sample, with the columns of `samples_frame.read_frame`.
+        """One row per sample, with the columns of `samples_frame.make_frame`.
 
         Raises:
             RunError: a file is missing or damaged, or a sample is missing, doubled or without a
@@ -220,29 +209,30 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     )
 
 
-def _read_folder(path: Path) -> Run:
-    receipt, prompts = read_receipt(path), read_prompts(path)
+def _read_folder(files: RunFiles) -> Run:
+    receipt = files.receipt
     arguments = receipt["config"]["model"]["model_args"]
     # of one condition each, because all conditions have the same problem and answer
-    docs = {prompt.doc["id"]: prompt.doc for prompt in prompts}
+    docs = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
     # A served model has no weights here; its tokenizer can still be probed.
     names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
     return Run(
-        name=str(path),
-        about=_describe_folder(path, receipt),
+        name=str(files.path),
+        about=_describe_folder(files),
         problems={name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()},
         model=next(filter(None, names), None),
         model_arguments=arguments,
         receipt=receipt,
         metric="verdict",
-        read=partial(read_frame, path, receipt, prompts),
-        read_prompts=partial(_answered_prompts, path, receipt, prompts),
+        read=partial(read_frame, files),
+        read_prompts=partial(_answered_prompts, files),
     )
 
 
-def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_folder(files: RunFiles) -> dict[str, Any]:
     """The facts of a run folder for a table's receipt: see `Run.about`."""
-    identity, engine, config = read_identity(path), receipt["engine"], receipt["config"]
+    receipt, identity = files.receipt, files.identity
+    engine, config = receipt["engine"], receipt["config"]
     model = config["model"]
     # all arms of a run have the same sampling, so any arm will do
     arm = next(iter(identity.arms.values()))
@@ -270,8 +260,8 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
         "dataset_name": receipt["dataset"]["name"],
         **{name: receipt[name] for name in _RECEIPT_FACTS if name in receipt},
         "seed": config["seed"],
-        "journal_sha256": hash_stored(path / JOURNAL),
-        "scores_sha256": hash_stored(path / SCORES),
+        "journal_sha256": files.journal.sha256,
+        "scores_sha256": files.scores_journal.sha256,
         "endpoint": config.get("endpoint", "accuracy"),
         "sampling": sampling,
         "settings": settings,
@@ -290,22 +280,16 @@ def _describe_folder(path: Path, receipt: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answered_prompts(
-    path: Path, receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]
-) -> list[AnsweredPrompt]:
+def _answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
     """The prompts with the samples of the first replicate; further replicates measure noise.
 
     Raises:
         RunError: a sample or a score is missing.
     """
-    samples, scores, index = list(read_samples(path)), read_scores(path), PromptIndex(prompts)
-    # for its error about missing samples
-    read_frame(path, receipt, prompts, records=(samples, scores))
-    graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in prompts]
-    for sample in sorted(samples, key=lambda sample: sample.sample_index):
-        if sample.replicate == 0:
-            graded_samples[index.find(sample)].append((sample, scores[sample.key]))
-    return [
-        AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(pairs))
-        for prompt, pairs in zip(prompts, graded_samples, strict=True)
-    ]
+    answered_prompts = []
+    for prompt, pairs in zip(files.prompts, files.graded_samples, strict=True):
+        first_pairs = [pair for pair in pairs if pair[0].replicate == 0]
+        first_pairs.sort(key=lambda pair: pair[0].sample_index)
+        fields = structs.asdict(prompt)
+        answered_prompts.append(AnsweredPrompt(**fields, graded_samples=tuple(first_pairs)))
+    return answered_prompts

@@ -348,12 +348,6 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
 
     key: str
 
-    def graded(self) -> JsonObject:
-        """The score without its key, as a record of `harness.grading.as_record`."""
-        return {
-            name: getattr(self, name) for name in SAMPLE_COLUMNS if name in Score.__struct_fields__
-        }
-
 
 class Arm(Struct, kw_only=True):
     """A condition in a layout and draw of examples, which is a task for lm-eval.

@@ -1,15 +1,16 @@
 """The files of a run folder: their names, and their content in the form of `records`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from harness import resources
 from harness.constants import JsonObject
-from harness.errors import JournalError, RunError, name_similar_files
+from harness.errors import JournalError, RunError, list_first, name_similar_files
 from harness.experiment.prompt import hash_prompts, hash_text
-from harness.runs.journal import read_header, read_notes, read_records
+from harness.runs.journal import StoredJournal
 from harness.runs.records import (
     SESSION,
     TIMING,
@@ -31,111 +32,152 @@ PROMPTS = "prompts.jsonl"
 RECEIPT = "run.json"
 
 
-def read_receipt(folder: Path) -> JsonObject:
-    """The run's receipt.
-
-    Raises:
-        RunError: there is no finished run, or its receipt is damaged, is another file or lacks a
-            key that is read.
-    """
-    path = folder / RECEIPT
-    if not folder.exists():
-        raise RunError(f"{folder} does not exist.{name_similar_files(folder)}")
-    if not path.is_file():
-        if is_stored(folder / JOURNAL):
-            remedy = "repeat the command that began it"
-        else:
-            remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
-        raise RunError(f"{folder} has no finished run: {remedy}.")
-    try:
-        receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunError(
-            f"{path} is incomplete or damaged: {error}. Repeat the command that wrote it."
-        ) from None
-    fit(Receipt, receipt, path)
-    return receipt
-
-
-def read_identity(path: Path) -> Identity:
-    """The first line of the folder's journal.
-
-    Raises:
-        RunError: there is no such line, or it is damaged or of another format.
-    """
-    journal = path / JOURNAL
-    header = read_header(journal)
-    if not header:
-        raise JournalError(
-            f"{journal} is empty, or its first line is incomplete. Restore it from a copy."
-        )
-    return fit(Identity, header, journal)
-
-
-def read_sessions(path: Path) -> tuple[list[JsonObject], JsonObject]:
-    """The sessions that wrote the journal, in order, and the timing of the last that generated.
-
-    The timing is empty if no session has ended.
-
-    Raises:
-        RunError: no session has begun yet, or the last session's note lacks a key of its config
-            that is read.
-    """
-    notes = read_notes(path / JOURNAL)
-    sessions = [note for note in notes if note["key"].startswith(SESSION)]
-    if not sessions:
-        raise JournalError(f"{path} has no sample yet. Repeat the command that began it.")
-    fit(SessionNote, sessions[-1], path / JOURNAL)
-    timings = [note for note in notes if note["key"].startswith(TIMING)]
-    # a session that only graded has no speed
-    timings = [timing for timing in timings if timing.get("samples")] or timings
-    if not timings:
-        return sessions, {}
-    del timings[-1]["key"]
-    return sessions, timings[-1]
-
-
-def read_samples(path: Path) -> Iterator[Sample]:
-    """Every sample of the folder's journal, in the order in which the samples finished.
-
-    Raises:
-        RunError: the file is missing or damaged.
-    """
-    return read_records(path / JOURNAL, Sample)
-
-
-def read_scores(path: Path, name: str = SCORES) -> dict[str, Score]:
-    """The score of every sample, by the sample's key.
-
-    Raises:
-        RunError: the file is missing or damaged, or a score has a value that no grader gives.
-    """
-    return {score.key: score for score in read_records(path / name, Score)}
-
-
 def scored_now() -> ScoredBy:
     """The versions that this installation would score with."""
     return ScoredBy(task_version=resources.task_version())
 
 
-def read_scored_by(path: Path) -> ScoredBy | None:
-    """The versions that made the folder's scores; None without scores.
+class RunFiles:
+    """What a run folder holds. Each file is opened once, when it is first needed.
+
+    Args:
+        path: The folder.
 
     Raises:
-        RunError: the first line of the scores is damaged or of another format.
+        RunError: a file that is needed is missing, damaged or of another format. The message names
+            the file, and the line or the key.
     """
-    file = path / SCORES
-    header = read_header(file) if is_stored(file) else {}
-    return fit(ScoredBy, header, file) if header else None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def journal(self) -> StoredJournal[Sample]:
+        """The journal, with the samples in the order in which they finished."""
+        return StoredJournal(self.path / JOURNAL, Sample)
+
+    @cached_property
+    def scores_journal(self) -> StoredJournal[Score]:
+        """The file of scores, with what made them as its header."""
+        return StoredJournal(self.path / SCORES, Score)
+
+    @cached_property
+    def receipt(self) -> JsonObject:
+        """The receipt of a finished run."""
+        path = self.path / RECEIPT
+        if not self.path.exists():
+            raise RunError(f"{self.path} does not exist.{name_similar_files(self.path)}")
+        if not path.is_file():
+            if is_stored(self.path / JOURNAL):
+                remedy = "repeat the command that began it"
+            else:
+                remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
+            raise RunError(f"{self.path} has no finished run: {remedy}.")
+        try:
+            receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunError(
+                f"{path} is incomplete or damaged: {error}. Repeat the command that wrote it."
+            ) from None
+        fit(Receipt, receipt, path)
+        return receipt
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The journal's first line."""
+        journal = self.path / JOURNAL
+        if not self.journal.header:
+            raise JournalError(
+                f"{journal} is empty, or its first line is incomplete. Restore it from a copy."
+            )
+        return fit(Identity, self.journal.header, journal)
+
+    @property
+    def has_sample(self) -> bool:
+        """Whether there is a journal with a sample; a run without samples may be replaced."""
+        return is_stored(self.path / JOURNAL) and self.journal.has_records
+
+    @cached_property
+    def prompts(self) -> list[StoredPrompt]:
+        """Every prompt with its document."""
+        return read_prompts(self.path, self.identity)
+
+    @cached_property
+    def scored_by(self) -> ScoredBy | None:
+        """The versions that made the scores; None without scores."""
+        file = self.path / SCORES
+        header = self.scores_journal.header if is_stored(file) else {}
+        return fit(ScoredBy, header, file) if header else None
+
+    @cached_property
+    def scores(self) -> dict[str, Score]:
+        """The score of every sample, by the sample's key."""
+        return {score.key: score for score in self.scores_journal.records}
+
+    def forget_scores(self) -> None:
+        """Read the scores anew when they are next needed, as others have replaced them."""
+        for name in ("scores_journal", "scored_by", "scores"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def graded_samples(self) -> list[list[tuple[Sample, Score]]]:
+        """For each prompt of a finished run, its samples and their scores.
+
+        Raises:
+            RunError: a sample is missing, or without a score.
+        """
+        graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in self.prompts]
+        index = PromptIndex(self.prompts)
+        for sample in self.journal.records:
+            if sample.key not in self.scores:
+                raise RunError(
+                    f"{self.path}: sample {sample.sample_index} of problem {sample.problem_id}, "
+                    f"{sample.task}, has no score. Run `mless regrade` on the folder."
+                )
+            graded_samples[index.find(sample)].append((sample, self.scores[sample.key]))
+        names, expected_count = [], 0
+        for prompt, pairs in zip(self.prompts, graded_samples, strict=True):
+            arm = self.identity.arms[prompt.task]
+            expected_count += arm.replicates * arm.samples
+            if len(pairs) < arm.replicates * arm.samples:
+                names.append(f"{prompt.doc['id']} ({prompt.task})")
+        if names:
+            raise JournalError(
+                f"{self.path}: samples are missing: expected {expected_count}, got "
+                f"{len(self.journal.records)}, too few of problem {list_first(names)}. Repeat the "
+                "command that began the run."
+            )
+        return graded_samples
+
+    def read_sessions(self) -> tuple[list[JsonObject], JsonObject]:
+        """The sessions that wrote the journal, in order, and the timing of the last that generated.
+
+        The timing is empty if no session has ended.
+
+        Raises:
+            RunError: no session has begun yet, or the last session's note lacks a key of its config
+                that is read.
+        """
+        notes = self.journal.notes
+        sessions = [note for note in notes if note["key"].startswith(SESSION)]
+        if not sessions:
+            raise JournalError(f"{self.path} has no sample yet. Repeat the command that began it.")
+        fit(SessionNote, sessions[-1], self.path / JOURNAL)
+        timings = [note for note in notes if note["key"].startswith(TIMING)]
+        # a session that only graded has no speed
+        timings = [timing for timing in timings if timing.get("samples")] or timings
+        if not timings:
+            return sessions, {}
+        del timings[-1]["key"]
+        return sessions, timings[-1]
 
 
-def read_prompts(path: Path) -> list[StoredPrompt]:
-    """Every prompt with its document.
+def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
+    """Every prompt of a folder with its document.
 
     Raises:
-        JournalError: the file is missing, or its hash is not the hash in the journal's first line.
+        JournalError: the file is missing, or its hash is not that of the identity.
     """
-    identity = read_identity(path)
     reason = "its prompts are not those of the journal"
     try:
         with open_stored(path / PROMPTS) as stream:

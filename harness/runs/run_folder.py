@@ -18,19 +18,16 @@ from harness.runs.journal import (
     Journal,
     changed_settings,
     differences,
-    read_header,
-    read_records,
     replace_header,
 )
-from harness.runs.records import SESSION, TIMING, Identity, Keyed, StoredPrompt, as_json
+from harness.runs.records import SESSION, TIMING, Identity, StoredPrompt, as_json
 from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
     SCORES,
-    read_identity,
+    RunFiles,
     read_prompts,
-    read_scored_by,
     scored_now,
 )
 from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_atomic
@@ -72,15 +69,16 @@ class RunFolder:
             stack.callback(lock(path).release)
             # also if an error follows, so that the files of a finished run do not stay expanded
             stack.callback(compress_finished, path)
-            is_new = not has_sample(path)
+            files = RunFiles(path)
+            is_new = not files.has_sample
             if not is_new:
-                self.identity = continue_identity(path, identity, prompts)
+                self.identity = continue_identity(files, identity, prompts)
             header = as_json(self.identity)
             expand(path)
             if is_new:  # a run may have begun here, but without a sample nothing needs protection
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
-            elif read_identity(path) != self.identity:
+            elif files.identity != self.identity:
                 # an extended run is unfinished again, and a receipt would say that it is finished
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
@@ -89,15 +87,15 @@ class RunFolder:
                     replace_header(journal, header)
             else:
                 # an earlier mless may have written further fields, which now mean nothing
-                header = read_header(journal)
+                header = files.journal.header
             self.journal = stack.enter_context(Journal(journal, header))
             try:
-                read_prompts(path)
+                read_prompts(path, self.identity)
             except JournalError:
                 # a new run has none, and a kill while a run is extended leaves old ones
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
-            set_old_scores_aside(path)
+            set_old_scores_aside(files)
             self.scores = stack.enter_context(Journal(path / SCORES, as_json(scored_now())))
             self._resources = stack.pop_all()
 
@@ -174,12 +172,9 @@ def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
         )
 
 
-def has_sample(path: Path) -> bool:
-    """Whether the folder has a journal with a sample; a run without samples may be replaced."""
-    return is_stored(path / JOURNAL) and any(True for _ in read_records(path / JOURNAL, Keyed))
-
-
-def continue_identity(path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> Identity:
+def continue_identity(
+    files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
+) -> Identity:
     """The identity of the folder's run after it is continued as the requested run.
 
     A run can be extended by problems, samples and conditions, as long as its prompts stay the same:
@@ -191,7 +186,7 @@ def continue_identity(path: Path, identity: Identity, prompts: Sequence[StoredPr
         JournalError: the run has other settings, or its prompts are damaged. The message names
             each setting with its old and its new value.
     """
-    stored_identity = read_identity(path)
+    stored_identity = files.identity
     identity = replace(identity, looks=stored_identity.looks)
     if stored_identity == identity:
         return identity
@@ -200,26 +195,21 @@ def continue_identity(path: Path, identity: Identity, prompts: Sequence[StoredPr
         is_own = identity.primary in stored_identity.contrasts
         primary = identity.primary if is_own else stored_identity.primary
         identity = replace(identity, contrasts=stored_identity.contrasts, primary=primary)
-    stored_prompts = read_prompts(path)
-    changes = _describe_changes(stored_identity, stored_prompts, identity, prompts)
+    changes = _describe_changes(files, identity, prompts)
     if changes:
-        raise changed_settings(path / JOURNAL, changes)
-    if (path / RECEIPT).is_file() and _adds_answers(
-        stored_identity, stored_prompts, identity, prompts
-    ):
+        raise changed_settings(files.path / JOURNAL, changes)
+    if (files.path / RECEIPT).is_file() and _adds_answers(files, identity, prompts):
         identity = replace(identity, looks=stored_identity.looks + 1)
     return identity
 
 
 def _describe_changes(
-    stored_identity: Identity,
-    stored_prompts: Sequence[StoredPrompt],
-    identity: Identity,
-    prompts: Sequence[StoredPrompt],
+    files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
 ) -> list[str]:
     """The settings in which an identity is no extension of the stored one, old and new."""
+    stored_identity = files.identity
     header, requested_header = as_json(stored_identity), as_json(identity)
-    changed_prompts = _describe_changed_prompts(stored_prompts, prompts)
+    changed_prompts = _describe_changed_prompts(files.prompts, prompts)
     # more problems are allowed, so what refuses them is another change
     if (identity.limit or math.inf) > (stored_identity.limit or math.inf):
         header["limit"] = identity.limit
@@ -256,26 +246,22 @@ def _describe_changed_prompts(
     return list(changes)
 
 
-def _adds_answers(
-    stored_identity: Identity,
-    stored_prompts: Sequence[StoredPrompt],
-    identity: Identity,
-    prompts: Sequence[StoredPrompt],
-) -> bool:
+def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
     """Whether stored conditions get problems or samples beyond the planned number of problems."""
-    stored_counts = Counter(prompt.task for prompt in stored_prompts)
+    stored_counts = Counter(prompt.task for prompt in files.prompts)
     counts = Counter(prompt.task for prompt in prompts)
     planned_count = identity.config.get("planned")
     if planned_count and len({prompt.doc["id"] for prompt in prompts}) <= planned_count:
         return False
     return any(
         counts[task] > stored_counts[task] or identity.arms[task].samples > arm.samples
-        for task, arm in stored_identity.arms.items()
+        for task, arm in files.identity.arms.items()
     )
 
 
-def set_old_scores_aside(path: Path) -> None:
+def set_old_scores_aside(files: RunFiles) -> None:
     """Rename scores of another version, so that every sample is graded again."""
-    if read_scored_by(path) not in (None, scored_now()):
+    path = files.path
+    if files.scored_by not in (None, scored_now()):
         names = (path / f"old-scores-{number}.jsonl" for number in count(1))
         (path / SCORES).replace(next(name for name in names if not is_stored(name)))

@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
-from harness.errors import JournalError, RunError, list_first
 from harness.experiment.expand_conditions import read_conditions
 from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
 from harness.grading.answer_forms import has_other_form
 from harness.reasoning_markers import find_opened
 from harness.runs.records import SAMPLE_COLUMNS, Sample, Score, StoredPrompt
-from harness.runs.run_files import (
-    PromptIndex,
-    read_identity,
-    read_prompts,
-    read_receipt,
-    read_samples,
-    read_scores,
-)
+from harness.runs.run_files import RunFiles
 
 if TYPE_CHECKING:
     import pandas
 
-Columns = dict[str, tuple[Any, Callable[[Any], Any]]]
-"""The type of each column, and the function that reads it from a record. None becomes NaN."""
-
-
-def _fields(dtype: Any, *names: str) -> Columns:
-    """Columns that are fields of a record."""
-    return {name: (dtype, attrgetter(name)) for name in names}
-
-
-_FACTS: Columns = {
-    **_fields(np.int32, "sample_index", "replicate"),
-    # a log of a task without completions has the completion None
-    "completion": (object, lambda sample: sample.completion or ""),
-    **_fields(
-        object, "finish_reason", "seed", "prompt_token_sha256", "prompt_tokens", "server_tokens"
-    ),
-    **_fields(np.float64, "completion_tokens"),
+_SAMPLE_TYPES = {
+    **dict.fromkeys(("sample_index", "replicate"), np.int32),
+    **dict.fromkeys(("finish_reason", "seed", "prompt_token_sha256"), object),
+    **dict.fromkeys(("prompt_tokens", "server_tokens"), object),
+    "completion_tokens": np.float64,
 }
-_GRADES: Columns = {
-    **_fields(object, "verdict", "answer", "reason", "audit_reason"),
-    **_fields(np.float64, "boxes_after_first"),
-    **_fields(np.float32, *GRADERS),
+_SCORE_TYPES = {
+    **dict.fromkeys(("verdict", "answer", "reason", "audit_reason"), object),
+    "boxes_after_first": np.float64,
+    **dict.fromkeys(GRADERS, np.float32),
 }
-_ANSWER_SCORES: Columns = {
-    ANSWER_LOGPROB: (np.float64, attrgetter("answer_score.total")),
-    ANSWER_SHARE: (np.float64, attrgetter("answer_score.log_share")),
-    "answer_tokens": (np.int32, lambda sample: len(sample.answer_score.tokens)),
-}
-"""Further columns of a sample with the endpoint `answer_logprob`."""
 
 
 def load_run(
@@ -86,13 +58,12 @@ def load_run(
         RunError: there is no finished run, a file of it is missing or damaged, or samples are
             missing or doubled.
     """
-    folder = Path(path)
-    receipt = read_receipt(folder)
-    frame = read_frame(folder, receipt, read_prompts(folder))
+    files = RunFiles(Path(path))
+    frame = read_frame(files)
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
-        conditions = read_conditions(receipt["config"])
+        conditions = read_conditions(files.receipt["config"])
         hidden_names = [name for name, condition in conditions.items() if condition.kind]
         frame = frame[~frame["condition"].isin(hidden_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
@@ -102,47 +73,55 @@ def load_run(
     return frame.infer_objects()
 
 
-def read_frame(
-    folder: Path | None,
-    receipt: Mapping[str, Any],
-    prompts: Sequence[StoredPrompt],
-    records: tuple[Iterable[Sample], Mapping[str, Score]] | None = None,
-) -> pandas.DataFrame:
-    """The samples of a run with their verdicts, in the order of the prompts.
-
-    The order is: layout, condition, problem, replicate. The columns are those of `load_run` and
-    other_form, next_question, question. Words are categorical.
-
-    Args:
-        folder: A run folder; None for samples of logs, which may be incomplete.
-        receipt: `run_files.read_receipt` of the folder, or the keys of a receipt that exist so
-            far: the config, the model's name.
-        prompts: `run_files.read_prompts` of the folder.
-        records: The folder's samples, and its scores by key, if they have been read.
+def read_frame(files: RunFiles) -> pandas.DataFrame:
+    """The samples of a run with their verdicts, as `make_frame` returns them.
 
     Raises:
         RunError: a file is missing or damaged, a sample or a score is missing or doubled, or a
             score has a value that no grader gives.
     """
+    return make_frame(files.receipt, files.prompts, files.graded_samples)
+
+
+def make_frame(
+    receipt: Mapping[str, Any],
+    prompts: Sequence[StoredPrompt],
+    graded_samples: Iterable[Sequence[tuple[Sample, Score]]],
+) -> pandas.DataFrame:
+    """Samples with their verdicts, in the order of the prompts.
+
+    The order is: layout, condition, problem, replicate. The columns are those of `load_run` and
+    other_form, next_question, question. Words are categorical.
+
+    Args:
+        receipt: A run's receipt; for logs the keys that are read.
+        prompts: All prompts.
+        graded_samples: Those of each prompt.
+    """
     import pandas
 
-    if records is None:
-        assert folder is not None
-        records = read_samples(folder), read_scores(folder)
-    samples, scores = list(records[0]), records[1]
-    if not samples:
-        raise RunError(f"{folder} has no sample. Repeat the command that began it.")
-    _refuse_bad_samples(folder, samples, scores)
-    facts = _FACTS | _prompt_columns(prompts)
+    samples: list[Sample] = []
+    scores: list[Score] = []
+    texts: list[tuple[int, str, bool, bool]] = []
+    for index, (prompt, pairs) in enumerate(zip(prompts, graded_samples, strict=True)):
+        start, _ = find_opened(prompt.prompt, prompt.thinking)
+        for sample, score in pairs:
+            # a log of a task without completions has the completion None
+            completion = sample.completion or ""
+            text = prompt.cut_next_question(completion)
+            has_form = has_other_form(start + text, prompt.thinking)
+            texts.append((index, completion, has_form, text != completion))
+            samples.append(sample)
+            scores.append(score)
+    frame = pandas.DataFrame(
+        texts, columns=["prompt_index", "completion", "other_form", "next_question"]
+    )
+    frame = frame.assign(**_gather(samples, _SAMPLE_TYPES), **_gather(scores, _SCORE_TYPES))
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
-        facts |= _ANSWER_SCORES
-    columns = {
-        **_gather(samples, facts),
-        **_gather([scores[sample.key] for sample in samples], _GRADES),
-    }
-    frame = pandas.DataFrame(columns)
-    if folder is not None:
-        _refuse_missing_samples(folder, frame, prompts)
+        answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
+        frame[ANSWER_LOGPROB] = [score.total for score in answer_scores]
+        frame[ANSWER_SHARE] = [score.log_share for score in answer_scores]
+        frame["answer_tokens"] = np.array([len(score.tokens) for score in answer_scores], np.int32)
     frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")
@@ -159,67 +138,14 @@ def read_frame(
     return frame
 
 
-def _prompt_columns(prompts: Sequence[StoredPrompt]) -> Columns:
-    """The columns of a sample that depend on its prompt, such as the form of the answer."""
-    find_index = PromptIndex(prompts).find
-    starts = [find_opened(prompt.prompt, prompt.thinking)[0] for prompt in prompts]
-
-    def cut(sample: Sample) -> str:
-        return prompts[find_index(sample)].cut_next_question(sample.completion or "")
-
-    def read_form(sample: Sample) -> bool:
-        index = find_index(sample)
-        return has_other_form(starts[index] + cut(sample), prompts[index].thinking)
-
-    return {
-        "prompt_index": (np.int32, find_index),
-        "other_form": (np.bool_, read_form),
-        "next_question": (np.bool_, lambda sample: cut(sample) != (sample.completion or "")),
-    }
-
-
-def _gather(records: Sequence[Any], columns: Columns) -> dict[str, pandas.Series]:
-    """Each column of the records."""
+def _gather(records: Sequence[Any], types: Mapping[str, Any]) -> dict[str, pandas.Series]:
+    """Fields of records as columns. None becomes NaN in a column of numbers."""
     import pandas
 
     return {
-        name: pandas.Series(map(read_field, records), dtype=dtype)
-        for name, (dtype, read_field) in columns.items()
+        name: pandas.Series([getattr(record, name) for record in records], dtype=dtype)
+        for name, dtype in types.items()
     }
-
-
-def _refuse_bad_samples(
-    folder: Path | None, samples: Sequence[Sample], scores: Mapping[str, Score]
-) -> None:
-    """Raise RunError if a sample has no score or is there twice."""
-    counts = Counter(sample.key for sample in samples)
-    for sample in samples:
-        if sample.key not in scores:
-            problem = "has no score. Run `mless regrade` on the folder"
-        elif counts[sample.key] > 1:
-            problem = "occurs twice"
-        else:
-            continue
-        raise RunError(
-            f"{folder or 'logs'}: sample {sample.sample_index} of problem {sample.problem_id}, "
-            f"{sample.task}, {problem}."
-        )
-
-
-def _refuse_missing_samples(
-    folder: Path, frame: pandas.DataFrame, prompts: Sequence[StoredPrompt]
-) -> None:
-    """Raise JournalError if a prompt has fewer samples than in a finished run."""
-    arms = read_identity(folder).arms
-    expected = [arms[prompt.task].replicates * arms[prompt.task].samples for prompt in prompts]
-    counts = np.bincount(frame["prompt_index"], minlength=len(prompts))
-    short = [prompts[index] for index in np.flatnonzero(counts < expected)]
-    if short:
-        names = [f"{prompt.doc['id']} ({prompt.task})" for prompt in short]
-        raise JournalError(
-            f"{folder}: samples are missing: expected {sum(expected)}, got {len(frame)}, too few "
-            f"of problem {list_first(names)}. Repeat the command that began the run."
-        )
 
 
 def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:

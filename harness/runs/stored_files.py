@@ -9,7 +9,7 @@ import hashlib
 import lzma
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -103,8 +103,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def expand(folder: Path) -> None:
-    """Undo `compress`, for a process that will write to the files.
+def expand(folder: Path, keep: Container[str] = ()) -> None:
+    """Undo `compress`, for a process that will write to all files but those to `keep`.
 
     Raises:
         JournalError: a compressed file is damaged, or lies beside a different file of its name.
@@ -112,6 +112,8 @@ def expand(folder: Path) -> None:
     for packed_path in sorted(folder.glob(f"*.jsonl{PACKED}")):
         file = packed_path.with_suffix("")
         if not file.exists():
+            if file.name in keep:
+                continue
             with (
                 open_atomic(file) as target,
                 open_stored(packed_path) as source,

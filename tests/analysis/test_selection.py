@@ -11,7 +11,7 @@ from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
 from harness.runs.prompt_sources import Problem, build_source
 from harness.runs.read_runs import Run
-from harness.runs.run_files import read_prompts
+from harness.runs.run_files import RunFiles
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     EXAMPLE,
@@ -72,7 +72,7 @@ def rewrite(path, change, line=0):
 def test_the_source_of_a_run_has_its_prompts_and_verdicts(demo):
     facts = (demo.kind, demo.model, demo.layout, demo.conditions, len(demo.problems))
     assert facts == ("run", "tests/data/toy/model", "raw", CONDITIONS, 500)
-    rows = {(row.condition, row.doc["id"]): row for row in read_prompts(GREEDY_RUN)}
+    rows = {(row.condition, row.doc["id"]): row for row in RunFiles(GREEDY_RUN).prompts}
     frame = load_run(GREEDY_RUN).set_index(["condition", "problem_id"])
     for problem in demo.problems:
         assert tuple(problem.prompts) == CONDITIONS

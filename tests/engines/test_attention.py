@@ -18,7 +18,7 @@ from harness.engines.attention_sums import open_recorder, recorded_prompt
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
-from harness.runs.run_files import read_prompts
+from harness.runs.run_files import RunFiles
 from tests.attention_probe.test_probe import column_means, eager
 from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
@@ -244,7 +244,7 @@ def example_prompts(count):
     from harness.smollm2_model import fetch_smollm2
 
     tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
-    rows = read_prompts(EXAMPLE)
+    rows = RunFiles(EXAMPLE).prompts
     return [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // count][:count]]
 
 

@@ -19,7 +19,7 @@ from harness import load_run, resources
 from harness.experiment.prompt import Layout
 from harness.experiment.tokenizer import encode, hash_token_ids
 from harness.runs.read_runs import Run
-from harness.runs.run_files import read_identity, read_prompts, read_receipt, read_samples
+from harness.runs.run_files import RunFiles
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases
 
@@ -77,7 +77,7 @@ def test_the_table_has_every_condition_and_layout(our_run, mless):
 
 def test_the_run_folder_is_complete(our_run):
     folder, _ = our_run
-    receipt = read_receipt(folder)
+    receipt = RunFiles(folder).receipt
     assert receipt["problems"] == LIMIT
     assert receipt["sampling"]["max_tokens"] == BUDGET
     assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
@@ -88,10 +88,10 @@ def test_the_run_folder_is_complete(our_run):
 def test_the_engine_takes_requests_in_the_plans_order(our_run):
     """A request begins when an earlier one has ended, so none ends before its turn."""
     folder, _ = our_run
-    (session,) = read_receipt(folder)["sessions"]
+    (session,) = RunFiles(folder).receipt["sessions"]
     at_once = session["engine"]["max_num_seqs"]
-    turns = {(row.task, row.doc["id"]): turn for turn, row in enumerate(read_prompts(folder))}
-    ended = [turns[sample.task, sample.problem_id] for sample in read_samples(folder)]
+    turns = {(row.task, row.doc["id"]): turn for turn, row in enumerate(RunFiles(folder).prompts)}
+    ended = [turns[sample.task, sample.problem_id] for sample in RunFiles(folder).journal.records]
     assert at_once < len(ended)
     assert all(turn < at_once + before for before, turn in enumerate(ended)), ended
 
@@ -99,7 +99,7 @@ def test_the_engine_takes_requests_in_the_plans_order(our_run):
 def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
     folder, _ = our_run
     token_counts = load_run(folder).set_index("prompt_token_sha256")["prompt_tokens"]
-    for row in read_prompts(folder):
+    for row in RunFiles(folder).prompts:
         token_ids, _ = encode(row.prompt, toy_tokenizer)
         assert token_counts[hash_token_ids(token_ids)] == len(token_ids)
 
@@ -141,7 +141,7 @@ def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp
     index = ["condition", "problem_id", "sample_index"]
     completions = frame.set_index(index)["completion"].sort_index()
     assert completions["twin"].equals(completions["mless"]), "the same prompt under the same seed"
-    sampling = read_identity(tmp_path / "run").arms["demo_wo"].sampling
+    sampling = RunFiles(tmp_path / "run").identity.arms["demo_wo"].sampling
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
 
 

@@ -24,7 +24,7 @@ import torch
 
 from harness.engines.start_errors import load_step
 from harness.engines.vllm_engine import READY_SECONDS
-from harness.runs.run_files import read_receipt
+from harness.runs.run_files import RunFiles
 from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
 from tests.engines.test_engine import find_port
@@ -166,7 +166,7 @@ def test_a_run_that_is_killed_and_finished_has_the_same_verdicts_and_leaves_no_p
     assert 0 < first < total
     assert have_ended(family), "neither an engine nor a grader outlives the run"
     finish(folder, our_run)
-    receipt = read_receipt(folder)
+    receipt = RunFiles(folder).receipt
     assert len(receipt["sessions"]) == 2 and receipt["timing"]["samples"] == total - first
 
 
@@ -355,7 +355,7 @@ def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdict
     assert f"{LOST}The process of an engine is gone" in end(run)
     assert count_samples(folder) == count_samples(our_run[0])
     check_verdicts(folder, our_run)
-    (session,) = read_receipt(folder)["sessions"]
+    (session,) = RunFiles(folder).receipt["sessions"]
     assert session["engine"]["engines"] == 2
     assert have_ended(family), "neither Ray nor an engine outlives the run"
     assert ray_files() == before
@@ -443,4 +443,4 @@ def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tm
     assert "cannot grow: No space left on device. Everything before is stored: free" in message
     assert process.returncode == 0, process.stderr
     check_verdicts(copy, our_run)
-    assert len(read_receipt(copy)["sessions"]) == 2
+    assert len(RunFiles(copy).receipt["sessions"]) == 2

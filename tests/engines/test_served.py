@@ -16,7 +16,7 @@ from harness.engines.served_model import ServedModel
 from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
 from harness.finish_reasons import read_reason
-from harness.runs.run_files import read_samples
+from harness.runs.run_files import RunFiles
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
 
@@ -436,7 +436,7 @@ def test_a_run_with_cut_prompts_stops_without_them_and_continues(server, run_raw
         r"count of other prompts differs by \+0, so it cuts",
         result.stderr,
     )
-    samples = list(read_samples(tmp_path / "run"))
+    samples = RunFiles(tmp_path / "run").journal.records
     assert [sample.task for sample in samples] == ["demo_wo"]
     server.limit = 4096
     result, _ = run_raw()

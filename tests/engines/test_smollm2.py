@@ -10,7 +10,7 @@ import pytest
 
 import harness
 from harness.experiment.tokenizer import hash_token_ids
-from harness.runs.run_files import read_prompts
+from harness.runs.run_files import RunFiles
 from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE, load_eager
 from tests.engines.test_faults import MLESS, count_samples, wait_for
@@ -94,7 +94,7 @@ def test_correct_answers_of_the_committed_example_are_those_of_hugging_face(smol
     for name, rows in samples_of_conditions.groupby("condition", observed=True):
         ours = rows.set_index("prompt_token_sha256")["correct"][:100]
         theirs = {}
-        for row in read_prompts(EXAMPLE):
+        for row in RunFiles(EXAMPLE).prompts:
             if row.condition == name and row.prompt_token_sha256 in ours.index.difference(theirs):
                 ids = tokenizer(row.prompt)["input_ids"]
                 assert hash_token_ids(ids) == row.prompt_token_sha256
@@ -164,7 +164,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     frame = harness.load_run(folder, replicates=True).set_index(["condition", "problem_id"])
     differences = []
-    for prompt in read_prompts(folder):
+    for prompt in RunFiles(folder).prompts:
         prefix = tokenizer(prompt.prompt)["input_ids"] + tokenizer.encode("\\boxed{")
         scores = []
         accepted = golds[prompt.doc["problem"]]

@@ -16,7 +16,7 @@ from benchmarks.runs import SHAPES
 from harness import load_run, resources
 from harness.engines.vllm_engine import VLLMEngine
 from harness.execution.run_study import FIGURES
-from harness.runs.run_files import read_receipt
+from harness.runs.run_files import RunFiles
 from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
 from tests.engines.test_engine import read_lm_eval_samples
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests
@@ -61,7 +61,7 @@ def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_p
     index = ["condition", "prompt_token_sha256"]
     ours, theirs = load_samples(tmp_path, index), load_samples(EXAMPLE, index)
     counts = count_differences(ours, theirs, ["verdict", "completion"])
-    (session,) = read_receipt(tmp_path)["sessions"]
+    (session,) = RunFiles(tmp_path).receipt["sessions"]
     facts = session["engine"]
     report(
         f"of {len(ours)} samples {counts['completion']} completions and {counts['verdict']} "

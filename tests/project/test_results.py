@@ -19,15 +19,7 @@ from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
-from harness.runs.run_files import (
-    RECEIPT,
-    read_identity,
-    read_prompts,
-    read_samples,
-    read_scored_by,
-    read_scores,
-    scored_now,
-)
+from harness.runs.run_files import RunFiles, scored_now
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program
 from tests.make import (
@@ -48,14 +40,14 @@ def samples():
 
 
 def test_the_example_is_the_run_of_its_config(samples):
-    config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
-    recorded = json.loads((EXAMPLE / RECEIPT).read_text())["config"]
+    config, files = load_config(ROOT / "configs/runs/example.yaml"), RunFiles(EXAMPLE)
+    recorded = files.receipt["config"]
     assert recorded == config.as_written() | {"model": recorded["model"]}
     assert len(samples) == 13_440
-    assert identity.model == model_fingerprint(config.model_arguments()["pretrained"])
-    rows, plan = read_prompts(EXAMPLE), make_plan(config, limit=5)
+    assert files.identity.model == model_fingerprint(config.model_arguments()["pretrained"])
+    rows, plan = files.prompts, make_plan(config, limit=5)
     assert rows[: len(plan.rows)] == stored_prompts(plan)
-    assert identity.prompts_sha256 == hash_prompts(rows)
+    assert files.identity.prompts_sha256 == hash_prompts(rows)
     frame = Run.load(EXAMPLE).samples
     clusters = frame.drop_duplicates("problem_id").set_index("problem_id")["cluster"]
     stored_clusters = {row.doc["id"]: row.doc["cluster"] for row in rows}
@@ -64,15 +56,15 @@ def test_the_example_is_the_run_of_its_config(samples):
 
 def test_the_samples_of_the_example_are_those_that_its_config_requests():
     """The config in the journal has former keys, so the keys of samples are compared."""
-    config, identity = load_config(ROOT / "configs/runs/example.yaml"), read_identity(EXAMPLE)
-    assert identity.config["model"] == config.identity()["model"]
-    setting, plan = identity.hash_setting(), make_plan(config, limit=5)
+    config, files = load_config(ROOT / "configs/runs/example.yaml"), RunFiles(EXAMPLE)
+    assert files.identity.config["model"] == config.identity()["model"]
+    setting, plan = files.identity.hash_setting(), make_plan(config, limit=5)
     requests = [*make_requests(plan, config.resolve_sampling({}))]
     requested_tasks = {sample_key(request, setting): request.task for request in requests}
     problem_ids = {request.problem_id for request in requests}
     recorded_tasks = {
         sample.key: sample.task
-        for sample in read_samples(EXAMPLE)
+        for sample in files.journal.records
         if sample.problem_id in problem_ids
     }
     assert requested_tasks == recorded_tasks and len(requests) == 840
@@ -96,14 +88,15 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay():
 
 
 def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
-    prompts = {(row.task, row.doc["id"]): row for row in read_prompts(EXAMPLE)}
-    assert read_scored_by(EXAMPLE) == scored_now()
+    files = RunFiles(EXAMPLE)
+    prompts = {(row.task, row.doc["id"]): row for row in files.prompts}
+    assert files.scored_by == scored_now()
     with GraderPool() as pool:
-        for sample in read_samples(EXAMPLE):
+        for sample in files.journal.records:
             prompt = prompts[sample.task, sample.problem_id]
             pool.submit(sample.key, grade_job(prompt, sample))
         verdicts = {key: grade.verdict for key, grade in pool.drain()}
-    assert verdicts == {key: score.verdict for key, score in read_scores(EXAMPLE).items()}
+    assert verdicts == {key: score.verdict for key, score in files.scores.items()}
 
 
 def test_the_table_of_the_example_is_what_the_command_prints():

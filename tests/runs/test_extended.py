@@ -10,7 +10,7 @@ from harness.errors import HarnessError
 from harness.execution.execute_plan import choose_eager, fill_open_settings
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import load_config
-from harness.runs.run_files import JOURNAL, PROMPTS, read_identity, read_receipt, read_samples
+from harness.runs.run_files import JOURNAL, PROMPTS, RunFiles
 from tests.conftest import needs_vllm
 from tests.make import CONFIG, right, table_data, table_page, with_cases, write_records, write_run
 
@@ -49,13 +49,13 @@ def test_problems_appended_to_the_file_are_added_and_the_examples_stay(tmp_path)
     path, run = tmp_path / "mine.jsonl", tmp_path / "run"
     settings = {"fewshot": FEWSHOT, "repeats": 2, "limit": None}
     write_run(run, right, dataset=write_problems(path, 16), **settings)
-    before, examples = journal_lines(run), read_receipt(run)["examples"]
+    before, examples = journal_lines(run), RunFiles(run).receipt["examples"]
     prompts = (run / PROMPTS).read_text().splitlines()
     assert [len(draw) for draw in examples["draws"]] == [2, 2]
     write_run(run, wrong, dataset=write_problems(path, 20), **settings)
     assert journal_lines(run)[: len(before)] == before, "no sample is made again"
     assert set(prompts) < set((run / PROMPTS).read_text().splitlines())
-    assert read_receipt(run)["examples"] == examples
+    assert RunFiles(run).receipt["examples"] == examples
     frame = load_run(run)
     assert set(frame.loc[~frame["correct"], "problem_id"]) == {
         f"sum-{number}" for number in range(16, 20)
@@ -80,7 +80,7 @@ def test_an_added_condition_is_exploratory(tmp_path):
     assert [rows[name]["role"] for name in ("mless", "mful")] == ["tested", "exploratory"]
     assert rows["mful"]["difference"] == -100
     assert rows["mful"]["p_adjusted"] is None
-    assert read_identity(run).looks == 1, "its own contrasts have no further answers"
+    assert RunFiles(run).identity.looks == 1, "its own contrasts have no further answers"
 
 
 def test_other_texts_are_added_and_their_families_stay(tmp_path):
@@ -93,7 +93,7 @@ def test_other_texts_are_added_and_their_families_stay(tmp_path):
     assert [row["difference"] for row in texts] == [0, 0, -100, -100]
     assert {(row["verdict"], row["p_adjusted"]) for row in texts} == {(None, None)}
     assert rows["mless"]["tests"] == 1
-    assert read_identity(run).looks == 1
+    assert RunFiles(run).identity.looks == 1
     for changed in ({"sentences": 4, "random_words": 2}, None, 3):
         with pytest.raises(HarnessError, match=r"other_texts|not asked any more"):
             write_run(run, right, other_texts=changed)
@@ -130,10 +130,10 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
 def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
     run = write_run(tmp_path / "run", right, **settings)
-    before = list(read_samples(run))
+    before = RunFiles(run).journal.records
     with pytest.raises(HarnessError, match=re.escape(message)):
         write_run(run, right, **(settings | changes))
-    assert list(read_samples(run)) == before
+    assert RunFiles(run).journal.records == before
 
 
 def test_a_changed_answer_in_the_file_is_refused_by_name(tmp_path):
@@ -142,7 +142,7 @@ def test_a_changed_answer_in_the_file_is_refused_by_name(tmp_path):
     message = 'problem sum-3, doc.answer: "5" -> "6"'
     with pytest.raises(HarnessError, match=re.escape(message)):
         write_run(run, right, dataset=write_problems(path, 6, sum_3="6"))
-    assert len(list(read_samples(run))) == 12
+    assert len(RunFiles(run).journal.records) == 12
 
 
 def test_a_changed_answer_is_named_beside_a_higher_limit(tmp_path):
@@ -177,7 +177,7 @@ def test_a_lost_example_is_named(tmp_path):
     path, run = tmp_path / "mine.jsonl", tmp_path / "run"
     settings = {"fewshot": {"num_fewshot": 2}, "limit": None}
     write_run(run, right, dataset=write_problems(path, 9), **settings)
-    (name, _), *_ = read_receipt(run)["examples"]["draws"]
+    (name, _), *_ = RunFiles(run).receipt["examples"]["draws"]
     lines = [line for line in path.read_text().splitlines(True) if f'"{name}"' not in line]
     path.write_text("".join(lines))
     with pytest.raises(HarnessError, match=f"the problem {name}, from which this run takes"):

@@ -30,15 +30,7 @@ from harness.grading import GRADERS
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs import stored_files
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
-from harness.runs.run_files import (
-    JOURNAL,
-    PROMPTS,
-    RECEIPT,
-    SCORES,
-    read_prompts,
-    read_receipt,
-    read_samples,
-)
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
 from harness.runs.run_folder import RunFolder, compress_finished, continue_identity
 from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint
@@ -113,7 +105,9 @@ def finish_run(plan, folder):
     """The run of a plan, with samples of the committed run: keys do not depend on the limit."""
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed, and its version is part of each sample's key")
-    recorded = {(sample.task, sample.problem_id): sample for sample in read_samples(GREEDY_RUN)}
+    recorded = {
+        (sample.task, sample.problem_id): sample for sample in RunFiles(GREEDY_RUN).journal.records
+    }
 
     def find_sample(request, key):
         sample = recorded[request.task, request.problem_id]
@@ -140,7 +134,7 @@ def test_damaged_headers_and_a_session_without_config_are_named(tmp_path):
     first, rest = (run / JOURNAL).read_text().split("\n", 1)
     (run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
     with pytest.raises(RunError, match=r"journal.jsonl: Object missing required field `config`"):
-        finish(run)
+        finish(RunFiles(run))
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     for text, message in (
@@ -208,14 +202,14 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, started_run, 
     assert [row.prompt for row in prompts] == [row.prompt for row in stored_prompts(plan)]
     identity = run_identity(changed_plan, plan.config.resolve_sampling({}))
     with pytest.raises(JournalError, match=r"problem \S+, prompt_token_sha256: .* -> "):
-        continue_identity(started_run, identity, prompts)
+        continue_identity(RunFiles(started_run), identity, prompts)
 
 
 def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
     (finished_run / SCORES).unlink()  # so that something remains to be done
     renamed = load_config(TOY_CONFIG, {"model.label": "renamed"})
     execute(make_plan(renamed, limit=5), output=finished_run, quiet=True)
-    receipt = read_receipt(finished_run)
+    receipt = RunFiles(finished_run).receipt
     first, *_, last = receipt["sessions"]
     assert first["config"]["model"]["label"] == "mless-demo"
     assert receipt["config"]["model"]["label"] == "renamed"
@@ -236,14 +230,14 @@ def test_a_run_without_a_sample_is_replaced_by_another(plan, identity, open_run)
 
 
 def test_the_receipt_identifies_samples_and_verdicts_by_their_hashes(demo_run):
-    files = read_receipt(demo_run)["files"]
+    files = RunFiles(demo_run).receipt["files"]
     assert set(files) == {JOURNAL, PROMPTS, SCORES}
     for name, digest in files.items():
         assert digest == hashlib.sha256((demo_run / name).read_bytes()).hexdigest()
     journal = (demo_run / JOURNAL).read_text()
     (demo_run / JOURNAL).write_text(journal.replace('"completion":"', '"completion":"so '))
     regrade(demo_run)
-    forged = read_receipt(demo_run)["files"]
+    forged = RunFiles(demo_run).receipt["files"]
     assert forged[JOURNAL] != files[JOURNAL] and forged[PROMPTS] == files[PROMPTS]
     assert f"samples {forged[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
 
@@ -315,7 +309,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
 def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
     plan, finished_run, monkeypatch, killed
 ):
-    keys = {sample.key for sample in read_samples(finished_run)}
+    keys = {sample.key for sample in RunFiles(finished_run).journal.records}
     larger = make_plan(load_config(TOY_CONFIG), limit=7)
     write_atomic = stored_files.write_atomic
 
@@ -328,10 +322,10 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
     execute(plan, output=finished_run, quiet=True)
     assert len(load_run(finished_run)) == 20, "it is still complete"
     finish_run(larger, finished_run)  # which generates no sample
-    receipt = read_receipt(finished_run)
+    receipt = RunFiles(finished_run).receipt
     assert (receipt["limit"], receipt["problems"]) == (7, 7)
-    assert len(read_prompts(finished_run)) == len(load_run(finished_run)) == 28
-    assert keys < {sample.key for sample in read_samples(finished_run)}
+    assert len(RunFiles(finished_run).prompts) == len(load_run(finished_run)) == 28
+    assert keys < {sample.key for sample in RunFiles(finished_run).journal.records}
     with pytest.raises(JournalError, match=r"Changed: limit: 7 -> 5\. .*--output"):
         execute(plan, output=finished_run, quiet=True)
 
@@ -342,9 +336,9 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
     plan = make_plan(load_config(TOY_CONFIG), limit=5)
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    assert continue_identity(finished_run, identity, stored_prompts(plan)) == identity
+    assert continue_identity(RunFiles(finished_run), identity, stored_prompts(plan)) == identity
     assert regrade(finished_run).endswith("0 verdicts changed")
-    assert read_receipt(finished_run)["task_version"] == 99
+    assert RunFiles(finished_run).receipt["task_version"] == 99
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
     regrade(finished_run)
     expand(finished_run)
@@ -359,14 +353,14 @@ def test_a_journal_with_only_a_torn_header_begins_again_with_new_prompts(plan, o
     (tmp_path / "run" / JOURNAL).write_text('{"config": {"la')
     shorter = make_plan(plan.config, limit=2)
     open_run(run_identity(shorter, plan.config.resolve_sampling({})), shorter).__exit__()
-    assert len(read_prompts(tmp_path / "run")) == 8
+    assert len(RunFiles(tmp_path / "run").prompts) == 8
 
 
 def test_a_kill_while_the_prompts_are_written_locks_nobody_out(open_run, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "prompts.jsonl.part").write_text('{"half')
     open_run().__exit__()
-    assert len(read_prompts(tmp_path / "run")) == 20
+    assert len(RunFiles(tmp_path / "run").prompts) == 20
 
 
 def test_damaged_prompts_are_written_again_when_the_run_is_continued(open_run, started_run):
@@ -375,7 +369,7 @@ def test_damaged_prompts_are_written_again_when_the_run_is_continued(open_run, s
         assert damaged != content
         (started_run / PROMPTS).write_text(damaged)
         with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
-            read_prompts(started_run)
+            list(RunFiles(started_run).prompts)
         open_run().__exit__()
         assert (started_run / PROMPTS).read_text() == content
 
@@ -406,8 +400,9 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from harness.execution.execute_plan import finish
+from harness.runs.run_files import RunFiles
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
-finish(Path(sys.argv[1]))
+finish(RunFiles(Path(sys.argv[1])))
 """
 
 
@@ -467,7 +462,7 @@ def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
 
 def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):
     code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
-    code += "; execute_plan.finish(Path(sys.argv[1]))"
+    code += "; execute_plan.finish(execute_plan.RunFiles(Path(sys.argv[1])))"
     variables = {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     options = {"cwd": tmp_path, "env": {**os.environ, **variables}}
     process = run_program(sys.executable, "-c", code, demo_run, **options)

@@ -9,14 +9,7 @@ from harness.execution.grade_again import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
 from harness.runs.records import Score
-from harness.runs.run_files import (
-    JOURNAL,
-    RECEIPT,
-    SCORES,
-    read_prompts,
-    read_receipt,
-    read_scores,
-)
+from harness.runs.run_files import JOURNAL, RECEIPT, SCORES, RunFiles
 from harness.runs.samples_frame import load_run, read_frame
 from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
 
@@ -28,7 +21,7 @@ def demo_run(tmp_path):
 
 
 def read_outcomes(folder):
-    return read_frame(folder, read_receipt(folder), read_prompts(folder))
+    return read_frame(RunFiles(folder))
 
 
 def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(tmp_path):
@@ -93,7 +86,7 @@ def test_missing_scores_and_missing_samples_are_named(demo_run):
     lines = (demo_run / JOURNAL).read_text().splitlines(keepends=True)
     (demo_run / JOURNAL).write_text("".join(lines[:2]))
     shutil.copy(GREEDY_RUN / SCORES, demo_run)
-    with pytest.raises(RunError, match="has no sample"):
+    with pytest.raises(RunError, match="expected 2000, got 0"):
         read_outcomes(demo_run)
 
 
@@ -112,7 +105,7 @@ def test_a_repeated_sample_is_refused(tmp_path):
     with (run / JOURNAL).open("a+") as journal:
         journal.seek(0)
         journal.write(journal.readlines()[5])
-    refuse_to_read(run, r"sample 0 of problem demo/\S+, demo_\w+, occurs twice")
+    refuse_to_read(run, r"journal.jsonl, line \d+: the key \w+ occurs twice")
 
 
 def test_a_damaged_score_is_graded_again(tmp_path):
@@ -122,7 +115,7 @@ def test_a_damaged_score_is_graded_again(tmp_path):
     score = json.loads((run / SCORES).read_text().splitlines()[1])
     rewrite(run / SCORES, 2, json.dumps({"key": score["key"]}))
     with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*verdict"):
-        read_scores(run)
+        load_run(run)
     assert regrade(run).endswith(": 0 verdicts changed"), "changes of damaged scores are unknown"
     assert load_run(run)[columns].equals(before)
 

@@ -1,12 +1,16 @@
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness import load_run
 from harness.analysis.result_tables import make_leaderboard
+from harness.display.report.report_page import write_report
 from harness.errors import ComparisonError, ConfigError, DataError, RunError
+from harness.execution.grade_again import regrade
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import (
@@ -19,8 +23,10 @@ from harness.experiment.prompt import (
 )
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import join
-from harness.runs.read_runs import Run
-from harness.runs.run_files import JOURNAL, RECEIPT, read_prompts
+from harness.runs.read_runs import Run, source_of
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
+from harness.runs.run_folder import compress_finished
+from harness.runs.stored_files import PACKED
 from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
@@ -31,6 +37,7 @@ from tests.make import (
     evaluation,
     find_log,
     log_line,
+    small_run,
     table_data,
     table_page,
     with_cases,
@@ -91,7 +98,7 @@ def test_copies_in_a_log_are_one_cluster_and_have_one_gold_answer(num_fewshot, t
 def test_a_run_and_its_logs_have_the_same_problems():
     problems = Run.load(GREEDY_RUN).problems
     assert Run.load(find_log("random")).problems == problems and len(problems) == 500
-    docs = [row.doc for row in read_prompts(GREEDY_RUN) if row.doc["id"].endswith("/7.json")]
+    docs = [row.doc for row in RunFiles(GREEDY_RUN).prompts if row.doc["id"].endswith("/7.json")]
     digest = problems[docs[0]["id"]]
     assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}, "of four conditions"
     changed = {**docs[0], "problem": "Another?"}
@@ -323,6 +330,29 @@ def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command)
         logs = write_logs(tmp_path, [log_line(number, f"Other {number}") for number in range(20)])
         named_logs = [f"{condition}={path}" for condition, path in logs.items()]
         refuse("with the same ids", *named_logs, *output)
+
+
+def test_every_command_opens_the_files_of_a_run_once(tmp_path):
+    opened_files = []
+
+    def note_opening(event, arguments):
+        if event == "open":
+            opened_files.append(Path(str(arguments[0])).name)
+
+    sys.addaudithook(note_opening)
+    run = small_run(tmp_path / "run")
+    compress_finished(run)
+    journal, *others = (f"{name}{PACKED}" for name in (JOURNAL, PROMPTS, SCORES))
+    for read, names in (
+        (load_run, others),
+        (lambda run: table_page(run, side_tables=("mediators", "audit")), others),
+        (lambda run: write_report([run], tmp_path / "report.html"), others),
+        (lambda run: source_of(Run.load(run)), others),
+        (regrade, []),  # which opens other files also to write them
+    ):
+        opened_files.clear()
+        read(run)
+        assert {opened_files.count(name) for name in (journal, *names)} == {1}
 
 
 def test_the_metric_of_a_run_may_be_named():
