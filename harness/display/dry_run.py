@@ -12,7 +12,7 @@ from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER_ANSWERS, POWER
 from harness.decimal_commas import with_decimal_points
 from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import describe_clusters, plural, visible
+from harness.display.format_values import describe_clusters, plural
 from harness.engines.devices import describe_processor
 from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
@@ -87,7 +87,7 @@ def show_prompts(plan: Plan) -> str:
         heading = f"--- {name}, {layout}: {count} tokens"
         if prompt.fillers:
             heading += f", {_count_filler([arm])} of them for the filler"
-        lines += [heading, *visible(text).split("\n"), ""]
+        lines += [heading, *text.split("\n"), ""]
     return fold(lines, hyphens=False, indent=0)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.constants import PASSED
 from harness.display.format_values import MINUS, NONE, visible
 
@@ -22,8 +20,6 @@ NOTE_LINES = 5
 """The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
 Row = Mapping[str, Any]
-Grid = Sequence[Sequence[str]]
-"""The texts of a table's cells by row, the headings first."""
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
@@ -100,11 +96,6 @@ class Table:
         return tuple(column.heading for column in self.columns)
 
     @property
-    def is_numeric(self) -> list[bool]:
-        """Whether each column contains numbers."""
-        return [column.numeric for column in self.columns]
-
-    @property
     def cells(self) -> list[tuple[Cell, ...]]:
         """The cells of each row."""
         return [tuple(column.cell(row) for column in self.columns) for row in self.rows]
@@ -141,22 +132,27 @@ def render(tables: Sequence[Table], footer: Sequence[str] = (), *, explain: bool
     blocks = []
     previous_notes: set[str] = set()
     for table in tables:
-        grid = _write_cells(table)
-        if _fit_width(grid, table.is_numeric)[0]:
+        group_columns, lines = _write_lines(table)
+        if group_columns:
             columns = [column for column in table.columns if not column.optional]
             table = replace(table, columns=columns)
-            grid = _write_cells(table)
+            group_columns, lines = _write_lines(table)
         notes = table.notes if explain else table.short_notes
-        new_notes = [_as_plain(note) for note in notes if note not in previous_notes]
+        new_notes = [note for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        blocks.append(_write_text(_as_plain(table.title), grid, table.is_numeric, new_notes))
+        blocks.append(fold([table.title], hyphens=False))
+        blocks.append("\n".join(lines))
+        if new_notes:
+            blocks.append(fold(new_notes))
     if footer:
-        blocks.append(fold(list(map(_as_plain, footer))))
+        blocks.append(fold(footer))
     return "\n\n".join(blocks)
 
 
 def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
     """Fold texts into lines of 80 columns. Each text begins on a new line.
+
+    Control characters are spelt out, but a tab becomes blanks.
 
     Args:
         texts: The texts.
@@ -169,46 +165,45 @@ def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
         break_long_words=False,
         break_on_hyphens=hyphens,
     )
-    return "\n".join(wrapper.fill(text.translate(_PLAIN)) for text in texts)
+    return "\n".join(wrapper.fill(_as_plain(text, keep="\t")) for text in texts)
 
 
-def _write_cells(table: Table) -> Grid:
-    grid = [[_as_plain(heading) for heading in table.header]]
-    for cells in table.cells:
-        grid.append([_as_plain(cell.text) for cell in cells])
-    return grid
+def _as_plain(text: str, keep: str = "") -> str:
+    return visible(text, keep=keep).translate(_PLAIN)
 
 
-def _as_plain(text: str) -> str:
-    return visible(text, keep="").translate(_PLAIN)
-
-
-def _write_text(title: str, grid: Grid, is_numeric: Sequence[bool], notes: Sequence[str]) -> str:
-    """The text of a table.
+def _write_lines(table: Table) -> tuple[int, list[str]]:
+    """The number of columns that become headings of groups, and the lines of header and rows.
 
     In a table that is too wide, headings take two lines, and the texts of the first columns (such
     as a model's name) become headings of groups of rows.
     """
+    grid = [[*map(_as_plain, table.header)]]
+    for cells in table.cells:
+        grid.append([_as_plain(cell.text) for cell in cells])
+    is_numeric = [column.numeric for column in table.columns]
     group_columns, header = _fit_width(grid, is_numeric)
-    body = [row[group_columns:] for row in grid[1:]]
-    alignments = [("left", "right")[numeric] for numeric in is_numeric[group_columns:]]
-    text = tabulate([*header, *body], tablefmt="plain", disable_numparse=True, colalign=alignments)
-    # not `splitlines`, which would drop an empty last line
-    lines = text.split("\n")
-    blocks = [fold([title], hyphens=False), "", *lines[: len(header)]]
+
+    def align(row: Sequence[str]) -> str:
+        cells = []
+        for text, rule, numeric in zip(row, header[-1], is_numeric[group_columns:], strict=True):
+            cells.append(text.rjust(len(rule)) if numeric else text.ljust(len(rule)))
+        return "  ".join(cells).rstrip()
+
+    lines = [*map(align, header)]
     previous_group = ""
-    for row, line in zip(grid[1:], lines[len(header) :], strict=True):
+    for row in grid[1:]:
         group = ", ".join(row[:group_columns])
         if group != previous_group:
-            blocks += ["", group]
-        blocks.append(line)
+            lines += ["", group]
+        lines.append(align(row[group_columns:]))
         previous_group = group
-    if notes:
-        blocks += ["", fold(notes)]
-    return "\n".join(blocks)
+    return group_columns, lines
 
 
-def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequence[str]]]:
+def _fit_width(
+    grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]
+) -> tuple[int, list[Sequence[str]]]:
     """The number of columns that must become headings of groups, and the lines of the header.
 
     Columns of words before the first column of numbers can become such headings. A table of words
@@ -223,7 +218,7 @@ def _fit_width(grid: Grid, is_numeric: Sequence[bool]) -> tuple[int, list[Sequen
         for header in ([headings], [*zip(*halves, strict=True)]):
             columns = zip(*header, *body, strict=True)
             rule = ["-" * max(map(len, column)) for column in columns]
-            # tabulate separates columns by two blanks
+            # two blanks separate columns
             if len("  ".join(rule)) <= width:
                 return group_columns, [*header, rule]
     return group_columns, [*header, rule]
