@@ -22,8 +22,8 @@ from harness.errors import DataError, explain_hub_error, name_similar_files
 
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
+CSV_SUFFIXES = (".csv", ".tsv")
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
-_CSV = re.compile(r"\.[ct]sv(?:\.gz)?\Z", re.I)
 _REPEATED = object()
 """In place of a key: its value is the key that stands twice in the object."""
 
@@ -87,12 +87,12 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         name, revision, configuration, split = match.groups()
         yield from _read_rows(path, name, configuration, revision=revision, split=split)
         return
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    suffix = _find_suffix(path)
     try:
         with _open_text(path) as stream:
             if suffix in (".parquet", ".arrow"):
                 records = _read_rows(path, suffix[1:], data_files=str(path), split="train")
-            elif suffix in (".csv", ".tsv"):
+            elif suffix in CSV_SUFFIXES:
                 records = _read_csv(path, stream)
             elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
                 records = _read_json(path, stream.read())
@@ -109,6 +109,10 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         raise DataError(f"Data file {path}: {reason}.{name_similar_files(path)}") from None
 
 
+def _find_suffix(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
 def _open_text(path: Path) -> Any:
     opener: Any = gzip.open if path.suffix == ".gz" else open
     # some editors begin a file with a byte order mark, which does not belong to the first field
@@ -117,7 +121,7 @@ def _open_text(path: Path) -> Any:
 
 def find_delimiter(path: Path) -> str:
     """The character between the columns of a CSV file; empty for another file."""
-    if not _CSV.search(path.name):
+    if _find_suffix(path) not in CSV_SUFFIXES:
         return ""
     with _open_text(path) as stream:
         # spreadsheets write semicolons where the comma is the decimal sign

@@ -1,6 +1,5 @@
 """Progress of a long command: bars in a terminal, lines in a log."""
 
-import math
 import sys
 import textwrap
 import time
@@ -22,7 +21,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
-from rich.text import Text
 
 from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
@@ -66,14 +64,12 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
         _has_bars.set()
         bar = bars.add_task(title, total=None)
-        next_line_at = math.inf
+        # short work prints no line
+        next_line_at = time.monotonic() + 2
 
         def advance(finished: int, total: int) -> None:
             nonlocal next_line_at
             bars.update(bar, completed=finished, total=total)
-            # the first line is due two seconds after the first step, so that short work prints none
-            if math.isinf(next_line_at):
-                next_line_at = time.monotonic() + 2
             if bars.disable and time.monotonic() >= next_line_at:
                 print_message(f"{title}: {finished} of {total}")
                 next_line_at = time.monotonic() + LOG_SECONDS
@@ -126,13 +122,16 @@ class Progress:
     """
 
     def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
-        self._bars = _make_bars(_StatusColumn(self._describe_speed), quiet=quiet)
+        self._bars = _make_bars(TextColumn("{task.fields[status]}", markup=False), quiet=quiet)
         self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
-        self._bar_ids = {
-            name: self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
-            for name, total in {**totals, ALL: sum(totals.values())}.items()
-        }
+        for name, total in {**totals, ALL: sum(totals.values())}.items():
+            self._bars.add_task(
+                name, start=False, total=total, tokens=0, scored=0, correct=0, status=""
+            )
+        # the total is added last
+        *bars, self._total = self._bars.tasks
+        self._tasks = dict(zip(totals, bars, strict=True))
         self._recorded: Counter[str] = Counter()
         self._printed_at = time.monotonic()
 
@@ -152,20 +151,20 @@ class Progress:
         self._count(task, scored=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
-        """Print a line if there are no bars and the last line is old enough."""
+        """Update the speed. If there are no bars, print a line once the last is old enough."""
+        self._show_speed()
         if self._bars.disable and time.monotonic() - self._printed_at >= LOG_SECONDS:
             self.print_line()
 
     def print_line(self) -> None:
         """Print a line for a log now, wrapped at 80 columns."""
         self._printed_at = time.monotonic()
-        # `_bar_ids` adds the total after all tasks, so it is the last bar
-        *tasks, total = self._bars.tasks
         # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [
-            f"{task.description}\0{_count_samples(task)}\0{_accuracy(task)}" for task in tasks
+            f"{name}\0{_count_samples(task)}\0{_accuracy(task)}"
+            for name, task in self._tasks.items()
         ]
-        summary = f"mless: {_count_samples(total)} samples, {self._describe_speed(total)}"
+        summary = f"mless: {_count_samples(self._total)} samples, {self._describe_speed()}"
         lines = textwrap.fill(
             f"{summary} | {', '.join(counts)}",
             TABLE_WIDTH,
@@ -175,16 +174,20 @@ class Progress:
         print(lines.replace("\0", " "), file=sys.stderr, flush=True)
 
     def _count(self, name: str, advance: int = 0, **counts: int) -> None:
-        for bar in (self._bar_ids[name], self._bar_ids[ALL]):
-            fields = self._bars.tasks[bar].fields
-            sums = {field: fields[field] + count for field, count in counts.items()}
-            self._bars.update(bar, advance=advance, **sums)
+        for task in (self._tasks[name], self._total):
+            for field, count in counts.items():
+                task.fields[field] += count
+            self._bars.update(task.id, advance=advance, status=f"{_accuracy(task):>6} correct")
+        self._show_speed()
+
+    def _show_speed(self) -> None:
+        self._total.fields["status"] = self._describe_speed()
 
     def __enter__(self) -> Self:
         """Start the clock, once the model is loaded. Recorded samples took no time."""
         self._printed_at = time.monotonic()
-        for name, bar in self._bar_ids.items():
-            self._bars.reset(bar, completed=self._recorded[name])
+        for task in self._bars.tasks:
+            self._bars.reset(task.id, completed=self._recorded[task.description])
         self._bars.start()
         _has_bars.set()
         return self
@@ -194,7 +197,7 @@ class Progress:
         if self._bars.disable:
             self.print_line()
 
-    def _describe_speed(self, total: Task) -> str:
+    def _describe_speed(self) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
         A sample is expected to be as long as the mean of the finished samples; before any is
@@ -202,6 +205,7 @@ class Progress:
         samples. rich's own estimate starts at the first finished sample. The samples of a batch
         finish late and close together, so that estimate would be too short.
         """
+        total = self._total
         # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
         running_tokens = sum(self.running())
@@ -221,19 +225,6 @@ class Progress:
         return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
 
 
-class _StatusColumn(ProgressColumn):
-    """The accuracy of a task; for all tasks together, the speed."""
-
-    def __init__(self, describe_speed: Callable[[Task], str]) -> None:
-        super().__init__()
-        self._describe_speed = describe_speed
-
-    def render(self, task: Task) -> Text:
-        if task.description == ALL:
-            return Text(self._describe_speed(task))
-        return Text(f"{_accuracy(task):>6} correct")
-
-
 def _make_bars(
     last_column: ProgressColumn, *, quiet: bool = False, transient: bool = False
 ) -> Bars:
@@ -242,7 +233,12 @@ def _make_bars(
     Transient bars vanish at the end.
     """
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), last_column)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        last_column,
+    )
     is_hidden = quiet or not console.is_terminal
     return Bars(*columns, console=console, disable=is_hidden, transient=transient)
 

@@ -57,13 +57,13 @@ def print_changes(console: Console, problems: Iterable[Problem], criterion: Crit
             text = prompts[0].prompt
         console.print()
         _print_title(console, f"{outcome.replace('_', ' ')}  {problem.id}", prompts[0])
-        console.print(spell_out(text.strip(), console.encoding), overflow="fold")
+        _print(console, (text.strip(), ""))
         expected_verdicts = _CHANGES.get(outcome, (None, None))
         for prompt, is_correct in zip(prompts, expected_verdicts, strict=True):
             are_correct = [verdict == "correct" for verdict in prompt.verdicts]
             # the first of several samples need not have the verdict that the outcome is about
             index = are_correct.index(is_correct) if is_correct in are_correct else 0
-            console.print(Text(label(prompt.condition), style="bold"))
+            _print(console, (label(prompt.condition), "bold"))
             _print_samples(console, prompt, [index])
 
 
@@ -107,11 +107,9 @@ def print_problem(
     for prompt in prompts:
         console.print()
         draw = "" if prompt.problem_id == problem else f", {prompt.problem_id}"
-        text = Text()
-        text.append(f"{label(prompt.condition)}, {prompt.layout}{draw}\n", style="bold")
-        for role, segment in prompt.parts:
-            text.append(spell_out(segment, console.encoding), style=_STYLES.get(role, "none"))
-        console.print(text, overflow="fold")
+        heading = f"{label(prompt.condition)}, {prompt.layout}{draw}\n"
+        segments = [(segment, _STYLES.get(role, "")) for role, segment in prompt.parts]
+        _print(console, (heading, "bold"), *segments)
         _print_samples(console, prompt, range(len(prompt.completions)))
 
 
@@ -124,12 +122,17 @@ def spell_out(text: str, encoding: str = "utf-8") -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def _print(console: Console, *parts: tuple[str, str]) -> None:
+    """Print texts, each with its style, in which nothing acts on the terminal."""
+    texts = [(spell_out(text, console.encoding), style) for text, style in parts]
+    console.print(Text.assemble(*texts), overflow="fold")
+
+
 def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
     doc = prompt.doc
     level = f"level {doc['level']}" if doc["level"] else ""
     facts = (title, level, doc["subject"], f"gold answer {doc['answer']}")
-    text = "  ".join(filter(None, facts))
-    console.print(spell_out(text, console.encoding), style="bold")
+    _print(console, ("  ".join(filter(None, facts)), "bold"))
 
 
 def _print_samples(console: Console, prompt: AnsweredPrompt, indices: Iterable[int]) -> None:
@@ -139,9 +142,6 @@ def _print_samples(console: Console, prompt: AnsweredPrompt, indices: Iterable[i
         verdict, answer, completion = samples[index]
         number = f" {index + 1} of {len(samples)}" if len(samples) > 1 else ""
         style = "green" if verdict == "correct" else "red"
-        verdict = verdict or "not graded"
-        answer = spell_out(answer or "-", console.encoding)
-        completion = spell_out(completion or "not recorded", console.encoding).strip("\n")
-        text = Text(f"-> completion{number}: {verdict}", style=style)
-        text.append(f", answer {answer}\n", style="none")
-        console.print(text.append(completion, style="none"), overflow="fold")
+        heading = f"-> completion{number}: {verdict or 'not graded'}"
+        completion = (completion or "not recorded").strip("\n")
+        _print(console, (heading, style), (f", answer {answer or '-'}\n{completion}", ""))

@@ -1,6 +1,6 @@
-"""The figures of `mless plot`. A new kind has a name in `Kind` and an entry in `FIGURES`."""
+"""The figures of `mless plot`. A new kind has a name in `Kind` and a case in `draw_figures`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas
 from matplotlib.figure import Figure
@@ -16,55 +16,39 @@ from harness.display.format_values import name_score
 from harness.errors import ComparisonError
 from harness.runs.read_runs import Run
 
-Drawing = tuple[Figure, pandas.DataFrame]
-"""A figure and the numbers that it shows."""
-
 
 def draw_figures(
     board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]
-) -> Iterator[tuple[Kind, Drawing]]:
-    """The figures of the requested kinds; without a request, all that these runs have.
+) -> Iterator[tuple[Kind, tuple[Figure, pandas.DataFrame]]]:
+    """The figures of the requested kinds with the numbers that they show; else all of these runs.
 
     Raises:
         ComparisonError: nothing is compared with the baseline, or a requested kind needs other
             runs.
     """
     run_names = " ".join(run.name for run in runs)
-    if without_reference_conditions(board.comparison)["difference"].isna().all():
-        raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
-    for kind in dict.fromkeys(kinds or Kind):
-        drawing = FIGURES[kind](board, runs)
-        if drawing is not None:
-            for text in drawing[0].findobj(Text):
-                text.set_text(name_score(text.get_text(), board.score))
-            yield kind, drawing
-        elif kinds:
-            reason = "no filler has two lengths"
-            raise ComparisonError(f"{run_names}: {reason}, so there is no such figure to draw.")
-
-
-def _draw_accuracies(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
     table = without_reference_conditions(board.comparison)
-    title = f"Results on {name_datasets(board.receipt)}"
-    return draw_accuracies(table, title=title), table
-
-
-def _draw_differences(board: Leaderboard, runs: Sequence[Run]) -> Drawing:
-    return draw_forest(board.comparison), board.comparison
-
-
-def _draw_filler_lengths(board: Leaderboard, runs: Sequence[Run]) -> Drawing | None:
+    if table["difference"].isna().all():
+        raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
-    if not find_sweeps(conditions):
-        return None
-    rows = [{"condition": name, **condition.describe()} for name, condition in conditions.items()]
-    table = without_contrasts(board.comparison)
-    table = table.merge(pandas.DataFrame(rows), on="condition", how="left")
-    return draw_dose(table, conditions), table
-
-
-FIGURES: dict[Kind, Callable[[Leaderboard, Sequence[Run]], Drawing | None]] = {
-    Kind.ACCURACY: _draw_accuracies,
-    Kind.FOREST: _draw_differences,
-    Kind.DOSE: _draw_filler_lengths,
-}
+    for kind in dict.fromkeys(kinds or Kind):
+        if kind == Kind.ACCURACY:
+            numbers = table
+            figure = draw_accuracies(table, title=f"Results on {name_datasets(board.receipt)}")
+        elif kind == Kind.FOREST:
+            numbers = board.comparison
+            figure = draw_forest(numbers)
+        elif find_sweeps(conditions):
+            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
+            numbers = without_contrasts(board.comparison)
+            numbers = numbers.merge(pandas.DataFrame(fields), on="condition", how="left")
+            figure = draw_dose(numbers, conditions)
+        elif kinds:
+            raise ComparisonError(
+                f"{run_names}: no filler has two lengths, so there is no such figure to draw."
+            )
+        else:
+            continue
+        for text in figure.findobj(Text):
+            text.set_text(name_score(text.get_text(), board.score))
+        yield kind, (figure, numbers)

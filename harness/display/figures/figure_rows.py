@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import text_to_path
 
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, INK, LINE_HEIGHT, MUTED, Look
+from harness.display.figures.figure_style import FONT, INK, LINE_HEIGHT, MUTED, Look
 
 ROW_HEIGHT = 0.19
 """The height of a row with one line of text, in inches."""
@@ -63,33 +61,27 @@ def draw_rows(
         zero: Whether a line marks 0.
         title: The text above the rows, to the left.
     """
-    columns, right = _place_columns(rows)
+    used_columns = set[str]().union(*(row.cells for row in rows))
+    columns = {}
+    right = 0.1
+    for name, width in COLUMN_WIDTHS.items():
+        if name in used_columns:
+            columns[name] = right
+            right += width
     header = FigureRow(title, dict(zip(columns, columns, strict=True)))
-    rows_height = sum(row.height for row in rows)
-    names = "\n".join(row.name for row in rows if row.look).split("\n")
-    font = FontProperties(size=FONT)
-    sizes = [text_to_path.get_text_width_height_descent(name, font, ismath=False) for name in names]
-    name_width = 0.14 + max(sizes)[0] / 72
+    height = sum(row.height for row in rows)
     # above the rows their header, below them the axis and the first line of the note
-    with figure_style.drawing(rows_height + 0.84, note, managed=False) as figure:
-        height = figure.get_figheight()
-        axes = figure.add_axes(
-            (
-                name_width / INCHES,
-                1 - (rows_height + 0.2) / height,
-                1 - (name_width + right) / INCHES,
-                rows_height / height,
-            )
-        )
-        _write_row(axes, -ROW_HEIGHT / 2, header, columns, name_width)
+    with figure_style.drawing(height + 0.84, note) as figure:
+        axes = figure.subplots()
+        _write_row(axes, -ROW_HEIGHT / 2, header, columns, MUTED)
         top = 0.0
         for row in rows:
             y = top + row.height / 2
-            _write_row(axes, y, row, columns, name_width)
+            _write_row(axes, y, row, columns, INK)
             _draw_marks(axes, y, row)
             top += row.height
         # downwards, so that the first row is at the top; the header's row lies above the axes
-        axes.set_ylim(rows_height, 0)
+        axes.set_ylim(height, 0)
         axes.set_yticks([])
         axes.set_xlabel(x_label)
         if zero:
@@ -98,39 +90,30 @@ def draw_rows(
     return figure
 
 
-def _place_columns(rows: Sequence[FigureRow]) -> tuple[dict[str, float], float]:
-    """Where each column of the rows begins and the last one ends, in inches from the axes."""
-    used_columns = set[str]().union(*(row.cells for row in rows))
-    columns = {}
-    right = 0.1
-    for name, width in COLUMN_WIDTHS.items():
-        if name in used_columns:
-            columns[name] = right
-            right += width
-    return columns, right
-
-
 def _write_row(
-    axes: Axes, y: float, row: FigureRow, columns: Mapping[str, float], name_width: float
+    axes: Axes, y: float, row: FigureRow, columns: Mapping[str, float], colour: str
 ) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
-    text: dict[str, Any] = {
-        "xycoords": axes.get_yaxis_transform(),
-        "textcoords": "offset points",
-        "va": "center",
-    }
-    is_header = y < 0
-    colour = MUTED if is_header else INK
+    text: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    beside = axes.get_yaxis_transform()
     for name, inches in columns.items():
         cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
-        axes.annotate(cell, (1, y), xytext=(72 * inches, 0), color=colour, **text)
-    inches, alignment = -0.06, "right"
-    if row.look is None:
-        inches, alignment = 0.03 - name_width, "left"
+        axes.annotate(cell, (1, y), (72 * inches, 0), beside, color=colour, **text)
+    if row.look:
+        axes.annotate(row.name, (0, y), (-4, 0), beside, ha="right", color=INK, **text)
+    else:
         # a heading reaches into the axes, whose lines would strike it through
-        text["backgroundcolor"] = "white"
-    axes.annotate(row.name, (0, y), xytext=(72 * inches, 0), ha=alignment, color=INK, **text)
+        axes.annotate(
+            row.name,
+            (0, y),
+            xytext=(2, 0),
+            xycoords=("figure fraction", "data"),
+            color=INK,
+            backgroundcolor="white",
+            in_layout=False,
+            **text,
+        )
 
 
 def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:

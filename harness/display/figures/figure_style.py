@@ -120,25 +120,18 @@ def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
 
 
 @contextmanager
-def drawing(
-    height: float,
-    note: str,
-    *,
-    managed: bool = True,
-    title: str = "",
-) -> Iterator[Figure]:
+def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
     """A new figure to draw on. On leaving, the legend is added above and the note below.
 
     Args:
         height: The height in inches, with one line of the note.
         note: The meaning of the marks.
-        managed: Whether matplotlib makes room for labels; False if the caller positions the axes.
         title: The title of the figure.
     """
     note = textwrap.fill(note, NOTE_LETTERS, break_on_hyphens=False)
     size = (INCHES, height + LINE_HEIGHT * note.count("\n"))
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=size, layout="constrained" if managed else None)
+        figure = Figure(figsize=size, layout="constrained")
         yield figure
         handles = {}
         for axes in figure.axes:
