@@ -44,7 +44,8 @@ def regrade(
 def describe_grades(grades: pandas.DataFrame) -> str:
     """The number of right samples, and the first samples on which our grader and the log differ."""
     from harness.analysis.result_tables import records
-    from harness.display.format_table import Column, Table, render
+    from harness.display.comparison_columns import word
+    from harness.display.format_table import Table, render
     from harness.display.format_values import plural
     from harness.execution.grade_again import LOG_FORM, REGRADED_SHOWN
     from harness.grading.answer_forms import FORMS, NO_FORM
@@ -74,9 +75,6 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     if len(grades):
         first = grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
         first = first.assign(gold=first["gold"].str[-30:], answer=first["answer"].str[:30])
-        columns = [
-            Column(name, name, str, numeric=False)
-            for name in ("name", "gold", "answer", "verdict", "form")
-        ]
+        columns = [*map(word, ("name", "gold", "answer", "verdict", "form"))]
         lines += ["", render([Table(title, records(first), columns)])]
     return "\n".join(lines)

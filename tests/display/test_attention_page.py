@@ -100,11 +100,6 @@ def decode(prompt, heads):
     return np.stack(layers).reshape(len(layers), heads, prompt["rows"] + 1, len(prompt["text"]))
 
 
-def errors_of(levels):
-    """The largest error of a weight, as the page shows it."""
-    return (levels + 0.25) / LEVELS**2
-
-
 # ---- data ----------------------------------------------------------------------------------------
 
 
@@ -126,7 +121,8 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
         assert np.array_equal(is_missing[0, 0, 1:], queries < position)
         assert np.array_equal(is_missing[:, :, 0], np.isnan(means))
         error = np.abs(weights[..., index] - expected)[~is_missing]
-        assert (error <= errors_of(stored[~is_missing]) + 1e-9).all()
+        # the largest error of a weight, as the page shows it
+        assert (error <= (stored[~is_missing] + 0.25) / LEVELS**2 + 1e-9).all()
     regions = np.array(prompt["sums"])[:, :, 1:]
     filler = trace.rows[..., trace.roles == FILLER].sum(-1)
     assert np.abs(regions[..., TOKEN_REGIONS.index("filler")] - filler).max() < 1e-5

@@ -228,17 +228,14 @@ def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
     assert "Accuracy (%)" in accuracies
 
 
-def test_every_sample_is_in_the_page_word_for_word(demo_text):
+def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_text):
     index, details = read_details(demo_text)
     assert len(details) == 500 and len(index["problems"]) == 500
     for row in load_run(GREEDY_RUN).to_dict("records"):
         (sample,) = details[row["problem_id"]]["samples"][f"0 {row['condition']}"]
         assert (sample["completion"], sample["answer"]) == (row["completion"], row["answer"])
-        assert sample["grades"] == [row[name] for name in index["graders"]]
-
-
-def test_prompts_are_complete_and_their_segments_have_roles(demo_text):
-    _, details = read_details(demo_text)
+        graders = ["verdict", *index["graders"]]
+        assert [sample[name] for name in graders] == [row[name] for name in graders]
     for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines():
         row = json.loads(line)
         segments = details[row["doc"]["id"]]["prompts"][f"0 {row['condition']}"]["parts"]

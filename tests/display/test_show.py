@@ -8,7 +8,7 @@ from harness import Run, load_run
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.show_problems import print_changes, spell_out
 from harness.runs.prompt_sources import Problem
-from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, write_run
+from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, with_cases, write_run
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
@@ -45,16 +45,7 @@ def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers
     assert " ".join(head.split()).startswith(f"{run}, raw, random - wo: {counts}")
 
 
-@pytest.mark.parametrize(
-    ("contrasts", "options", "contrast"),
-    [
-        ({}, (), "dots - wo"),
-        ({"contrasts": ["dots - he"]}, (), "dots - he"),
-        ({"contrasts": ["he - wo", "dots - he"], "primary": "dots - he"}, (), "dots - he"),
-        ({"contrasts": ["dots - he"]}, ("--condition", "he"), "he - wo"),
-        ({"contrasts": ["dots - he"]}, ("--baseline", "wo"), "dots - wo"),
-    ],
-)
+@with_cases
 def test_changes_are_of_the_primary_or_the_first_contrast(
     contrasts, options, contrast, command, tmp_path
 ):

@@ -40,7 +40,6 @@ from harness.runs.versions_and_hashes import receipt_line
 CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
-FIGURE = "Figure: {kind}. The tables have its numbers."
 RECEIPT_IN_SVG = b"<dc:description>"
 """The element of an SVG in which `write_figure` stores the receipt."""
 
@@ -100,7 +99,7 @@ def _collect_facts(
     figures = {}
     if any(row["role"] != "baseline" for row in rows):
         for kind, (figure, _) in draw_figures(board, runs, []):
-            figures[kind] = _embed(figure, FIGURE.format(kind=kind.replace("-", " ")))
+            figures[kind] = _embed(figure, kind)
     forest = figures.pop(Kind.FOREST, None)
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
@@ -126,23 +125,20 @@ def _list_receipts(
     runs: Sequence[Run], attention: Sequence[AttentionView], board: Leaderboard
 ) -> Iterator[tuple[str, str]]:
     """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
-    receipts = []
-    for facts, run in zip(board.receipt, runs, strict=True):
-        receipts.append((receipt_line(facts).removeprefix("receipt: "), run.receipt))
-    for view in attention:
-        receipts.append((f"traces {view.facts['name']}", view.receipt))
-    for line, receipt in receipts:
-        yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
+    lines = [receipt_line(facts).removeprefix("receipt: ") for facts in board.receipt]
+    lines += [f"traces {view.facts['name']}" for view in attention]
+    for line, source in zip(lines, [*runs, *attention], strict=True):
+        yield line, json.dumps(source.receipt, indent=1, ensure_ascii=False, default=str)
 
 
-def _embed(figure: Figure, alternative: str) -> dict[str, str]:
-    """A figure as an SVG image inside the page, with its note as caption and a text alternative."""
+def _embed(figure: Figure, name: str) -> dict[str, str]:
+    """A figure as an SVG image inside the page, with its note as caption."""
     caption = " ".join(figure.get_supxlabel().split())
     # the note stands below the image as text, which can be selected and wraps
     figure.supxlabel("")
     image = BytesIO()
     figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
-    return _as_image(image.getvalue(), alternative, caption)
+    return _as_image(image.getvalue(), name, caption)
 
 
 def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
@@ -153,12 +149,11 @@ def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
             content = path.read_bytes()
             # those of `mless plot` are drawn anew, with the options of the report
             if path.stem not in list(Kind) and RECEIPT_IN_SVG in content:
-                yield _as_image(content, FIGURE.format(kind=path.stem), path.name)
+                yield _as_image(content, path.stem, path.name)
 
 
-def _as_image(content: bytes, alternative: str, caption: str) -> dict[str, str]:
-    source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
-    return {"source": source, "alternative": alternative, "caption": caption}
+def _as_image(content: bytes, name: str, caption: str) -> dict[str, str]:
+    return {"svg": base64.b64encode(content).decode(), "name": name, "caption": caption}
 
 
 def _check_attention(attention: AttentionView, runs: Sequence[Run], samples: Sequence[Row]) -> None:

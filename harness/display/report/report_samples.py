@@ -23,6 +23,13 @@ REPORT_BLOCK = 10
 REPORT_SNIPPET = 90
 """Characters of a problem's text that the report's list shows."""
 
+SAMPLE_COLUMNS = (
+    *("replicate", "sample_index", "completion", "answer", "verdict", "seed", "finish_reason"),
+    *("completion_tokens", "boxes_after_first", "reason", "audit_reason"),
+    *GRADERS,
+)
+"""The columns of `load_run` that the page shows of a sample."""
+
 
 def read_samples(runs: Sequence[Run]) -> list[Row]:
     """The samples of all runs, with the names of `load_run`'s columns.
@@ -88,7 +95,7 @@ def pack_samples(
         "baseline": baseline,
         "conditions": conditions,
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
-        "graders": ["verdict", *GRADERS],
+        "graders": GRADERS,
         "flips": {
             name_arm(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows
         },
@@ -125,24 +132,11 @@ def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
 
 def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
     """The prompts and samples of one problem by arm."""
-    prompts, samples = {}, {}
+    prompts: JsonObject = {}
+    samples: JsonObject = {}
     for arm, rows in arms.items():
         prompts[arm] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
-        samples[arm] = [_describe_sample(row) for row in rows]
+        samples[arm] = []
+        for row in rows:
+            samples[arm].append({name: row.get(name) for name in SAMPLE_COLUMNS})
     return {"prompts": prompts, "samples": samples}
-
-
-def _describe_sample(row: Row) -> JsonObject:
-    reasons = (row.get("reason"), row.get("audit_reason"))
-    return {
-        "replicate": row["replicate"],
-        "number": row["sample_index"],
-        "completion": row["completion"],
-        "answer": row["answer"],
-        "grades": [row["verdict"], *(row.get(name) for name in GRADERS)],
-        "finish": row["finish_reason"],
-        "tokens": row["completion_tokens"],
-        "seed": row["seed"],
-        "remarks": [reason for reason in reasons if reason],
-        "boxes": row.get("boxes_after_first"),
-    }

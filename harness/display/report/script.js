@@ -256,17 +256,17 @@
   const GRADES = new Map([[true, "right"], [false, "wrong"]]);
 
   function sampleText(sample, baselineSamples, several, open) {
-    const baselineSample = baselineSamples.find((candidate) => candidate.number === sample.number && candidate.replicate === sample.replicate);
-    const [verdict, ...grades] = sample.grades;
-    const chip = make("span", { class: `chip ${verdict}` }, plain(verdict));
+    const baselineSample = baselineSamples.find((candidate) => candidate.sample_index === sample.sample_index && candidate.replicate === sample.replicate);
+    const chip = make("span", { class: `chip ${sample.verdict}` }, plain(sample.verdict));
     const facts = [
-      sample.finish && `ended by ${sample.finish}`,
-      sample.tokens !== null && `${sample.tokens} tokens`,
+      sample.finish_reason && `ended by ${sample.finish_reason}`,
+      sample.completion_tokens !== null && `${sample.completion_tokens} tokens`,
       sample.seed !== null && `seed ${sample.seed}`,
-      sample.boxes && `${sample.boxes} boxes after the first`,
+      sample.boxes_after_first && `${sample.boxes_after_first} boxes after the first`,
       baselineSample && baselineSample.completion === sample.completion && "identical to the baseline's completion",
-      ...sample.remarks,
-      ...grades.map((grade, number) => GRADES.has(grade) && `${data.graders[number + 1]}: ${GRADES.get(grade)}`),
+      sample.reason,
+      sample.audit_reason,
+      ...data.graders.map((grader) => GRADES.has(sample[grader]) && `${grader}: ${GRADES.get(sample[grader])}`),
     ].filter(Boolean);
     const answer = sample.answer === null ? "none" : make("bdi", {}, make("code", {}, plain(sample.answer)));
     const body = [
@@ -275,7 +275,7 @@
       make("p", { class: "small" }, plain(facts.join(" \u00b7 "))),
     ];
     if (!several) return body;
-    const title = `sample ${sample.number + 1}${sample.replicate ? `, replicate ${sample.replicate + 1}` : ""}: `;
+    const title = `sample ${sample.sample_index + 1}${sample.replicate ? `, replicate ${sample.replicate + 1}` : ""}: `;
     return make("details", { open }, make("summary", {}, title, chip), body);
   }
 
