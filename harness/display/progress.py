@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from harness.display.format_table import TABLE_WIDTH
 from harness.engines.start_errors import load_step
@@ -122,13 +123,11 @@ class Progress:
     """
 
     def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
-        self._bars = _make_bars(TextColumn("{task.fields[status]}", markup=False), quiet=quiet)
+        self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
         self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
         for name, total in {**totals, ALL: sum(totals.values())}.items():
-            self._bars.add_task(
-                name, start=False, total=total, tokens=0, scored=0, correct=0, status=""
-            )
+            self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
         # the total is added last
         *bars, self._total = self._bars.tasks
         self._tasks = dict(zip(totals, bars, strict=True))
@@ -151,8 +150,7 @@ class Progress:
         self._count(task, scored=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
-        """Update the speed. If there are no bars, print a line once the last is old enough."""
-        self._show_speed()
+        """Print a line if there are no bars and the last line is old enough."""
         if self._bars.disable and time.monotonic() - self._printed_at >= LOG_SECONDS:
             self.print_line()
 
@@ -164,7 +162,7 @@ class Progress:
             f"{name}\0{_count_samples(task)}\0{_accuracy(task)}"
             for name, task in self._tasks.items()
         ]
-        summary = f"mless: {_count_samples(self._total)} samples, {self._describe_speed()}"
+        summary = f"mless: {_count_samples(self._total)} samples, {self.describe_speed()}"
         lines = textwrap.fill(
             f"{summary} | {', '.join(counts)}",
             TABLE_WIDTH,
@@ -177,11 +175,7 @@ class Progress:
         for task in (self._tasks[name], self._total):
             for field, count in counts.items():
                 task.fields[field] += count
-            self._bars.update(task.id, advance=advance, status=f"{_accuracy(task):>6} correct")
-        self._show_speed()
-
-    def _show_speed(self) -> None:
-        self._total.fields["status"] = self._describe_speed()
+            self._bars.advance(task.id, advance)
 
     def __enter__(self) -> Self:
         """Start the clock, once the model is loaded. Recorded samples took no time."""
@@ -197,7 +191,7 @@ class Progress:
         if self._bars.disable:
             self.print_line()
 
-    def _describe_speed(self) -> str:
+    def describe_speed(self) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
         A sample is expected to be as long as the mean of the finished samples; before any is
@@ -223,6 +217,19 @@ class Progress:
         if remaining_share <= 0:
             return speed
         return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
+
+
+class _StatusColumn(ProgressColumn):
+    """The accuracy of a task; for all tasks together, the speed."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        if task.description == ALL:
+            return Text(self._progress.describe_speed())
+        return Text(f"{_accuracy(task):>6} correct")
 
 
 def _make_bars(

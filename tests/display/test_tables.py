@@ -108,20 +108,18 @@ def test_texts_and_numbers_of_a_row(counts, margin, texts):
 
 def test_the_noise_of_a_difference_stands_below_the_table():
     verdicts = drawn(5, 100, 2, {**REPEATED, "mful": 0.5}, WRONG_ONLY)
-    mean = {name: np.mean(np.array(problems) == "correct") for name, problems in verdicts.items()}
-    moved = 100 * (mean["mless again"] - mean["wo again"] - mean["mless"] + mean["wo"])
-    flips = 0
-    for name in ("wo", "mless"):
-        pairs = zip(verdicts[name], verdicts[f"{name} again"], strict=True)
-        for first, second in pairs:
-            flips += sum((a == "correct") != (b == "correct") for a in first for b in second) / 8
+    is_right = {name: np.array(problems) == "correct" for name, problems in verdicts.items()}
+    repeated = [(is_right[name], is_right[f"{name} again"]) for name in ("wo", "mless")]
+    before, after = (100 * (second.mean() - first.mean()) for first, second in repeated)
+    # [problem, sample, repeat sample]
+    flips = sum((first[:, :, None] != second[:, None]).sum() / 8 for first, second in repeated)
     run = evaluation(verdicts)
     completions = run.samples["replicate"] * (run.samples["sample_index"] == 0)
     samples = run.samples.assign(completion=completions.astype(str))
     object.__setattr__(run, "samples", samples)
     grid = show_comparison(make_leaderboard([run]))
     (note,) = notes_with(grid, "A/A")
-    moves = f"and the difference changes by {signed(moved)} points."
+    moves = f"and the difference changes by {signed(after - before)} points."
     noise = f"200 of 400 completions differ, {flips:.1f} problems flip, {moves}"
     assert f"w/ Mless and its baseline: {noise}" in note
     assert note.endswith("points."), "greedy samples have no seeds"
