@@ -127,14 +127,17 @@ def _list_receipts(
     """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
     lines = [receipt_line(facts).removeprefix("receipt: ") for facts in board.receipt]
     lines += [f"traces {view.facts['name']}" for view in attention]
-    for line, source in zip(lines, [*runs, *attention], strict=True):
-        yield line, json.dumps(source.receipt, indent=1, ensure_ascii=False, default=str)
+    receipts = [source.receipt for source in (*runs, *attention)]
+    for line, receipt in zip(lines, receipts, strict=True):
+        yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
 
 
 def _embed(figure: Figure, name: str) -> dict[str, str]:
     """A figure as an SVG image inside the page, with its note as caption."""
     caption = " ".join(figure.get_supxlabel().split())
-    # the note stands below the image as text, which can be selected and wraps
+    # the note stands below the image as text, which can be selected and wraps; its room is cut off
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     figure.supxlabel("")
     image = BytesIO()
     figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
