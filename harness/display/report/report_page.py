@@ -127,7 +127,8 @@ def _list_receipts(
     """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
     lines = [receipt_line(facts).removeprefix("receipt: ") for facts in board.receipt]
     lines += [f"traces {view.facts['name']}" for view in attention]
-    receipts = [source.receipt for source in (*runs, *attention)]
+    receipts: list[Mapping[str, Any]] = [run.receipt for run in runs]
+    receipts += [view.receipt for view in attention]
     for line, receipt in zip(lines, receipts, strict=True):
         yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
 
