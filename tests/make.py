@@ -19,7 +19,7 @@ import pandas
 import pytest
 import yaml
 
-from attention_probe.analysis.average_curves import CurveSettings, average_curves, chosen_problems
+from attention_probe.analysis.average_curves import CurveSettings, average_curve, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.analysis import compare
@@ -463,14 +463,14 @@ def same(trace, expected):
     return True
 
 
-def aligned_curve(traces, *, condition, head, baseline=None, problem_ids=None, **options):
+def aligned_curve(traces, *, condition, baseline=None, problem_ids=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
     if problem_ids is None:
         problem_ids = chosen_problems(traces, [condition, baseline or condition])
-    table = average_curves(
+    table = average_curve(
         traces,
-        CurveSettings(heads=[head], **options),
-        conditions=[condition],
+        CurveSettings(**options),
+        condition=condition,
         problem_ids=problem_ids,
         baseline=baseline,
     )

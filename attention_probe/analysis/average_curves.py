@@ -41,7 +41,7 @@ class CurveSettings:
 
     Attributes:
         layer: Counted from 1.
-        heads: Counted from 1.
+        head: Counted from 1.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         definition: Which queries the average is over.
         exclude_first: Leave the first token out, which in some models takes most of the attention.
@@ -49,7 +49,7 @@ class CurveSettings:
     """
 
     layer: int
-    heads: Sequence[int]
+    head: int
     view: View = "aligned"
     definition: Definition = "common"
     exclude_first: bool | None = False
@@ -62,36 +62,36 @@ class CurveSettings:
         return int(self.exclude_first)
 
     def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> Floats:
-        """The weights [head, prompt, x], NaN where a prompt has no token.
+        """The weights [prompt, x], NaN where a prompt has no token.
 
         Raises:
-            ConfigError: the layer or a head was not recorded.
+            ConfigError: the layer or the head was not recorded.
         """
         layer_index = header.axis_index("layer", self.layer)
-        head_indices = [header.axis_index("head", head) for head in self.heads]
+        head_index = header.axis_index("head", self.head)
         width = max(len(record.tokens) for record in records)
-        table = np.full((len(head_indices), len(records), width), np.nan)
-        for prompt_index, record in enumerate(records):
+        table = np.full((len(records), width), np.nan)
+        for weights, record in zip(table, records, strict=True):
             means = record.mean_common if self.definition == "common" else record.mean_all
             positions = record.original_pos
             if self.view == "full":
                 positions = np.arange(len(record.tokens))
             # inserted tokens have no aligned position: -1
             is_visible = positions >= self.first_x(header)
-            curves = means[layer_index, head_indices]
-            table[:, prompt_index, positions[is_visible]] = curves[:, is_visible]
+            curve = means[layer_index, head_index]
+            weights[positions[is_visible]] = curve[is_visible]
         return table
 
 
-def average_curves(
+def average_curve(
     traces: AttentionTraces,
     settings: CurveSettings,
     *,
-    conditions: Iterable[str],
+    condition: str,
     problem_ids: Sequence[str],
     baseline: str | None = None,
 ) -> pandas.DataFrame:
-    """Curves of several heads under several conditions, one row per point.
+    """The curve of a head under a condition, one row per point.
 
     In the full view the mean is over the prompts whose filler stands at the same positions. They
     must be more than half, and the note gives their number. Compared with a baseline without
@@ -100,8 +100,8 @@ def average_curves(
 
     Args:
         traces: The traces.
-        settings: Layer, heads, view and definition.
-        conditions: The conditions whose prompts are averaged.
+        settings: Layer, head, view and definition.
+        condition: The condition whose prompts are averaged.
         problem_ids: The problems whose prompts are averaged. To compare conditions, pass
             `chosen_problems`.
         baseline: A condition that is subtracted prompt by prompt, in the aligned view.
@@ -122,20 +122,6 @@ def average_curves(
         ConfigError: the traces lack a layer or head, or fewer than half of the prompts share a
             region of the filler.
     """
-    curves: list[pandas.DataFrame] = []
-    for condition in conditions:
-        curves += _condition_curves(traces, settings, condition, problem_ids, baseline)
-    return pandas.concat(curves, ignore_index=True)
-
-
-def _condition_curves(
-    traces: AttentionTraces,
-    settings: CurveSettings,
-    condition: str,
-    problem_ids: Sequence[str],
-    baseline: str | None,
-) -> Iterator[pandas.DataFrame]:
-    """The curve of each head under one condition."""
     header = traces.header
     records = [traces.get(problem_id, condition) for problem_id in problem_ids]
     filler: Integers | tuple[()] = ()
@@ -147,26 +133,26 @@ def _condition_curves(
     if baseline is not None:
         baseline_records = [traces.get(problem_id, baseline) for problem_id in averaged_ids]
         subtracted = settings.read_weights(header, baseline_records)
-        width = min(weights.shape[-1], subtracted.shape[-1])
+        width = min(weights.shape[1], subtracted.shape[1])
         # in the aligned view, both have the positions of the prompt without filler
-        weights = weights[..., :width] - subtracted[..., :width]
+        weights = weights[:, :width] - subtracted[:, :width]
     clusters = traces.clusters(averaged_ids)
     notes = _notes(traces, condition, baseline, len(averaged_ids), len(problem_ids))
-    facts = {
-        "condition": condition if baseline is None else contrast_name(condition, baseline),
-        "layer": settings.layer,
-        "view": settings.view,
-        "definition": "completion" if header.queries == "completion" else settings.definition,
-        "first_token_excluded": settings.first_x(header) > 0,
-        "unit": SHARE,
-        "prompts": len(averaged_ids),
-        "clusters": clusters.max() + 1,
-        "note": "; ".join(notes) or None,
-    }
-    for head, table in zip(settings.heads, weights, strict=True):
-        points = average_columns(table, clusters).rename_axis("x").reset_index()
-        points = points[points["count"] > 0]
-        yield points.assign(**facts, head=head, in_filler=points["x"].isin(filler))
+    points = average_columns(weights, clusters).rename_axis("x").reset_index()
+    points = points[points["count"] > 0]
+    return points.assign(
+        condition=condition if baseline is None else contrast_name(condition, baseline),
+        layer=settings.layer,
+        view=settings.view,
+        definition="completion" if header.queries == "completion" else settings.definition,
+        first_token_excluded=settings.first_x(header) > 0,
+        unit=SHARE,
+        prompts=len(averaged_ids),
+        clusters=clusters.max() + 1,
+        note="; ".join(notes) or None,
+        head=settings.head,
+        in_filler=points["x"].isin(filler),
+    )
 
 
 def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
-from attention_probe.figures.figure_numbers import BARS, curve_name
+from attention_probe.figures.figure_numbers import BARS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER
 from harness.display.format_values import label, visible
@@ -91,10 +91,10 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
         axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     step = 0.5 if panel.limits else 0.2
-    for index, (condition, look) in enumerate(panel.looks.items()):
-        curve = panel_points[panel_points["condition"] == curve_name(panel, condition)].set_index(
-            "x"
-        )
+    # the points have the order of the looks
+    curves = panel_points.set_index("x").groupby("condition", sort=False)
+    pairs = zip(panel.looks.items(), curves, strict=True)
+    for index, ((condition, look), (_, curve)) in enumerate(pairs):
         # matplotlib draws a line across positions without a value, but breaks it at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)

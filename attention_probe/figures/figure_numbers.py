@@ -1,14 +1,14 @@
 """The numbers of a figure of attention curves: points, and accuracies of bars."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pandas
 
 from attention_probe.analysis.average_curves import (
     CurveSettings,
-    average_curves,
+    average_curve,
     chosen_problems,
     shared_problems,
 )
@@ -18,7 +18,6 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
 from harness.display.published_numbers import read_reference
 from harness.errors import ConfigError
-from harness.experiment.conditions import contrast_name
 from harness.runs.read_runs import Run
 
 BARS = ("wo", "mless", "mful")
@@ -34,7 +33,7 @@ def read_curves(
     matched problems that did not flip; they are averaged separately.
 
     Args:
-        panels: The panels, sorted by row.
+        panels: The panels.
         config: The figure.
         traces: The traces of the panels' model. By default the first token is left out of the
             curves of Llama and Gemma.
@@ -43,59 +42,40 @@ def read_curves(
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all
             conditions.
     """
-    # `groupby` joins neighbours only; the panels are sorted by row
-    groups = itertools.groupby(panels, lambda panel: (panel.row, panel.head.layer))
     tables: list[pandas.DataFrame] = []
-    for _, group in groups:
-        tables += _layer_curves(list(group), config, traces)
+    for panel in panels:
+        row_config, subtracted = panel.row_config, panel.row_config.subtracted
+        conditions = [*row_config.series]
+        if subtracted:
+            conditions.append(subtracted)
+        shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
+        problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
+        settings = CurveSettings(
+            layer=panel.head.layer,
+            head=panel.head.head,
+            view="full" if row_config.view == "full" else "aligned",
+            definition=config.definition,
+            exclude_first=config.exclude_first_token,
+        )
+        for kind, condition in product(filter(problems.get, problems), row_config.series):
+            curve = average_curve(
+                traces,
+                settings,
+                condition=condition,
+                problem_ids=problems[kind],
+                baseline=subtracted,
+            )
+            curve = curve.assign(
+                row=panel.row,
+                kind=kind,
+                on_outcome=traces.header.flip is not None,
+                legend=panel.name(condition),
+                model=panel.head.model,
+                panel=panel.title,
+                column=panel.column,
+            )
+            tables.append(curve)
     return pandas.concat(tables, ignore_index=True)
-
-
-def _layer_curves(
-    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
-) -> Iterator[pandas.DataFrame]:
-    """The points of panels of one row and one layer, so that every trace is read once for all."""
-    first = panels[0]
-    row_config, subtracted = first.row_config, first.row_config.subtracted
-    conditions = [*row_config.series]
-    if subtracted:
-        conditions.append(subtracted)
-    shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
-    problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
-    legends = {curve_name(first, condition): first.name(condition) for condition in first.looks}
-    settings = CurveSettings(
-        layer=first.head.layer,
-        heads=list(dict.fromkeys(panel.head.head for panel in panels)),
-        view="full" if row_config.view == "full" else "aligned",
-        definition=config.definition,
-        exclude_first=config.exclude_first_token,
-    )
-    for kind, problem_ids in problems.items():
-        if not problem_ids:
-            continue
-        curves = average_curves(
-            traces,
-            settings,
-            conditions=row_config.series,
-            problem_ids=problem_ids,
-            baseline=subtracted,
-        )
-        curves = curves.assign(
-            row=first.row,
-            kind=kind,
-            on_outcome=traces.header.flip is not None,
-            legend=curves["condition"].map(legends),
-            model=first.head.model,
-        )
-        for panel in panels:
-            points = curves[curves["head"] == panel.head.head]
-            yield points.assign(panel=panel.title, column=panel.column)
-
-
-def curve_name(panel: Panel, condition: str) -> str:
-    """The name of a curve in the column `condition`: `mless - wo` for a difference."""
-    subtracted = panel.row_config.subtracted
-    return contrast_name(condition, subtracted) if subtracted else condition
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:

@@ -195,7 +195,7 @@ def record_sums(folder, requests, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setattr(vllm_worker.Arms, "_find_recording", note_preemption)
-        with closing(open_recorder(arguments, [1, 30], 3)) as engine:
+        with closing(open_recorder(arguments, [0, 29], 3)) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}
     return [attention[request.problem_id] for request in requests], preemptions
