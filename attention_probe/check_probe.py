@@ -53,7 +53,7 @@ def self_check(
         key=lambda prompt: (len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)),
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    capture(loaded, token_ids[None, :1], request=CaptureRequest(activations=record.activations))
+    capture(loaded, token_ids[:1], request=CaptureRequest(activations=record.activations))
     sums = captured_sums(loaded, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,
@@ -68,9 +68,9 @@ def self_check(
 
 def captured_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:
     """The sums from the probe's capture."""
-    captured = capture(loaded, token_ids[None])
-    # [0, 0]: there is one prompt, and the last of its sets has keys' own queries too
-    return {layer: captured[layer].sums[0, 0] for layer in loaded.layers}
+    captured = capture(loaded, token_ids)
+    # the last of the two sets has keys' own queries too
+    return {layer: captured[layer].sums[0] for layer in loaded.layers}
 
 
 def eager_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:

@@ -6,11 +6,10 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
-import torch
 
 from attention_probe.check_probe import self_check
 from attention_probe.measure.measure_in_engine import measure_in_engine
-from attention_probe.measure.measure_prompts import AVERAGES, FieldsByCondition, measure_group
+from attention_probe.measure.measure_prompts import AVERAGES, FieldsByCondition, measure_problem
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
 from harness import smollm2_model
@@ -19,10 +18,10 @@ from harness.engines.attention_sums import open_recorder
 from harness.errors import ConfigError, PromptMismatchError, print_message
 
 ROW_BYTES = 1 << 31
-"""Most bytes of rows that are stored of all prompts. A group's rows are also in memory at once."""
+"""Most bytes of rows that are stored of all prompts."""
 
-Measure = Callable[[Sequence[PromptsByCondition]], list[FieldsByCondition]]
-"""Measures problems of similar length: see `measure_group`."""
+Measure = Callable[[PromptsByCondition], FieldsByCondition]
+"""Measures a problem: see `measure_problem`."""
 
 
 @contextmanager
@@ -43,11 +42,9 @@ def open_model(
     refuse_large_prompts(settings, every_prompt)
     if settings.engine is None:
         loaded = settings.load_model(settings.dtype)
-        token_ids = np.unique(np.concatenate([prompt.token_ids for prompt in every_prompt]))
-        loaded.keep_embeddings(torch.from_numpy(token_ids).long())
         float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
         checks = self_check(loaded, every_prompt, record, float32_model)
-        yield partial(measure_group, loaded, record=record), checks
+        yield partial(measure_problem, loaded, record=record), checks
         return
     arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),

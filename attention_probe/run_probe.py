@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
-
-GROUP_TOKENS = 1024
-"""Most tokens in one forward pass, padding included. On a CPU a larger pass needs more memory and
-is not faster, because its tensors no longer fit into the caches."""
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """From glibc's malloc.h."""
@@ -188,33 +184,16 @@ def add_missing_traces(
     missing = select_missing(traces, prompts)
     finished = len(prompts) - len(missing)
     advance(finished, len(prompts))
-    for group in group_by_length(missing):
-        measurements = measure(group)
-        for by_condition, measured_fields in zip(group, measurements, strict=True):
-            for condition, prompt in by_condition.items():
-                if not traces.has(prompt.problem_id, condition):
-                    problem = problems[prompt.problem_id]
-                    traces.append(make_trace(problem, prompt, measured_fields[condition]))
-        finished += len(group)
+    # short problems first; figures resample problems in this order
+    missing.sort(key=lambda by_condition: max(map(len, by_condition.values())))
+    for by_condition in missing:
+        measured_fields = measure(by_condition)
+        for condition, prompt in by_condition.items():
+            if not traces.has(prompt.problem_id, condition):
+                problem = problems[prompt.problem_id]
+                traces.append(make_trace(problem, prompt, measured_fields[condition]))
+        finished += 1
         advance(finished, len(prompts))
-
-
-def group_by_length(
-    problem_prompts: Iterable[PromptsByCondition],
-) -> list[list[PromptsByCondition]]:
-    """Groups of problems with prompts of similar length, so that a pass has little padding."""
-
-    def longest(by_condition: PromptsByCondition) -> int:
-        return max(map(len, by_condition.values()))
-
-    groups: list[list[PromptsByCondition]] = []
-    for by_condition in sorted(problem_prompts, key=longest):
-        # In ascending order, so this prompt is the longest of its group, to which all are padded.
-        if groups and longest(by_condition) * (len(groups[-1]) + 1) <= GROUP_TOKENS:
-            groups[-1].append(by_condition)
-        else:
-            groups.append([by_condition])
-    return groups
 
 
 def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonObject) -> Trace:

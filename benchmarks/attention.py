@@ -60,13 +60,14 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     def run(tokens: int) -> None:
         start = min(30, tokens // 4)
         end = start + min(FILLER_TOKENS, tokens // 4)
-        sets = torch.ones(1, 3, tokens, dtype=torch.bool)
-        sets[:, 1:, start:end] = False  # the common queries
-        sets[:, 2, :start] = False  # those of the problem
+        sets = torch.ones(3, tokens, dtype=torch.bool)
+        sets[1:, start:end] = False  # the common queries
+        sets[2, :start] = False  # those of the problem
         request = CaptureRequest(query_sets=sets)
-        captured = capture(loaded, _token_ids(loaded.config, tokens), request=request)
+        (token_ids,) = _token_ids(loaded.config, tokens)
+        captured = capture(loaded, token_ids, request=request)
         assert sorted(captured.layers) == list(range(layers))
-        mass = captured[layers - 1].sums[0, -1].sum(-1) / (tokens - end)
+        mass = captured[layers - 1].sums[-1].sum(-1) / (tokens - end)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
     return timed(run, length)

@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attention_probe.analysis.average_curves import average_columns, chosen_problems
-from attention_probe.figures.curve_figures import draw_groups
-from attention_probe.figures.figure_config import FigureConfig, ModelConfig
+from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.measure.measure_activations import (
     ACTIVATION_BINS,
     CLASSES,
@@ -32,15 +31,16 @@ _EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
 """Edges of the bins in the figure. The last bin, of all larger values, has room for a name."""
 
 
-def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.DataFrame:
+def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
     """Every recorded number without filler and with Mless, and its change: one row for each.
 
     The rows of the quantity `histogram` are shares of the activations; their `x` is where the bin
     begins, as a share of `histogram_top`. Changes have the condition `mless - wo`.
 
     Args:
-        model: The model's panel.
-        traces: The model's traces.
+        config: The figure.
+        model: The model.
+        traces: Its traces.
 
     Raises:
         ConfigError: no problem has both conditions.
@@ -70,7 +70,9 @@ def read_activations(model: ModelConfig, traces: AttentionTraces) -> pandas.Data
         averages.append(quantities.assign(condition=condition).join(points))
     frame = pandas.concat(averages, ignore_index=True)
     frame.loc[frame["condition"] == _CHANGE, "unit"] = "relative change"
-    return frame.assign(panel=model.title, model=traces.header.model, prompts=len(problems))
+    titles = [panel.title for panel in config.models if panel.model == model]
+    panels = pandas.concat([frame.assign(panel=title) for title in titles])
+    return panels.assign(model=traces.header.model, prompts=len(problems))
 
 
 def _read_numbers(trace: Trace) -> list[float]:
@@ -119,22 +121,33 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
             above.set_title(model.title, pad=3)
             above.set_ylabel(y_label)
             below.set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
+            below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
+            for axes in (above, below):
+                figure_style.tidy(axes, grid="y")
     return figure
 
 
-def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
-    """The histogram on a logarithmic axis, and each bin's change with its band."""
+def _draw_marks(
+    panel: Sequence[Axes], table: pandas.DataFrame, quantities: list[str], x: Floats, shift: float
+) -> None:
+    """Marks with intervals at x: the levels, moved apart by the shift, and the change."""
     above, below = panel
-    looks = figure_style.looks(_PAIR)
-    for condition, look in looks.items():
-        mean, _, _ = _percent(table, ["histogram"], condition)
-        name = figure_style.wrapped_label(condition)
-        above.stairs(mean, _EDGES, color=look.colour, linestyle=look.dashes, label=name)
-    colour = looks[WITH].colour
-    mean, low, high = _percent(table, ["histogram"], _CHANGE)
-    below.stairs(mean, _EDGES, baseline=None, color=colour, linewidth=0.8)
-    below.stairs(high, _EDGES, baseline=low, color=colour, alpha=0.2, linewidth=0, fill=True)
-    below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
+    without, with_filler = figure_style.looks(_PAIR).values()
+    for axes, condition, look, positions in (
+        (above, WITHOUT, without, x - shift),
+        (above, WITH, with_filler, x + shift),
+        (below, _CHANGE, with_filler, x),
+    ):
+        mean, low, high = _percent(table, quantities, condition)
+        name = figure_style.wrapped_label(condition) if axes is above else None
+        axes.vlines(positions, low, high, color=look.colour, linewidth=0.9)
+        axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=name)
+
+
+def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
+    """The share of each bin on a logarithmic axis, and its change."""
+    above, below = panel
+    _draw_marks(panel, table, ["histogram"], (_EDGES[:-1] + _EDGES[1:]) / 2, 0)
     # without positive values a logarithmic axis has no ends
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         above.set_yscale("log")
@@ -143,41 +156,24 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     top, _, _ = _percent(table, ["histogram_top"], WITHOUT)
     quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
     below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {top.item() / 100:.3g})")
-    for axes in (above, below):
+    for axes in panel:
         axes.set_xlim(0, _EDGES[-1])
         axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
         axes.set_xticks(
             [0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()],
             ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"],
         )
-        figure_style.tidy(axes, grid="y")
     above.tick_params(labelbottom=False)
 
 
 def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
-    """The near-zero share of each class as bars, and its change as dots, both with their bands."""
-    above, below = panel
-    looks, positions = figure_style.looks(_PAIR), np.arange(len(CLASSES))
+    """The near-zero share of each class, and its change."""
     names = [f"near_zero_{name}_c{c:g}" for name in CLASSES]
-    for offset, (condition, look) in zip((-0.2, 0.2), looks.items(), strict=True):
-        values = _percent(table, names, condition)
-        draw_groups(above, condition, offset, values, look.colour, 0.37)
-    mean, low, high = _percent(table, names, _CHANGE)
-    below.errorbar(
-        positions,
-        mean,
-        [mean - low, high - mean],
-        fmt=looks[WITH].marker,
-        color=looks[WITH].colour,
-        markersize=4,
-        capsize=2,
-    )
-    below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
-    above.set_xticks(positions, [])
-    below.set_xticks(positions, CLASSES)
-    for axes in panel:
+    positions = np.arange(len(CLASSES), dtype=np.float64)
+    _draw_marks(panel, table, names, positions, 0.1)
+    for axes, labels in zip(panel, ([], CLASSES), strict=True):
+        axes.set_xticks(positions, labels)
         axes.set_xlim(-0.5, len(CLASSES) - 0.5)
-        figure_style.tidy(axes, grid="y")
 
 
 def _percent(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -22,8 +21,6 @@ from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER
 from harness.display.format_values import label, visible
 
-REGION_LETTERS = 20
-"""The most letters in a line of a region's name: about the width of a third of the figure."""
 QUERIES = {
     "common": "common queries",
     "published": "published definition",
@@ -70,8 +67,8 @@ def draw_figure(
                 title = "Controls, not flipped"
             if kind != kinds[-1]:
                 axes.set_xlabel("")
-            warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
-            stamp(axes, title, warning, _shade_region(axes, panel, kind_points))
+            _shade_region(axes, panel, kind_points)
+            stamp(axes, title, "selected on outcome" if panel_points["on_outcome"].any() else "")
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
@@ -122,30 +119,13 @@ def _is_reached(points: pandas.DataFrame) -> Any:
     return 2 * points["count"] >= points["prompts"]
 
 
-def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> str:
-    """Shade the positions of the inserted tokens, and return the region's name in lines.
-
-    It stands above the panel, because regions are often narrower than their names.
-    """
+def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
+    """Shade the positions of the inserted tokens, if the prompt is shown with them."""
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
-    if not len(positions):
-        return ""
     for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
-        axes.axvspan(run[0] - 0.5, run[-1] + 0.5, color="#dedede", linewidth=0, zorder=0)
-    name = textwrap.fill(panel.row_config.region, REGION_LETTERS)
-    low, high = axes.get_xlim()
-    is_left = positions[0] + positions[-1] < low + high
-    axes.annotate(
-        name,
-        (positions[0] if is_left else positions[-1], 1),
-        (0, 2),
-        axes.get_xaxis_transform(),
-        "offset points",
-        ha="left" if is_left else "right",
-        fontstyle="italic",
-        color="#444444",
-    )
-    return name
+        if len(run):
+            ends, name = (run[0] - 0.5, run[-1] + 0.5), panel.row_config.region
+            axes.axvspan(*ends, color="#dedede", linewidth=0, zorder=0, label=name)
 
 
 def _scale(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
@@ -180,22 +160,14 @@ def _label_axes(
         axes.set_ylabel(f"{quantity}\n({QUERIES[panel_points['definition'].iloc[0]]})")
 
 
-def stamp(axes: Axes, title: str, warning: str, region: str = "") -> None:
-    """The panel's title, and under it in red a warning that a reader must see first.
-
-    Args:
-        axes: The panel.
-        title: Its title.
-        warning: The warning; empty for none.
-        region: The lines that stand between both and the panel.
-    """
-    above = len(region.splitlines()) * 1.2 * FONT
-    axes.set_title(title, pad=3 + above + bool(warning) * (FONT + 0.5))
+def stamp(axes: Axes, title: str, warning: str) -> None:
+    """The panel's title, and under it in red a warning that a reader must see first."""
+    axes.set_title(title, pad=3 + bool(warning) * (FONT + 0.5))
     if warning:
         axes.annotate(
             warning,
             (0.5, 1),
-            (0, 2 + above),
+            (0, 2),
             "axes fraction",
             "offset points",
             ha="center",
@@ -203,40 +175,21 @@ def stamp(axes: Axes, title: str, warning: str, region: str = "") -> None:
         )
 
 
-def draw_groups(
-    axes: Axes, condition: str, offset: float, values: Any, colour: str, width: float
-) -> BarContainer:
-    """A condition's bars, one in each group.
-
-    Args:
-        axes: The panel.
-        condition: Its name.
-        offset: Distance from the middle of a group.
-        values: Mean, low and high, [3, group]; NaN where there is none.
-        colour: The bars' colour.
-        width: The bars' width.
-    """
-    mean, low, high = np.asarray(values, dtype=float)
-    errors = None if np.isnan(low).all() else [list(mean - low), list(high - mean)]
-    return axes.bar(
-        np.arange(len(mean)) + offset,
-        mean,
-        width,
-        yerr=errors,
-        color=colour,
-        label=figure_style.wrapped_label(condition),
-        error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
-    )
-
-
 def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     """A group of bars for each model. Published accuracies have no interval and are not rounded."""
     models, is_measured = list(dict.fromkeys(table["model"])), (table["kind"] == "bar").all()
     for index, condition in enumerate(BARS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
-        values = rows[["mean", "low", "high"]].T
-        colour = figure_style.LOOKS[condition].colour
-        bars = draw_groups(axes, condition, 0.27 * index, values, colour, 0.25)
+        mean, low, high = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
+        bars = axes.bar(
+            np.arange(len(models)) + 0.27 * index,
+            mean,
+            0.25,
+            yerr=[list(mean - low), list(high - mean)] if is_measured else None,
+            color=figure_style.LOOKS[condition].colour,
+            label=figure_style.wrapped_label(condition),
+            error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
+        )
         number_format = "{:.1f}" if is_measured else "{:g}"
         axes.bar_label(bars, fmt=number_format, padding=1)
     axes.set_ylim(limits)

@@ -45,7 +45,7 @@ class RowConfig(Strict):
     y_limits: tuple[Limits, ...] = ()
     """The axis's ends, for the row or for each head."""
     region: str = "Inserted tokens"
-    """The label of the filler's shaded region."""
+    """The name of the filler's shaded region in the legend."""
 
     @property
     def subtracted(self) -> str | None:
@@ -219,6 +219,14 @@ class FigureConfig(Strict):
         """Every condition that must be measured, the baseline first."""
         names = list(chain.from_iterable(row.series for row in self.rows)) or [STUDIED]
         return tuple(dict.fromkeys((BASELINE, *names)))
+
+    @property
+    def layers_by_model(self) -> dict[str, tuple[int, ...]]:
+        """The layers to record of each model, as indices from 0."""
+        layers = {model.model: {0} for model in self.models}
+        for panel in self.panels:
+            layers.setdefault(str(panel.head.model), set()).add(panel.head.layer - 1)
+        return {model: tuple(sorted(indices)) for model, indices in layers.items()}
 
     @property
     def title(self) -> str:

@@ -1,6 +1,5 @@
 """The numbers of a figure of attention curves: points, and accuracies of bars."""
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -12,7 +11,7 @@ from attention_probe.analysis.average_curves import (
     chosen_problems,
     shared_problems,
 )
-from attention_probe.figures.figure_config import BarsConfig, FigureConfig, Panel
+from attention_probe.figures.figure_config import BarsConfig, FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
@@ -24,18 +23,16 @@ BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
 
 
-def read_curves(
-    panels: Sequence[Panel], config: FigureConfig, traces: AttentionTraces
-) -> pandas.DataFrame:
-    """The curves of panels of one model, one row per point.
+def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
+    """The curves of the panels of one model, one row per point.
 
     All conditions of a panel have the same problems. Rows of the kind `control` are the curves of
     matched problems that did not flip; they are averaged separately.
 
     Args:
-        panels: The panels.
         config: The figure.
-        traces: The traces of the panels' model. By default the first token is left out of the
+        model: The model.
+        traces: Its traces. By default the first token is left out of the
             curves of Llama and Gemma.
 
     Raises:
@@ -43,7 +40,9 @@ def read_curves(
             conditions.
     """
     tables: list[pandas.DataFrame] = []
-    for panel in panels:
+    for panel in config.panels:
+        if panel.head.model != model:
+            continue
         row_config, subtracted = panel.row_config, panel.row_config.subtracted
         conditions = [*row_config.series]
         if subtracted:
@@ -70,7 +69,7 @@ def read_curves(
                 kind=kind,
                 on_outcome=traces.header.flip is not None,
                 legend=panel.name(condition),
-                model=panel.head.model,
+                model=model,
                 panel=panel.title,
                 column=panel.column,
             )

@@ -2,13 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pandas
-from matplotlib.figure import Figure
 
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.curve_figures import draw_figure
@@ -24,9 +21,6 @@ from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
 from harness.experiment.model_settings import label_model
 from harness.runs import versions_and_hashes
-
-Measure = Callable[[str, Iterable[int], Record], AttentionTraces]
-"""Returns the traces of a model's layers, counted from 0, and measures those that are missing."""
 
 
 def make_figure(
@@ -47,28 +41,36 @@ def make_figure(
     Raises:
         HarnessError: a model, run or dataset is not available, or lacks what the config names.
     """
-    receipts: list[dict[str, Any]] = []
-
-    def measure(model: str, layers: Iterable[int], record: Record) -> AttentionTraces:
+    if config.traces is None:
+        _refuse_missing_heads(config)
+    receipts, tables = [], []
+    # all panels of a model share its traces, so each model is loaded once
+    for model, layers in config.layers_by_model.items():
         settings = ProbeSettings(
             model=model,
-            layers=tuple(layers),
+            layers=layers,
             conditions=config.conditions,
-            record=record,
+            record=Record(activations=config.kind != "curves"),
             device=device,
         )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
-        traces = AttentionTraces(path)
-        if label_model(traces.header.model) != label_model(model):
-            raise ConfigError(
-                f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
-                "--set model=NAME."
-            )
-        receipts.append(traces.receipt)
-        return traces
-
-    make = _make_curves if config.kind == "curves" else _make_activations
-    figure, numbers = make(config, measure)
+        with AttentionTraces(path) as traces:
+            if label_model(traces.header.model) != label_model(model):
+                raise ConfigError(
+                    f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
+                    "--set model=NAME."
+                )
+            receipts.append(traces.receipt)
+            read = read_curves if config.kind == "curves" else read_activations
+            tables.append(read(config, model, traces))
+    points = pandas.concat(tables, ignore_index=True)
+    bars = None if config.bars is None else read_bars(config.bars)
+    if config.kind == "curves":
+        figure = draw_figure(config, points, bars)
+    else:
+        figure = draw_activations(config, points)
+    # `concat` leaves None out, so a figure without bars is no special case
+    numbers = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
     receipt = {
         "figure": config.model_dump(mode="json"),
         "probes": receipts,
@@ -84,33 +86,6 @@ def _refuse_missing_heads(config: FigureConfig) -> None:
         count = ProbeSettings(model=model).load_config().num_attention_heads
         if number > count:
             raise ConfigError(f"heads.{panel.column}: Head {number}: {model} has {count} heads.")
-
-
-def _make_curves(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
-    if config.traces is None:
-        _refuse_missing_heads(config)
-    curves = []
-    # all panels of a model share its traces, so each model is loaded once
-    for model in dict.fromkeys(str(panel.head.model) for panel in config.panels):
-        panels = [panel for panel in config.panels if panel.head.model == model]
-        # configs count layers from 1
-        layers = sorted({panel.head.layer - 1 for panel in panels})
-        with measure(model, layers, Record()) as traces:
-            curves.append(read_curves(panels, config, traces))
-    points = pandas.concat(curves, ignore_index=True)
-    bars = None if config.bars is None else read_bars(config.bars)
-    # `concat` leaves None out, so a figure without bars is no special case
-    numbers = pandas.concat([points, bars], ignore_index=True)
-    return draw_figure(config, points, bars), numbers.assign(figure=config.name)
-
-
-def _make_activations(config: FigureConfig, measure: Measure) -> tuple[Figure, pandas.DataFrame]:
-    tables = []
-    for model in config.models:
-        with measure(model.model, [0], Record(activations=True)) as traces:
-            tables.append(read_activations(model, traces))
-    table = pandas.concat(tables, ignore_index=True).assign(figure=config.name)
-    return draw_activations(config, table), table
 
 
 def _measure(

@@ -1,8 +1,7 @@
-"""Run problems under all conditions, and compute all measured fields of their traces."""
+"""Run a problem under all conditions, and compute all measured fields of its traces."""
 
 # jaxtyping's axis names are not forward references.
 # ruff: noqa: F722
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +9,18 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import pad
 
 from attention_probe.measure.measure_activations import Reference, measure_activations
-from attention_probe.model.attention_statistics import Capture, CaptureRequest
+from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
-from harness.constants import BASELINE
 from harness.engines.attention_sums import Floats, means
 from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
 
 FieldsByCondition = dict[str, dict[str, Any]]
-"""The measured fields of the `Trace` of each prompt of a problem, by condition."""
+"""The measured fields of the `Trace` of each of a problem's prompts, by condition."""
 
 
 AVERAGES = 3
@@ -89,47 +85,43 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Floats) -> dict
     }
 
 
-def measure_group(
-    loaded: LoadedModel, group: Sequence[PromptsByCondition], record: Record
-) -> list[FieldsByCondition]:
-    """Measure problems of similar length: one pass for each condition.
+def measure_problem(
+    loaded: LoadedModel, prompts: PromptsByCondition, record: Record
+) -> FieldsByCondition:
+    """Measure a problem: the measured fields of a `Trace` by condition.
 
     Args:
         loaded: The model.
-        group: The prompts of each problem by condition, the baseline among them.
+        prompts: The problem's prompts, the baseline first.
         record: Which measurements to make.
-
-    Returns:
-        For each problem, the measured fields of a `Trace` by condition.
     """
-    common = [common_tokens(prompts) for prompts in group]
-    measured: list[FieldsByCondition] = [{} for _ in group]
-    references: list[Reference] = []
-    # The baseline is first, because the thresholds of all other conditions refer to it.
-    for condition in dict.fromkeys((BASELINE, *group[0])):
-        prompts = [by_condition[condition] for by_condition in group]
-        sets = [
-            query_sets(prompt, by_condition[condition], record)
-            for prompt, by_condition in zip(prompts, common, strict=True)
-        ]
-        captured = _run_condition(loaded, prompts, sets, record)
+    common, reference = common_tokens(prompts), None
+    measured: FieldsByCondition = {}
+    for condition, prompt in prompts.items():
+        sets = query_sets(prompt, common[condition], record)
+        captured = capture(
+            loaded,
+            torch.from_numpy(prompt.token_ids).long(),
+            positions=torch.from_numpy(prompt.positions).long(),
+            request=CaptureRequest(
+                query_sets=torch.from_numpy(sets),
+                activations=record.activations,
+                row_count=record.count_rows(prompt),
+            ),
+        )
         layers = [captured[layer] for layer in captured.layer_indices]
-        for row, prompt in enumerate(prompts):
-            # [layer, set, head, key] and [layer, head, row, key]
-            sums = torch.stack([layer.sums[row] for layer in layers])[..., : len(prompt)]
-            rows = torch.stack([layer.rows[row] for layer in layers])[..., : len(prompt)]
-            fields = average_sums(prompt, sets[row], sums.cpu().numpy())
-            fields["rows"] = rows.cpu().numpy()
-            if captured.activations is not None:
-                is_problem = common[row][condition] & prompt.has_role("problem")
-                problem = np.flatnonzero(is_problem)
-                activations = captured.activations[row, problem]
-                if condition == BASELINE:
-                    references.append(Reference.of(activations))
-                texts = _read_texts(prompt, problem)
-                numbers, histogram = measure_activations(activations, references[row], texts)
-                fields |= {"activations": numbers, "activation_histogram": histogram}
-            measured[row][condition] = fields
+        sums = torch.stack([layer.sums for layer in layers])
+        fields = average_sums(prompt, sets, sums.cpu().numpy())
+        fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
+        if captured.activations is not None:
+            problem = np.flatnonzero(common[condition] & prompt.has_role("problem"))
+            activations = captured.activations[problem]
+            # the thresholds of all conditions are those of the baseline
+            reference = reference or Reference.of(activations)
+            texts = _read_texts(prompt, problem)
+            numbers, histogram = measure_activations(activations, reference, texts)
+            fields |= {"activations": numbers, "activation_histogram": histogram}
+        measured[condition] = fields
     return measured
 
 
@@ -142,34 +134,3 @@ def _read_texts(prompt: TokenizedPrompt, positions: Int64[np.ndarray, " position
             text = "".join(texts)[-1:]
         texts.append(text)
     return texts
-
-
-def _run_condition(
-    loaded: LoadedModel,
-    prompts: Sequence[TokenizedPrompt],
-    sets: Sequence[QuerySets],
-    record: Record,
-) -> Capture:
-    """One forward pass over prompts, padded on the right."""
-    length = max(map(len, prompts))
-
-    # On the right, padding comes after all real queries and cannot change them.
-    def stack(values: Iterable[NDArray[Any] | Tensor]) -> Tensor:
-        tensors = map(torch.as_tensor, values)
-        padded = [pad(tensor, (0, length - tensor.shape[-1])) for tensor in tensors]
-        return torch.stack(padded)
-
-    return capture(
-        loaded,
-        stack(prompt.token_ids for prompt in prompts).long(),
-        attention_mask=stack(torch.ones(len(prompt)) for prompt in prompts).long(),
-        position_ids=stack(prompt.positions for prompt in prompts).long(),
-        request=CaptureRequest(
-            query_sets=stack(sets),
-            activations=record.activations,
-            rows=stack(
-                torch.arange(len(prompt)) >= len(prompt) - record.count_rows(prompt)
-                for prompt in prompts
-            ),
-        ),
-    )

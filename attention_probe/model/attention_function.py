@@ -80,7 +80,6 @@ def causal_mask(
     # otherwise `sdpa_mask` returns None for a plain causal mask
     rule = partial(sdpa_mask, **arguments, allow_is_causal_skip=False)
     is_windowed = local_size is not None and kv_length > local_size
-    # Padding comes after every real query. The attention of padding itself is unused.
     is_plain = allow_is_causal_skip and not is_windowed
     mask = CausalMask(is_plain=is_plain, window=local_size, rule=rule)
     if not is_plain:
@@ -111,7 +110,7 @@ def attend(
             "it cannot be probed."
         )
     batch, heads, length, head_dim = query.shape
-    reduction = Reduction(capture, heads) if layer in capture.layer_indices else None
+    reduction = Reduction(capture.request, query) if layer in capture.layer_indices else None
     output = None
     # the last layer needs no output, unless the pass goes on
     if layer != capture.layer_indices[-1] or capture.waits_for_activations:
@@ -133,7 +132,7 @@ def attend(
             mixed = torch.bmm(rows, flat_value[:, keys])
             output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
         if reduction is not None:
-            reduction.add(weights, queries, keys)
+            reduction.add(weights[0], queries, keys)
     if reduction is not None:
         capture.layers[layer] = reduction.finish()
         # raises an exception that ends the forward pass and is caught in `capture`
@@ -175,8 +174,6 @@ def weight_blocks(
     kv_heads = key.shape[1]
     flat_key = key.reshape(batch * kv_heads, length, head_dim)
     buffer = query.new_empty(batch * heads * min(size, length) * length)
-    # not -inf, because a row of padding, which sees no key, must stay finite
-    lowest = torch.finfo(torch.float32).min
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
         count = queries.stop - queries.start
@@ -193,10 +190,10 @@ def weight_blocks(
             scores.div_(softcap).tanh_().mul_(softcap)
         if mask.is_plain:
             # only the last `count` keys can come after one of the block's queries
-            scores[..., -count:] += scores.new_full((count, count), lowest).triu_(1)
+            scores[..., -count:] += scores.new_full((count, count), -torch.inf).triu_(1)
         else:
             is_visible = mask.block(queries, keys)
-            scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, lowest)
+            scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
         if sinks is not None:
             sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
             # The share of the sink is dropped, so these weights add up to less than 1.

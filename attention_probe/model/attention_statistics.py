@@ -25,11 +25,11 @@ class LayerCapture:
     Attributes:
         sums: Sum of a key's weights over those queries of a set that come after it; in the last set
             also over the key's own query.
-        rows: For each prompt, the weights of the queries in `CaptureRequest.rows`.
+        rows: The weights of the last queries; see `CaptureRequest.row_count`.
     """
 
-    sums: Float[Tensor, "batch query_set head key"]
-    rows: list[Float[Tensor, "head row key"]]
+    sums: Float[Tensor, "query_set head key"]
+    rows: Float[Tensor, "head row key"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +37,14 @@ class CaptureRequest:
     """What to keep of a forward pass.
 
     Attributes:
-        query_sets: Sets of queries whose weights are summed, without those at padding. None for two
-            sets of all queries.
+        query_sets: Sets of queries whose weights are summed. None for two sets of all queries.
         activations: Whether the first MLP's activations are kept.
-        rows: Queries whose weights are kept; None for no query.
+        row_count: The number of last queries whose weights are kept.
     """
 
-    query_sets: Bool[Tensor, "batch query_set seq"] | None = None
+    query_sets: Bool[Tensor, "query_set seq"] | None = None
     activations: bool = False
-    rows: Bool[Tensor, "batch seq"] | None = None
+    row_count: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,16 +53,14 @@ class Capture:
 
     Attributes:
         request: What to keep.
-        real: Which positions are not padding.
         layer_indices: The requested layers, ascending.
         activations: The first MLP's, after the non-linearity and before the product with `up_proj`.
         layers: The results by layer.
     """
 
     request: CaptureRequest
-    real: Bool[Tensor, "batch seq"]
     layer_indices: tuple[int, ...]
-    activations: Float[Tensor, "batch seq width"] | None = None
+    activations: Float[Tensor, "seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
 
     def __getitem__(self, layer: int) -> LayerCapture:
@@ -84,21 +81,22 @@ class Reduction:
     """Adds up the blocks of one layer's weights, in any order, to its `LayerCapture`.
 
     Args:
-        capture: What to keep, and which positions are padding.
-        heads: Query heads of the layer.
+        request: What to keep.
+        query: The queries of the layer.
     """
 
-    def __init__(self, capture: Capture, heads: int) -> None:
-        batch, self._length = capture.real.shape
-        sets = capture.real[:, None].expand(-1, 2, -1)
-        if capture.request.query_sets is not None:
-            sets = capture.real[:, None] & capture.request.query_sets.to(sets.device)
-        self._sets = sets.float()
-        self._sums = self._sets.new_zeros(batch, heads, sets.shape[1], self._length)
-        self._is_row = capture.request.rows
-        self._rows: list[list[Tensor]] = [[] for _ in range(batch)]
+    def __init__(
+        self, request: CaptureRequest, query: Float[Tensor, "1 head query head_dim"]
+    ) -> None:
+        _, heads, self._length, _ = query.shape
+        self._sets = query.new_ones(2, self._length, dtype=torch.float32)
+        if request.query_sets is not None:
+            self._sets = request.query_sets.to(self._sets)
+        self._sums = self._sets.new_zeros(heads, len(self._sets), self._length)
+        self._first_row = self._length - request.row_count
+        self._rows: list[Float[Tensor, "head row key"]] = []
 
-    def add(self, weights: Float[Tensor, "batch head q k"], queries: slice, keys: slice) -> None:
+    def add(self, weights: Float[Tensor, "head q k"], queries: slice, keys: slice) -> None:
         """Add a block. Its diagonal is zeroed for all sets but the last.
 
         Args:
@@ -106,20 +104,15 @@ class Reduction:
             queries: The queries.
             keys: The keys; the last key belongs to the last query.
         """
-        if self._is_row is not None:
-            # indexing copies, since the next block overwrites the weights
-            padding = (keys.start, self._length - keys.stop)
-            for prompt, is_row in enumerate(self._is_row[:, queries].to(weights.device)):
-                self._rows[prompt].append(nn.functional.pad(weights[prompt][:, is_row], padding))
-        sets, sums = self._sets[:, None, :, queries], self._sums[..., keys]
-        sums[:, :, -1:] += sets[:, :, -1:] @ weights
+        rows = weights[:, max(0, self._first_row - queries.start) :]
+        # this copies, since the next block overwrites the weights
+        self._rows.append(nn.functional.pad(rows, (keys.start, self._length - keys.stop)))
+        sets, sums = self._sets[:, queries], self._sums[..., keys]
+        sums[:, -1:] += sets[-1:] @ weights
         # In place, so this must come after all sums and rows in which the diagonal counts.
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
-        sums[:, :, :-1] += sets[:, :, :-1] @ weights
+        sums[:, :-1] += sets[:-1] @ weights
 
     def finish(self) -> LayerCapture:
         """The sums and rows of all blocks."""
-        return LayerCapture(
-            sums=self._sums.transpose(1, 2),
-            rows=[torch.cat(blocks, 1) for blocks in self._rows if blocks],
-        )
+        return LayerCapture(sums=self._sums.transpose(0, 1), rows=torch.cat(self._rows, 1))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, switched_attention
@@ -31,19 +31,17 @@ ALL_QUERIES = CaptureRequest()
 
 def capture(
     loaded: LoadedModel,
-    token_ids: Int[Tensor, "batch seq"],
+    token_ids: Int[Tensor, " seq"],
     *,
-    attention_mask: Bool[Tensor, "batch seq"] | Int[Tensor, "batch seq"] | None = None,
-    position_ids: Int[Tensor, "batch seq"] | None = None,
+    positions: Int[Tensor, " seq"] | None = None,
     request: CaptureRequest = ALL_QUERIES,
 ) -> Capture:
-    """Run the prompts through the first layers and reduce their attention.
+    """Run a prompt through the first layers and reduce its attention.
 
     Args:
         loaded: The model's first layers.
-        token_ids: Vocabulary ids; those at padding are ignored.
-        attention_mask: 1 for a token, 0 for padding, which stands on the right; None without it.
-        position_ids: None to count from the first token. They may have a gap.
+        token_ids: Vocabulary ids.
+        positions: None to count from the first token. They may have a gap.
         request: What to keep.
 
     Raises:
@@ -53,24 +51,21 @@ def capture(
     """
     model = loaded.model
     refuse_without_positions(model)
-    token_ids = token_ids.to(model.device)
-    mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask
-    real = mask.to(model.device).bool()
-    if position_ids is None:
-        position_ids = torch.arange(token_ids.shape[1]).expand_as(token_ids)
-    captured = Capture(request=request, real=real, layer_indices=loaded.layers)
+    input_ids = token_ids[None].to(model.device)
+    if positions is None:
+        positions = torch.arange(len(token_ids))
+    captured = Capture(request=request, layer_indices=loaded.layers)
     with (
         torch.inference_mode(),
         _recorded_activations(loaded, captured),
         switched_attention(model, ATTENTION),
         suppress(CaptureFinished),
     ):
-        # Without a mask Hugging Face takes a gap in the positions for a border between documents.
         model(
-            # an id at padding may not be in the vocabulary, so it becomes that of the first token
-            token_ids.where(real, token_ids[:, :1]),
-            attention_mask=real.long(),
-            position_ids=position_ids.to(model.device),
+            input_ids,
+            # without it Hugging Face takes a gap in the positions for a border between documents
+            attention_mask=torch.ones_like(input_ids),
+            position_ids=positions[None].to(model.device),
             use_cache=False,
             capture=captured,
         )
@@ -101,9 +96,9 @@ def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
             f"{count_from_one(missing)}; layers that have, counted from 1: {available}."
         )
     for layer in captured.layer_indices:
-        # A mean over heads or prompts would hide such numbers, or spread them.
-        is_broken = ~captured[layer].sums.isfinite()
-        heads = is_broken.any(-1).flatten(0, 1).any(0).nonzero().flatten().tolist()
+        # A mean over heads would hide such numbers, or spread them.
+        is_broken = ~captured[layer].sums.isfinite().all(-1).all(0)
+        heads = is_broken.nonzero().flatten().tolist()
         if heads:
             dtype = str(loaded.model.dtype).removeprefix("torch.")
             raise ModelError(
@@ -131,8 +126,8 @@ def _recorded_activations(loaded: LoadedModel, captured: Capture) -> Iterator[No
         return
 
     def record(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
-        # some architectures join all tokens in one row, or add an axis of size 1
-        captured.activations = activations.reshape(*captured.real.shape, -1)
+        # with an axis of size 1 in most architectures
+        captured.activations = activations.flatten(0, -2)
         captured.stop_if_complete()
 
     handle = _find_activation(loaded).register_forward_hook(record)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
@@ -56,20 +56,6 @@ class LoadedModel:
     config: PretrainedConfig
     layers: tuple[int, ...]
     decoder_layers: nn.ModuleList
-
-    def keep_embeddings(self, token_ids: Tensor) -> None:
-        """Drop the embeddings of all other tokens: most of the memory of a large model's layer.
-
-        Args:
-            token_ids: The distinct vocabulary ids that will be run. The model fails on any other.
-        """
-        embedding = self.model.get_input_embeddings()
-        # from a vocabulary id to its row; -1 is no row, so any other id fails
-        rows = torch.full((len(embedding.weight),), -1, device=embedding.weight.device)
-        rows[token_ids] = torch.arange(len(token_ids), device=rows.device)
-        embedding.weight = nn.Parameter(embedding.weight[token_ids].clone(), requires_grad=False)
-        embedding.padding_idx = None  # its row may be gone
-        embedding.register_forward_pre_hook(lambda _, inputs: (rows[inputs[0]],))
 
 
 def load_model(

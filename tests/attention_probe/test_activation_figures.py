@@ -4,7 +4,6 @@ import numpy as np
 import pandas
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.patches import StepPatch
 
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.figure_config import load_figure_config
@@ -16,7 +15,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides
-from tests.attention_probe.conftest import bar_containers, run_command, traces_under
+from tests.attention_probe.conftest import run_command, traces_under
 from tests.display.test_figures import covered, cut_off, too_small
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
 
@@ -42,7 +41,8 @@ def load(name, *overrides):
 
 
 def read(config, traces):
-    return pandas.concat([read_activations(model, traces) for model in config.models])
+    tables = [read_activations(config, model.model, traces) for model in config.models]
+    return pandas.concat(tables)
 
 
 def draw(config, traces):
@@ -53,19 +53,15 @@ def recorded(traces, condition, name):
     return np.array([trace.activations[name] for trace in traces_under(traces, condition)])
 
 
-def outlines(axes):
-    return [patch for patch in axes.patches if isinstance(patch, StepPatch)]
-
-
 def test_a_drawn_histogram_is_the_mean_of_the_recorded_histograms(traces):
     config = load("histogram", ONLY_TOY)
     above, _ = draw(config, traces).axes
-    for condition, outline in zip(config.conditions, outlines(above), strict=True):
+    for condition, marks in zip(config.conditions, above.lines, strict=True):
         counts = [trace.activation_histogram for trace in traces_under(traces, condition)]
         shares = np.mean([count / count.sum() for count in counts], axis=0)
         assert len(shares) == ACTIVATION_BINS + 1
-        assert np.allclose(outline.get_data().values, 100 * shares)
-        assert to_hex(outline.get_edgecolor()) == LOOKS[condition].colour
+        assert np.allclose(marks.get_ydata(), 100 * shares)
+        assert to_hex(marks.get_color()) == LOOKS[condition].colour
 
 
 def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(traces):
@@ -85,12 +81,12 @@ def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(trac
         assert [change["low"], change["high"]] == pytest.approx([low, high], abs=tolerance)
 
 
-def test_bars_and_dots_of_token_classes_are_computed_from_the_recorded_numbers(traces):
+def test_marks_of_token_classes_are_computed_from_the_recorded_numbers(traces):
     config = load("token-classes", ONLY_TOY)
     above, below = draw(config, traces).axes
     means = {}
-    for condition, container in zip(config.conditions, bar_containers(above), strict=True):
-        assert to_hex(container.patches[0].get_facecolor()) == LOOKS[condition].colour
+    for condition, marks in zip(config.conditions, above.lines, strict=True):
+        assert to_hex(marks.get_color()) == LOOKS[condition].colour
         shares = [recorded(traces, condition, f"near_zero_{name}_c0.1") for name in CLASSES]
         means[condition] = np.array(
             [
@@ -98,11 +94,10 @@ def test_bars_and_dots_of_token_classes_are_computed_from_the_recorded_numbers(t
                 for share in shares
             ]
         )
-        heights = [bar.get_height() for bar in container]
-        assert np.allclose(heights, means[condition], equal_nan=True)
-    (container,) = below.containers
+        assert np.allclose(marks.get_ydata(), means[condition], equal_nan=True)
+    marks, _ = below.lines
     change = 100 * (means["mless"] / means["wo"] - 1)
-    assert np.allclose(container.lines[0].get_ydata(), change, equal_nan=True)
+    assert np.allclose(marks.get_ydata(), change, equal_nan=True)
     assert [label.get_text() for label in below.get_xticklabels()] == list(CLASSES)
 
 
@@ -131,4 +126,4 @@ def test_without_bins_nothing_is_drawn(traces, tmp_path):
             changes["activation_histogram"] = np.zeros_like(trace.activation_histogram)
             flat.append(replace(trace, **changes))
         above, _ = draw(load("histogram", ONLY_TOY), flat).axes
-    assert all(np.isnan(outline.get_data().values).all() for outline in outlines(above))
+    assert all(np.isnan(marks.get_ydata()).all() for marks in above.lines)

@@ -151,11 +151,7 @@ def test_activation_thresholds_are_those_of_the_baseline(traces):
         assert all(baseline[name] == filled[name] > 0 for name in fixed)
 
 
-def test_an_interrupted_probe_continues_and_gives_the_same_traces(
-    source, traces, path, monkeypatch
-):
-    monkeypatch.setattr("attention_probe.run_probe.GROUP_TOKENS", 1)
-
+def test_an_interrupted_probe_continues_and_gives_the_same_traces(source, traces, path):
     def interrupt(finished, total):
         if finished == 2:
             raise KeyboardInterrupt

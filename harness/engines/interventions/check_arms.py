@@ -238,27 +238,22 @@ def compare_with_reference(
     Returns:
         By arm `prompts` and `agreements`: the number of prompts, and of those with agreeing
         answers. `bound` and `largest`: the largest difference of a log-probability that agrees, and
-        the largest in these answers. `first_token`: by arm with a sink, the mean attention on the
-        first token in the first changed layer, as it is without the change.
+        the largest in these answers.
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompts, agreements, first_token, largest = {}, {}, {}, 0.0
+    prompts, agreements, largest = {}, {}, 0.0
     for name, arm_answers in answers.items():
         pairs = zip(arm_answers, reference["answers"][name], strict=True)
         distances = [distance(answer, expected, bound) for answer, expected in pairs]
         prompts[name] = len(distances)
         agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
-        masses = [expected.get("first_token_mass") for expected in reference["answers"][name]]
-        if masses and None not in masses:
-            first_token[name] = sum(masses) / len(masses)
     return {
         "prompts": prompts,
         "bound": bound,
         "largest": largest,
         "agreements": agreements,
-        "first_token": first_token,
     }
 
 
@@ -266,10 +261,7 @@ def describe_agreement(agreement: JsonObject) -> str:
     """A sentence on how close the engine's answers are."""
     prompts = agreement["prompts"]
     most = max(prompts.values())
-    sentence = (
+    return (
         f"{len(prompts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
         f"log-probabilities differ by {agreement['largest']:.1g} at most."
     )
-    for name, mass in agreement["first_token"].items():
-        sentence += f" {name}: the first token has {mass:.0%} of the attention without the change."
-    return sentence

@@ -16,7 +16,6 @@ from harness.engines.interventions.arithmetic import (
     add_gap,
     attend,
     change_activations,
-    plain_weights,
     tabulate_fillers,
 )
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
@@ -40,7 +39,6 @@ class Reference:
         self._arm: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
-        self._first_token_mass: float | None = None
         # without a function for masks of this name, no mask is made: all attention here is causal
         AttentionInterface.register(NAME, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -56,12 +54,8 @@ class Reference:
     def answer(
         self, token_ids: Sequence[int], arm: Mapping[str, Any] | None, token_count: int
     ) -> dict[str, Any]:
-        """The greedy answer, its log-probabilities, and their leads over the next best token.
-
-        Of a sink also `first_token_mass`: the mean weight on the first token in the first changed
-        layer, as it is without the change.
-        """
-        self._arm, self._phantom, self._first_token_mass = {}, None, None
+        """The greedy answer, its log-probabilities, and their leads over the next best token."""
+        self._arm, self._phantom = {}, None
         if arm and arm.get("phantom"):
             self._phantom = self._compute_phantom(arm)
         self._arm = arm or {}
@@ -86,7 +80,7 @@ class Reference:
             answer["leads"].append(float(best.values[0] - best.values[1]))
             # the next pass has this token alone; all earlier ones are in the cache
             ids = best.indices[:1][None]
-        return {**answer, "first_token_mass": self._first_token_mass}
+        return answer
 
     def _compute_phantom(self, arm: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
@@ -114,17 +108,13 @@ class Reference:
     ) -> tuple[Tensor, None]:
         layer = module.layer_idx
         if self._arm.get("kind") in CHANGES_ATTENTION and layer in self._arm["layers"]:
-            tokens = torch.arange(query.shape[2], device=query.device)
-            indices = key.shape[2] - query.shape[2] + tokens[None]
+            size = key.shape[2]
+            indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([self._arm], query.device)
-            if self._arm["kind"] == "sink" and layer == self._arm["layers"][0] and len(tokens) > 1:
-                is_visible = tokens <= indices[..., None]
-                weights = plain_weights(query, key, scaling, is_visible[:, None, None])
-                self._first_token_mass = weights[..., 1:, 0].mean().item()
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, None, scaling=scaling

@@ -94,36 +94,22 @@ class Chunk:
         return self.arm.get("kind") in CHANGES_ATTENTION
 
 
-Block = tuple[Chunk, int, int]
-"""Recorded queries of a chunk: the index of the first query, and of the first token after the last
-one."""
-
-
 class RecordedQueries:
-    """Blocks of queries whose attention is recorded together, padded to the same number of queries.
-
-    Their prompts have the same number of sets.
+    """Queries of a chunk whose attention is recorded at once, from `first` up to `stop`.
 
     Attributes:
-        rows: [block, query] The rows of the queries in the batch.
-        indices: [block, query] The index of each query in its sequence.
-        sets: [block, set, query] Whether the query is in the set; 0 for padding.
+        rows: The rows of the queries in the batch.
+        indices: [query] The index of each query in its sequence.
+        sets: [set, query] Whether the query is in the set.
     """
 
-    def __init__(self, blocks: Sequence[Block], device: torch.device) -> None:
-        self.blocks = blocks
-        size = max(stop - first for _, first, stop in blocks)
-        indices, rows, sets = [], [], []
-        for chunk, first, stop in blocks:
-            assert chunk.recording
-            # padded with the block's last query, which is a valid index and is in no set there
-            index = np.minimum(np.arange(first, first + size), stop - 1)
-            indices.append(index)
-            rows.append(index + chunk.row - chunk.index)
-            padding = size - (stop - first)
-            sets.append(np.pad(chunk.recording.sets[:, first:stop], ((0, 0), (0, padding))))
-        self.rows, self.indices = copy_to(device, np.stack([rows, indices]))
-        self.sets = copy_to(device, np.stack(sets))
+    def __init__(self, chunk: Chunk, first: int, stop: int, device: torch.device) -> None:
+        assert chunk.recording
+        self.chunk, self.first, self.stop = chunk, first, stop
+        start = chunk.row - chunk.index
+        self.rows = slice(start + first, start + stop)
+        self.indices = torch.arange(first, stop, device=device)
+        self.sets = copy_to(device, chunk.recording.sets[:, first:stop])
 
 
 class Group:

@@ -28,10 +28,8 @@ from harness.engines.interventions.arithmetic import (
     tabulate_fillers,
     weigh,
 )
-from harness.engines.interventions.step_rows import Block, Chunk, Group, RecordedQueries, Recording
+from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
 
-NO_FILLER = {"kind": "sink", "count": 1}
-"""The arm of prompts whose attention is unchanged, where other prompts have a filler."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
 float32: 100 MB."""
@@ -57,7 +55,7 @@ class Arms:
         self._decoder = getattr(model, "model", model)
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
-        self._query_groups: list[RecordedQueries] = []
+        self._recorded_queries: list[RecordedQueries] = []
         self._taken_names: set[str] = set()
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
@@ -112,7 +110,7 @@ class Arms:
         inputs = self._prepare(scheduled, counts)
         self._list_chunks(counts)
         self._group_chunks()
-        self._group_recorded_queries()
+        self._list_recorded_queries()
         self._move_positions(counts)
         return inputs
 
@@ -169,29 +167,20 @@ class Arms:
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
 
-    def _group_recorded_queries(self) -> None:
-        """Group recorded queries so that at most WEIGHTS_AT_ONCE weights are in memory.
+    def _list_recorded_queries(self) -> None:
+        """List recorded queries in blocks with at most WEIGHTS_AT_ONCE weights.
 
         Phantom keys are not counted, as they are few.
         """
-        blocks: list[Block] = []
+        self._recorded_queries = []
         for chunk in self._chunks:
             if chunk.recording:
                 end = min(chunk.index + chunk.count, len(chunk.recording))
                 size = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
-                firsts = range(chunk.first, end, size)
-                blocks += [(chunk, first, min(first + size, end)) for first in firsts]
-        blocks.sort(key=lambda block: block[2])  # blocks of similar length are padded less
-        groups: list[list[Block]] = []
-        size = 0
-        for chunk, first, stop in blocks:
-            size = max(size, stop - first)
-            block_weights = self._head_count * size * stop
-            if not groups or block_weights * (len(groups[-1]) + 1) > WEIGHTS_AT_ONCE:
-                groups.append([])
-                size = stop - first
-            groups[-1].append((chunk, first, stop))
-        self._query_groups = [RecordedQueries(group, self._runner.device) for group in groups]
+                for first in range(chunk.first, end, size):
+                    stop = min(first + size, end)
+                    queries = RecordedQueries(chunk, first, stop, self._runner.device)
+                    self._recorded_queries.append(queries)
 
     def _move_positions(self, counts: np.ndarray) -> None:
         gaps = [(0, 0)] * len(counts)
@@ -272,7 +261,7 @@ class Arms:
     def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
         query, *new_states = states
         if layer in self._recorded_layers:
-            for queries in self._query_groups:
+            for queries in self._recorded_queries:
                 self._record(layer, query, new_states[0], queries)
         groups = self._groups_of(layer, changes_attention=True)
         if not groups:
@@ -302,43 +291,35 @@ class Arms:
             self.applied += group.rows.numel()
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
-        """Add the attention of queries of this step, changed by their interventions."""
-        block_keys, arms = [], []
-        for chunk, _, stop in queries.blocks:
-            assert chunk.recording
-            count = min(chunk.count, len(chunk.recording) - chunk.index)
-            new_keys = key[chunk.row : chunk.row + count]
-            block_keys.append(chunk.recording.keys(layer, new_keys, chunk.index)[:stop])
-            is_changed = chunk.changes_attention and layer in chunk.arm["layers"]
-            arms.append(chunk.arm if is_changed else NO_FILLER)
-        # [block, key, head, unit]; the mask hides the padding
-        keys = pad_sequence(block_keys, batch_first=True)
-        key_count = keys.shape[1]
+        """Add the attention of queries of this step, changed by their intervention."""
+        chunk, recording = queries.chunk, queries.chunk.recording
+        assert recording
+        count = min(chunk.count, len(recording) - chunk.index)
+        new_keys = key[chunk.row : chunk.row + count]
+        # [1, token, head, unit]
+        query = query[None, queries.rows]
+        keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]
         attention = self._attention(layer)
         factor, window = attention.impl.scale, attention.sliding_window
-        if all(arm is NO_FILLER for arm in arms):
-            # [block, query, key] how many tokens a key stands before a query
-            distances = queries.indices[..., None] - torch.arange(key_count, device=key.device)
+        if chunk.changes_attention and layer in chunk.arm["layers"]:
+            # no window is shorter than these prompts: see `open_layers`
+            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.arm], keys)[0]], 1)
+            fillers = tabulate_fillers([chunk.arm], key.device)
+            weights = weigh(query, keys, factor, queries.indices[None], fillers)
+        else:
+            # [query, key] how many tokens a key stands before a query
+            distances = queries.indices[:, None] - torch.arange(queries.stop, device=key.device)
             is_visible = distances >= 0
             if window:
                 is_visible &= distances < window
-            weights = plain_weights(query[queries.rows], keys, factor, is_visible[:, None, None])
-        else:
-            # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._phantoms_of(layer, arms, keys)[0]], 1)
-            fillers = tabulate_fillers(arms, key.device)
-            weights = weigh(query[queries.rows], keys, factor, queries.indices, fillers)
-            weights = weights[..., :key_count]
-        weights = weights.flatten(1, 2)
-        indices = queries.indices[:, None, :, None].expand(-1, weights.shape[1], -1, -1)
-        sets = queries.sets[:, None]
+            weights = plain_weights(query, keys, factor, is_visible)
+        # [head, query, key]
+        weights = weights[0, ..., : queries.stop].flatten(0, 1)
         # Masses are computed from the last set, so only this one counts a query's own token.
-        sums_without_diagonal = sets[:, :, :-1] @ weights.scatter(-1, indices, 0)
-        sums = torch.cat([sums_without_diagonal, sets[:, :, -1:] @ weights], 2)
-        for block_sums, (chunk, first, stop) in zip(sums, queries.blocks, strict=True):
-            assert chunk.recording
-            chunk.recording.add(layer, block_sums[..., :stop])
-            self.applied += stop - first
+        last_sums = queries.sets[-1:] @ weights
+        weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
+        recording.add(layer, torch.cat([queries.sets[:-1] @ weights, last_sums], 1))
+        self.applied += len(queries.indices)
 
     def take_attention(self) -> RawSums:
         """The sums [layer, set, head, key] of all complete prompts in float32, as shapes and bytes.
