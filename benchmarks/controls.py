@@ -173,7 +173,7 @@ def make_changed_run(control: Control, folder: Path) -> int:
         control.change(sample, golds[sample["problem_id"]])
         lines[index] = json.dumps(sample, ensure_ascii=False)
     (folder / JOURNAL).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    regrade(folder)
+    regrade(RunFiles(folder))
     return count
 
 

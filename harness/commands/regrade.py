@@ -30,15 +30,16 @@ def regrade(
     from harness.execution.grade_again import regrade as regrade_run
     from harness.execution.grade_again import regrade_logs
     from harness.runs.read_runs import Run
-    from harness.runs.run_files import JOURNAL
+    from harness.runs.run_files import JOURNAL, RunFiles
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
         grades = regrade_logs(run, metric=metric, completion=completion, gold=gold, decimal=decimal)
         typer.echo(describe_grades(grades))
         return
-    typer.echo(regrade_run(run))
-    show_run(Run.load(run))
+    files = RunFiles(run)
+    typer.echo(regrade_run(files))
+    show_run(Run.of(files))
 
 
 def describe_grades(grades: pandas.DataFrame) -> str:

@@ -291,6 +291,7 @@ def finish(files: RunFiles) -> None:
             # a filter can refuse a prompt without a count
             differences = {sample.added_tokens for sample, _ in pairs} - {None}
             receipt["added_tokens"] = differences.pop() if len(differences) == 1 else None
+        files.receipt = receipt
         write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
 

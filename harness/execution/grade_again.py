@@ -33,7 +33,7 @@ REGRADED_SHOWN = 20
 """Number of samples with a changed verdict that `mless regrade` lists."""
 
 
-def regrade(path: Path) -> str:
+def regrade(files: RunFiles) -> str:
     """Grade every sample again and list the changed verdicts.
 
     The old scores stay until the last new score is stored.
@@ -41,7 +41,7 @@ def regrade(path: Path) -> str:
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
-    files = RunFiles(path)
+    path = files.path
     old_version = files.receipt["grader_version"]
     file_lock = lock(path)
     partial = path / f"{SCORES}.part"

@@ -108,13 +108,38 @@ class Run:
             files = [(None, file) for file in find_logs(path)]
         if files:
             return cls(**read_logs(str(path), files, metric=metric))
-        run = _read_folder(RunFiles(path))
+        run = cls.of(RunFiles(path))
         if metric not in (None, run.metric):
             raise ConfigError(
                 f"--metric {metric}: {path} is a run of mless, which has verdicts instead of "
                 "metrics."
             )
         return run
+
+    @classmethod
+    def of(cls, files: RunFiles) -> Run:
+        """The finished run of a folder.
+
+        Raises:
+            RunError: as `load`.
+        """
+        receipt = files.receipt
+        arguments = receipt["config"]["model"]["model_args"]
+        # of one condition each, because all conditions have the same problem and answer
+        docs = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
+        # A served model has no weights here; its tokenizer can still be probed.
+        names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
+        return cls(
+            name=str(files.path),
+            about=_describe_folder(files),
+            problems={name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()},
+            model=next(filter(None, names), None),
+            model_arguments=arguments,
+            receipt=receipt,
+            metric="verdict",
+            read=partial(read_frame, files),
+            read_prompts=partial(_answered_prompts, files),
+        )
 
     @cached_property
     def samples(self) -> pandas.DataFrame:
@@ -206,26 +231,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         metric=run.metric,
         model_arguments=run.model_arguments,
         is_vllm=bool(run.receipt) and run.receipt["config"]["model"]["backend"] == "vllm",
-    )
-
-
-def _read_folder(files: RunFiles) -> Run:
-    receipt = files.receipt
-    arguments = receipt["config"]["model"]["model_args"]
-    # of one condition each, because all conditions have the same problem and answer
-    docs = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
-    # A served model has no weights here; its tokenizer can still be probed.
-    names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
-    return Run(
-        name=str(files.path),
-        about=_describe_folder(files),
-        problems={name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()},
-        model=next(filter(None, names), None),
-        model_arguments=arguments,
-        receipt=receipt,
-        metric="verdict",
-        read=partial(read_frame, files),
-        read_prompts=partial(_answered_prompts, files),
     )
 
 

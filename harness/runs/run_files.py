@@ -116,7 +116,7 @@ class RunFiles:
 
     def forget_scores(self) -> None:
         """Read the scores anew when they are next needed, as others have replaced them."""
-        for name in ("scores_journal", "scored_by", "scores"):
+        for name in ("scores_journal", "scored_by", "scores", "graded_samples"):
             self.__dict__.pop(name, None)
 
     @cached_property

@@ -43,6 +43,7 @@ from harness.experiment.token_checks import build_checked_prompts
 from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.read_runs import Run
 from harness.runs.records import AnswerScore, Sample
+from harness.runs.run_files import RunFiles
 from tests.conftest import build_tokenizer
 from tests.make import CONFIG, TOY_PROBLEMS, right, run_plan, with_cases, write_run
 
@@ -96,7 +97,7 @@ def test_the_samples_have_columns_and_a_verdict_without_a_grader(run):
     total = np.exp(logprobs) + np.exp([-3.3, -4.0, -5.0, -6.0]).sum()
     assert np.allclose(frame["answer_share"], logprobs - np.log(total))
     assert set(frame["verdict"]) == {"correct", "incorrect"}
-    assert "0 verdicts changed" in regrade(run)
+    assert "0 verdicts changed" in regrade(RunFiles(run))
     assert harness.load_run(run).equals(frame)
 
 

@@ -78,7 +78,7 @@ def started_run(open_run, tmp_path):
 @pytest.fixture(scope="module")
 def regraded(tmp_path_factory):
     run = small_run(tmp_path_factory.mktemp("small") / "demo")
-    assert regrade(run) == (
+    assert regrade(RunFiles(run)) == (
         f"{len(load_run(run))} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: "
         "0 verdicts changed"
     )
@@ -126,7 +126,7 @@ def test_scores_of_another_format_are_not_replaced(tmp_path):
     scores = (run / SCORES).read_text()
     (run / SCORES).write_text(scores.replace('"format":1', '"format":2', 1))
     with pytest.raises(RunError, match=r"scores.jsonl: Expected `int`.* at `\$.format`"):
-        regrade(run)
+        regrade(RunFiles(run))
 
 
 def test_damaged_headers_and_a_session_without_config_are_named(tmp_path):
@@ -236,7 +236,7 @@ def test_the_receipt_identifies_samples_and_verdicts_by_their_hashes(demo_run):
         assert digest == hashlib.sha256((demo_run / name).read_bytes()).hexdigest()
     journal = (demo_run / JOURNAL).read_text()
     (demo_run / JOURNAL).write_text(journal.replace('"completion":"', '"completion":"so '))
-    regrade(demo_run)
+    regrade(RunFiles(demo_run))
     forged = RunFiles(demo_run).receipt["files"]
     assert forged[JOURNAL] != files[JOURNAL] and forged[PROMPTS] == files[PROMPTS]
     assert f"samples {forged[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
@@ -263,7 +263,7 @@ def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
     assert {path.stem for path in demo_run.glob("*.xz")} == names
     assert not any((demo_run / name).exists() for name in names)
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
-    assert "0 verdicts changed" in regrade(demo_run)
+    assert "0 verdicts changed" in regrade(RunFiles(demo_run))
     assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
     columns = [name for name in before if name not in GRADERS]  # others may take too long
     pandas.testing.assert_frame_equal(load_run(demo_run)[columns], before[columns])
@@ -280,7 +280,7 @@ def test_a_kill_during_compression_loses_nothing_and_two_different_journals_are_
         assert journal.exists() and len(folder.sample_keys) == plan.size
     assert compressed.exists() and not journal.exists(), "it is compressed again"
     journal.write_bytes(content[: content.index(b"\n") + 1])
-    for change in (regrade, lambda run: open_run()):
+    for change in (lambda run: regrade(RunFiles(run)), lambda run: open_run()):
         with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
             change(finished_run)
     assert lzma.decompress(compressed.read_bytes()) == content, "nothing overwrites it"
@@ -294,7 +294,7 @@ def test_a_damaged_compressed_file_is_named(demo_run):
         message = rf"{name}.xz is damaged \(.*\). Restore it from a copy"
         for damaged in (content[: len(content) // 2], b"no xz" + content[5:]):
             file.write_bytes(damaged)
-            for read in (load_run, table_page, regrade):
+            for read in (load_run, table_page, lambda run: regrade(RunFiles(run))):
                 with pytest.raises(JournalError, match=message):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
@@ -337,10 +337,10 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     plan = make_plan(load_config(TOY_CONFIG), limit=5)
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     assert continue_identity(RunFiles(finished_run), identity, stored_prompts(plan)) == identity
-    assert regrade(finished_run).endswith("0 verdicts changed")
+    assert regrade(RunFiles(finished_run)).endswith("0 verdicts changed")
     assert RunFiles(finished_run).receipt["task_version"] == 99
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
-    regrade(finished_run)
+    regrade(RunFiles(finished_run))
     expand(finished_run)
     assert (finished_run / JOURNAL).read_text() == journal
     for number, version in ((1, 7), (2, 99)):
@@ -430,7 +430,7 @@ def test_regrading_that_fails_leaves_all_files_as_they_were(demo_run):
     (demo_run / PROMPTS).write_bytes((demo_run / PROMPTS).read_bytes()[:-9])
     before = hash_files(demo_run)
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
-        regrade(demo_run)
+        regrade(RunFiles(demo_run))
     expand(demo_run)
     assert hash_files(demo_run) == before
 
@@ -453,7 +453,7 @@ def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
     text = "".join(lines[:11]).replace('"verdict":"correct"', '"verdict":"no_box"')
     changed = "".join(lines[:11]).count('"verdict":"correct"')
     (demo_run / SCORES).write_text(text + "".join(lines[11:-5]))
-    message = regrade(demo_run)
+    message = regrade(RunFiles(demo_run))
     assert changed > 0 and f"{changed} verdicts changed\n" in message
     assert "no_box -> correct\n" in message
     assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", message)) == changed

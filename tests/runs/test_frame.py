@@ -116,7 +116,9 @@ def test_a_damaged_score_is_graded_again(tmp_path):
     rewrite(run / SCORES, 2, json.dumps({"key": score["key"]}))
     with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*verdict"):
         load_run(run)
-    assert regrade(run).endswith(": 0 verdicts changed"), "changes of damaged scores are unknown"
+    assert regrade(RunFiles(run)).endswith(": 0 verdicts changed"), (
+        "changes of damaged scores are unknown"
+    )
     assert load_run(run)[columns].equals(before)
 
 

@@ -10,7 +10,6 @@ from harness import load_run
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.report.report_page import write_report
 from harness.errors import ComparisonError, ConfigError, DataError, RunError
-from harness.execution.grade_again import regrade
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import Problem
 from harness.experiment.prompt import (
@@ -332,7 +331,7 @@ def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command)
         refuse("with the same ids", *named_logs, *output)
 
 
-def test_every_command_opens_the_files_of_a_run_once(tmp_path):
+def test_every_command_opens_the_files_of_a_run_once(tmp_path, command):
     opened_files = []
 
     def note_opening(event, arguments):
@@ -348,7 +347,7 @@ def test_every_command_opens_the_files_of_a_run_once(tmp_path):
         (lambda run: table_page(run, side_tables=("mediators", "audit")), others),
         (lambda run: write_report([run], tmp_path / "report.html"), others),
         (lambda run: source_of(Run.load(run)), others),
-        (regrade, []),  # which opens other files also to write them
+        (lambda run: command("regrade", run), []),  # which opens other files also to write them
     ):
         opened_files.clear()
         read(run)
