@@ -66,6 +66,8 @@ FEWEST_INSTRUCTIONS = FEWEST_DRAWS
 # Literals, so that command lines can list and check the words
 DecimalSign = Literal[",", "."]
 """The sign between the whole part of a number and its decimals."""
+AnswerKind = Literal["letter", "text", "index0", "index1"]
+"""What the answers of data with choices are: letters, texts, or numbers that count from 0 or 1."""
 Format = Literal["text", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]

@@ -15,7 +15,7 @@ from harness.analysis.verdicts import AT_CHANCE
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, GOLD_FIRST, NATS_MARGIN
 
 ANSWER_COLUMNS = {
-    ANSWER_SHARE: "mean logarithm of the gold answer's share among the five answers",
+    ANSWER_SHARE: "mean logarithm of the gold answer's share among all its answers",
     "difference": "minus the baseline's; this and all further columns are those of the comparison",
     ANSWER_LOGPROB: "mean log-probability of the gold answer; not tested",
     "logprob_difference": "minus the baseline's",
@@ -43,7 +43,7 @@ def answer_table(
         )
         for score in NATS_SCORES
     )
-    is_measured = comparison["unmeasured"] != AT_CHANCE
+    is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE, na=False)
     return shares.assign(
         answer_share=shares["accuracy"],
         answer_logprob=logprobs["accuracy"],

@@ -213,8 +213,9 @@ def _compare_arms(arms: Arms, design: Design) -> list[Row]:
             row |= _compare_replicates(old, new)
         rows.append(row)
     for row in rows:
+        chance = new[0].chance if new[0].score == GOLD_FIRST else None
         row["unmeasured"] = explain_unmeasured(
-            row, rows, design.reference_conditions, is_gold_first=new[0].score == GOLD_FIRST
+            row, rows, design.reference_conditions, chance=chance
         )
     return rows
 

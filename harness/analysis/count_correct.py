@@ -12,7 +12,7 @@ import pandas
 from harness.analysis.paired_tests import Integers, average_clusters
 from harness.analysis.sample_scores import NATS_SCORES, choose_score, sum_samples
 from harness.analysis.score_interval import score_interval, t_interval
-from harness.constants import ANSWER_LOGPROB
+from harness.constants import ANSWER_LOGPROB, CHANCE
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
@@ -40,6 +40,7 @@ class Outcomes:
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
         score: What is counted; see `sample_scores.choose_score`.
+        chance: The mean percentage of the frame's gold answers that come first by chance.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
@@ -59,6 +60,7 @@ class Outcomes:
     repeats: int
     is_solved: npt.NDArray[np.bool_]
     score: str | None = None
+    chance: float = CHANCE
     changed_completions: tuple[int, int] | None = None
 
     @property
@@ -146,6 +148,7 @@ def count_outcomes(
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
                 score=score,
+                chance=float(np.mean(frame.get("chance", CHANCE))),
                 changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST, OTHER_ANSWERS
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST
 from harness.errors import ComparisonError, ConfigError
 
 SCORE_MEANINGS = {
     "avg": "percentage of right samples",
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
-    GOLD_FIRST: f"percentage of problems whose gold answer is likelier than {OTHER_ANSWERS} other "
-    f"answers of its form; by chance {CHANCE:g}",
+    GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
+    f"are scored; by chance {CHANCE:g}, with choices 100 divided by their number",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
 NATS_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB)

@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from harness.analysis.count_correct import Row
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, CHANCE, PASSED, POWER
+from harness.constants import ALPHA, PASSED, POWER
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
 FEWEST_CLUSTERS_OF_NATS = 50
@@ -21,8 +21,9 @@ FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
 nothing."""
 
-AT_CHANCE = f"no condition's interval of gold answers that come first lies above {CHANCE:g} %"
-"""A reason that no significant test overrides: such a model does not know which answer is right."""
+AT_CHANCE = "no condition's interval of gold answers that come first lies above"
+"""The beginning of a reason that no significant test overrides: such a model does not know which
+answer is right."""
 
 
 def judge(rows: Sequence[Row], *, primary: str | None) -> None:
@@ -67,7 +68,7 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
         if p < ALPHA:
             verdict = "better" if row["difference"] > 0 else "worse"
         reason = row.get("unmeasured")
-        if reason == AT_CHANCE or (reason and verdict not in PASSED):
+        if reason and (reason.startswith(AT_CHANCE) or verdict not in PASSED):
             verdict = "unmeasured"
         row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
         row["by_format"] = verdict in PASSED and _may_be_format(row)
@@ -84,17 +85,17 @@ def explain_unmeasured(
     rows: Sequence[Row],
     reference_conditions: ReferenceConditions,
     *,
-    is_gold_first: bool = False,
+    chance: float | None = None,
 ) -> str | None:
     """Why a row of a setting's `rows` could not have shown equivalence; None if it could.
 
-    `is_gold_first` says whether the score is `gold_first`, of which a part is due to chance.
+    `chance` is the percentage of right problems by chance, if the score is `gold_first`.
     """
     row_by_name = {row["condition"]: row for row in rows}
     if "difference" not in row or row["baseline"] not in row_by_name:
         return None
-    if is_gold_first and all(condition["accuracy_low"] <= CHANCE for condition in rows):
-        return AT_CHANCE
+    if chance and all(condition["accuracy_low"] <= chance for condition in rows):
+        return f"{AT_CHANCE} {chance:.3g} %"
     sides = [row_by_name[row["baseline"]], row]
     if math.isnan(row["p"]):
         return f"log-probabilities of fewer than {FEWEST_CLUSTERS_OF_NATS} clusters are not tested"

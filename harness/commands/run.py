@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.commands.options import Decimal, Overrides
+from harness.constants import AnswerKind
 
 if TYPE_CHECKING:
     from harness.runs.read_runs import Run
@@ -32,6 +33,9 @@ def run(
         ),
     ] = None,
     decimal: Decimal = None,
+    answer_is: Annotated[
+        AnswerKind | None, typer.Option(help="What answers of data with choices are.")
+    ] = None,
     conditions: Annotated[
         str | None, typer.Option(metavar="wo,mless", help="Only these of the study's conditions.")
     ] = None,
@@ -84,6 +88,7 @@ def run(
         "answer": "line" if num_fewshot and config is None else None,
         "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
         "dataset.decimal": decimal,
+        "dataset.answer_is": answer_is,
         "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }
     if apply_chat_template is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from harness.analysis.power import minimal_detectable_effect
-from harness.constants import ALPHA, ANSWER_LOGPROB, CHANCE, FEWEST_DRAWS, OTHER_ANSWERS, POWER
+from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.decimal_commas import with_decimal_points
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import describe_clusters, plural
@@ -18,6 +18,7 @@ from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.chat_template import template_switches
+from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import OTHER_TEXT, contrast_name
 from harness.experiment.plan import Plan, group_name
 from harness.experiment.problems import Problem, fold_text
@@ -37,10 +38,10 @@ UNUSUAL_GOLDS = 3
 """The number of gold answers of the least usual form that are listed."""
 
 ANSWER_FORMS = {
-    "box": "box: the last \\boxed{} of a completion, as the instruction demands",
+    "box": "box: the last \\boxed{{}} of a completion, as the instruction demands",
     "line": "line: the first line of a completion",
     ANSWER_LOGPROB: "the log-probability of the gold answer is compared with those of "
-    f"{OTHER_ANSWERS} others; by chance {CHANCE:g} % come first",
+    "all others that are scored; by chance {:.3g} % come first",
 }
 """Where the answer is read, by the key `answer`."""
 
@@ -135,7 +136,8 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
     yield from _describe_golds(problems)
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
-    yield f"answer    {ANSWER_FORMS[form]}"
+    chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
+    yield f"answer    {ANSWER_FORMS[form].format(chance)}"
     arms_by_note: dict[str, list[str]] = {}
     for arm in plan.arms.values():
         notes = arm.notes or arm.violations
@@ -163,7 +165,9 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     count = str(len(problems))
     if len(problems) < total:
         count += f" of {total}"
-    questions = {(problem.counts_with, fold_text(problem.problem)) for problem in problems}
+    questions = {
+        (problem.counts_with, problem.shown or fold_text(problem.problem)) for problem in problems
+    }
     copies = len(problems) - len(questions)
     count += f" problems{describe_clusters(len(problems), clusters, copies)}"
     if plan.example_ids:
@@ -184,7 +188,10 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
             else:
                 # numbers and words of any length have the same form
                 form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
-                readings.append((form, f"{name} is read as {' and '.join(read_elements(gold))}"))
+                texts = read_elements(gold)
+                if problem.choices:
+                    texts = [line for line in letter_lines(problem.choices) if line[0] == answer]
+                readings.append((form, f"{name} is read as {' and '.join(texts)}"))
     if refused:
         share = f"{len(refused)} of {len(problems)} gold answers cannot be compared"
         yield f"golds     {share}: only an identical text is correct. {list_first(refused, 5)}"
@@ -193,7 +200,7 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     counts = Counter(form for form, _ in readings)
     rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:UNUSUAL_GOLDS]
     if rarest:
-        yield "unusual   " + "; ".join(text for _, text in rarest)
+        yield "golds     " + "; ".join(text for _, text in rarest)
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:

@@ -199,7 +199,8 @@ class _Session:
             if len(scores) < len(request.answers):
                 self.timing["tokens"] += tokens
                 return
-            sample.answer_score = AnswerScore.of([scores[index] for index in sorted(scores)])
+            answer_scores = [scores[index] for index in sorted(scores)]
+            sample.answer_score = AnswerScore.of(answer_scores, request.others)
             del self._answer_scores[key]
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)

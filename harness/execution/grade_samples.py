@@ -39,6 +39,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         completion=start + prefix + completion,
         target=prompt.doc["answer"],
         alternatives=tuple(prompt.doc.get("alternatives") or ()),
+        choices=tuple(prompt.doc.get("choices") or ()),
         finish_reason=reason,
         line=is_line,
         thinking=prompt.thinking,

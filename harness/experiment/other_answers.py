@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from string import ascii_uppercase as LETTERS
 
 from harness.constants import OTHER_ANSWERS
 from harness.decimal_commas import with_decimal_points
@@ -37,7 +38,7 @@ def draw_other_answers(
     count_tokens: Callable[[str], int],
     seed: int,
 ) -> dict[str, tuple[str, ...]]:
-    """Draw the other answers of each problem that is asked, by its id.
+    """Draw the other answers of each problem that is asked, by its id: of choices all others.
 
     They are of the problem's block, else of its number of tokens, else of the nearest numbers.
 
@@ -50,8 +51,13 @@ def draw_other_answers(
     Raises:
         DataError: there are too few for a problem.
     """
+    drawn = {}
     kinds: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
+        if problem.choices:
+            letters = LETTERS[: len(problem.choices)]
+            drawn[problem.id] = tuple(letters.replace(problem.answer, ""))
+            continue
         answer = problem.answer.strip()
         number = with_decimal_points(answer) if problem.decimal else answer
         kind = find_form(number), count_tokens(answer)
@@ -59,7 +65,6 @@ def draw_other_answers(
     for members in kinds.values():
         # equal answers are neighbours in this order, so they are dealt to different blocks
         members.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
-    drawn = {}
     for kind, members in kinds.items():
         blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
         for index, problem in enumerate(members):

@@ -349,6 +349,7 @@ class Request:
             too. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
         answers: The answers whose log-probability is measured; see `BuiltPrompt`.
+        others: The number of those that are not accepted.
         scored: The number of tokens at the prompt's end whose log-probability is requested.
         answer_index: The index of the answer that they are.
     """
@@ -368,6 +369,7 @@ class Request:
     record: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()
+    others: int = 0
     scored: int = 0
     answer_index: int = 0
 
@@ -433,6 +435,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if is_chat_api else None,
                 answers=prompt.answers,
+                others=len(prompt.other_answers),
             )
             counts[key] += 1
 

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.constants import DecimalSign, JsonObject
+from harness.constants import AnswerKind, DecimalSign, JsonObject
 from harness.data_records import (
     LocatedRecord,
     find_column,
@@ -34,6 +34,7 @@ from harness.data_records import (
     refuse_lost_backslash,
 )
 from harness.errors import DataError
+from harness.experiment.choices import find_letters, letter_lines, read_choices
 from harness.experiment.gold_answers import as_text, read_gold_column
 from harness.yaml_settings import Strict, UserPath, explain
 
@@ -162,6 +163,7 @@ class Problem:
         problem: The text of the problem.
         answer: The gold answer, as in a box.
         alternatives: Further answers that are accepted.
+        choices: The texts of the choices, if there are any; the answer is then a letter.
         solution: The worked solution; empty if the dataset has none.
         subject: MATH's subject; empty if the dataset has none.
         level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
@@ -169,7 +171,7 @@ class Problem:
         row: The columns of the data that a config names. They are no part of the problem's hash.
         cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
             problem are its cluster.
-        shown: The problem with the columns that the baseline shows beside it, if there are any.
+        shown: The problem with choices, and columns that the baseline shows, if there are any.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
@@ -183,6 +185,9 @@ class Problem:
         str, BeforeValidator(lambda value: "" if value is None else as_text(value))
     ] = ""
     alternatives: tuple[Needed, ...] = ()
+    choices: Annotated[
+        tuple[Needed, ...], BeforeValidator(lambda choices: [*choices.values()])
+    ] = ()
     decimal: Literal["", ","] = ""
     row: Mapping[str, Annotated[str, BeforeValidator(as_text)]] = field(
         default_factory=dict, hash=False
@@ -200,22 +205,19 @@ class Problem:
         return self.shown or fold_text(self.problem)
 
     def record(self) -> dict[str, Any]:
-        """The problem's own fields, without empty cluster, alternatives and decimal sign."""
+        """The problem's own fields, without an empty cluster, alternatives, choices, sign."""
         fields = asdict(self)
         del fields["row"], fields["shown"]
         return {
             name: value
             for name, value in fields.items()
-            if value or name not in ("cluster", "alternatives", "decimal")
+            if value or name not in ("cluster", "alternatives", "choices", "decimal")
         }
 
 
 _PROBLEM = TypeAdapter(Problem)
 COLUMN_ALIASES = {"problem": "question", "unique_id": "id"}
 """Other names of columns, which are read if there is no column of the usual name."""
-_CHOICES = re.compile(r"(?:answer_)?(?:choice|option)s?(?:[ _-]?(?:[a-j]|\d))?|op[a-e]", re.I)
-_LETTER = re.compile(r"\W*[A-J]\W*", re.I)
-"""The letter of a choice, as a gold answer or as the name of a column."""
 
 
 class DatasetConfig(Strict):
@@ -231,6 +233,9 @@ class DatasetConfig(Strict):
     """The column of the final answer. All answers of a list are accepted."""
     id: str | None = "unique_id"
     """The id's column. By default also `id`, else problems are numbered; null numbers them."""
+    answer_is: AnswerKind | None = None
+    """What answers of data with choices are: `letter`, `text`, `index0` or `index1` (a number that
+    counts from 0 or 1). By default what fits all problems, if this is clear."""
     decimal: DecimalSign | None = None
     """The decimal sign of the answers, `,` or `.`. By default the point, if this is clear."""
 
@@ -328,6 +333,8 @@ def _read_dataset(
         raise DataError(f"{fields.path} has no problems.")
     cells = [(location, values["answer"]) for location, values in rows]
     golds = read_gold_column(cells, source, fields.decimal)
+    if fields.answer_is or any(values["choices"] for _, values in rows):
+        golds = find_letters(rows, golds, fields.answer_is)
     problems = _make_problems(rows, golds, fields, question_columns)
     return Dataset(name=Path(name).stem, source=str(source), problems=problems)
 
@@ -338,7 +345,7 @@ def _read_fields(
     """The fields of a problem by the names of `Problem`, except alternatives.
 
     Raises:
-        DataError: problem, answer or a column of the row is missing, or there are choices.
+        DataError: problem, answer or a column of the row is missing, or choices are faulty.
     """
     names = {key: key for key in ("solution", "subject", "level", "cluster")}
     names |= {"problem": fields.problem, "answer": fields.answer}
@@ -357,17 +364,7 @@ def _read_fields(
                 message += f" Name the column: --set dataset.{key}=COLUMN."
             raise DataError(message)
     values["row"] = {column: values.pop(f"row.{column}") for column in row_columns}
-    is_letter = _LETTER.fullmatch(str(values["answer"]))
-    choices = [
-        name
-        for name in record.keys() - columns.values()
-        if record[name] and (_CHOICES.fullmatch(name) or (is_letter and _LETTER.fullmatch(name)))
-    ]
-    if choices:
-        raise DataError(
-            f"{location}: the prompt would lack the choices {', '.join(sorted(choices))}. Write "
-            "them into the question, and remove the columns."
-        )
+    values["choices"] = read_choices(location, record, columns.values(), values["answer"])
     return values
 
 
@@ -394,6 +391,7 @@ def _make_problems(
         if problem.id in problems:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         columns = [problem.row[name] for name in sorted(question_columns)]
+        columns += letter_lines(problem.choices)
         question = " ".join([problem.problem, *columns])
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:

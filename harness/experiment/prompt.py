@@ -19,7 +19,8 @@ from itertools import chain, cycle, groupby
 from typing import Any, Literal
 
 from harness.constants import SEPARATOR
-from harness.errors import PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError
+from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import (
     REFERENCE_FIELDS,
     Condition,
@@ -28,7 +29,15 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
-from harness.experiment.template import FILLER, PROBLEM, Form, Pieces, fill_columns, parse_template
+from harness.experiment.template import (
+    CHOICES,
+    FILLER,
+    PROBLEM,
+    Form,
+    Pieces,
+    fill_columns,
+    parse_template,
+)
 from harness.reasoning_markers import Markers
 
 INSTRUCTION = (
@@ -175,14 +184,26 @@ class PromptSettings:
         text = "" if self.layout is Layout.AS_PUBLISHED else SEPARATOR
         return Segment("separator", text)
 
-    def parse_templates(self, condition: Condition) -> tuple[Form, Form]:
-        """The forms of examples and of the question under a condition."""
+    def parse_templates(self, condition: Condition, problem: Problem) -> tuple[Form, Form]:
+        """The forms of examples and of the question for a problem under a condition.
+
+        Raises:
+            ConfigError: only the problem or only a template has choices.
+        """
         asks_in_text = self.draw is not None and self.layout is Layout.RAW
         default = QUESTION_AND_ANSWER if asks_in_text else ONLY_PROBLEM
+        if problem.choices:
+            default = default.replace("{problem}", "{problem}\n{choices}")
         templates = condition.choose_templates(self.template or default, self.question)
         example, question = (
             parse_template(str(template), condition.filler is not None) for template in templates
         )
+        for form in (example, question):
+            if (CHOICES in form.question) != bool(problem.choices):
+                raise ConfigError(
+                    "template: the question needs {choices} if problems have choices, and only "
+                    f"then; problem {problem.id} has {len(problem.choices)}."
+                )
         return example, question
 
 
@@ -217,7 +238,7 @@ def build_prompt(
         settings: The layout, the instruction and the examples.
     """
     separator, row = settings.separator, problem.row
-    example_form, question_form = settings.parse_templates(condition)
+    example_form, question_form = settings.parse_templates(condition, problem)
     is_chat, is_raw = (settings.layout is layout for layout in (Layout.CHAT, Layout.RAW))
     blocks = []
     for example in settings.draw.examples if settings.draw else ():
@@ -252,6 +273,7 @@ def _fill(
     """The segments of pieces of a template for one problem."""
     texts = {f"row.{column}": text for column, text in problem.row.items()}
     texts |= {"problem": problem.problem, "answer": problem.answer}
+    texts["choices"] = "\n".join(letter_lines(problem.choices))
     texts["filler"] = fill_columns(filler_text, problem.row)
     segments = []
     for piece in pieces:
@@ -263,7 +285,7 @@ def _fill(
         elif is_example:
             role = "demonstration"
         # without the problem, a column stands for it
-        elif piece == PROBLEM or (piece.kind == "name" and PROBLEM not in pieces):
+        elif piece in (PROBLEM, CHOICES) or (piece.kind == "name" and PROBLEM not in pieces):
             role = "problem"
         segments.append(Segment(role, texts[piece.text] if piece.kind == "name" else piece.text))
     return segments

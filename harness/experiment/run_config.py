@@ -113,9 +113,9 @@ class RunConfig(Strict):
     instruction: str | None = None
     """The system prompt. By default the study's; with `answer: line` `Answer the question.`"""
     template: Template | None = None
-    r"""The form of examples and question, with `{problem}`, `{filler}`, `{answer}`, and
-    `{row.COLUMN}` for a column of the data. By default `Q: {problem}\nA: {answer}` in `raw` with
-    examples or with `answer: line`, else the problem alone."""
+    r"""The form of examples and question, with `{problem}`, `{filler}`, `{choices}`, `{answer}`,
+    and `{row.COLUMN}` for a column of the data. By default `Q: {problem}\nA: {answer}` in `raw`
+    with examples or with `answer: line`, else the problem alone; choices follow the problem."""
     question: Template | None = None
     """The form of the question, if it differs from the examples'."""
     fewshot: AnyFewshot | None = None

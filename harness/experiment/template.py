@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from harness.constants import SEPARATOR
 
-NAMES = ("problem", "filler", "answer")
+NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
 _COLUMN = re.compile(r"\{row\.([^{}]+)\}")
 # A gap stands after a filler, or before one that ends the template.
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 Pieces = tuple[Piece, ...]
-PROBLEM, FILLER, ANSWER = (Piece("name", name) for name in NAMES)
+PROBLEM, FILLER, CHOICES, ANSWER = (Piece("name", name) for name in NAMES)
 
 
 class Form(NamedTuple):
@@ -95,7 +95,7 @@ def parse_template(template: str, has_filler: bool = True) -> Form:
     index = pieces.index(ANSWER) if ANSWER in pieces else len(pieces)
     question, blank = _cut_end(pieces[:index], " ")
     answer, end = _cut_end(pieces[index:], None)
-    if not {piece.text for piece in question if piece.kind == "name"} - {"filler"}:
+    if not {piece.text for piece in question if piece.kind == "name"} - {"filler", "choices"}:
         raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
     return Form(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
 

@@ -215,7 +215,7 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
     names = [re.escape(token.content) for token in added if token.special]
     pattern = re.compile("|".join(names) or "$^")
     for problem in problems:
-        if match := pattern.search(f"{problem.problem}\n{problem.answer}"):
+        if match := pattern.search(f"{problem.problem}\n{problem.choices}\n{problem.answer}"):
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 

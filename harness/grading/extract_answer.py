@@ -38,6 +38,7 @@ class GradeJob:
             `harness.execution.grade_samples.grade_job`).
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
+        choices: The texts of the choices, of which the gold answer is a letter.
         decimal: The decimal sign of the gold answers if it is a comma. An answer may have either.
         finish_reason: See `finish_reasons.read_reason`. `length` tells a truncated completion
             from one without a box.
@@ -52,6 +53,7 @@ class GradeJob:
     thinking: Markers = ()
     alternatives: tuple[str, ...] = ()
     decimal: str | None = None
+    choices: tuple[str, ...] = ()
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import Any, Self
 from harness.errors import GraderError
 from harness.grading.extract_answer import Grade, GradeJob, Verdict, read_answer
 from harness.grading.grader_worker import COMPARE, Job, Worker
+from harness.grading.named_choices import expect_choice
 from harness.grading.other_graders import Audit, AuditJob
 from harness.resources import count_cores
 
@@ -105,12 +106,15 @@ class GraderPool:
             self._finished.append((tag, job))
             return
         answer = read_answer(job)
+        targets = job.targets
+        if job.choices and isinstance(answer, str):
+            targets = expect_choice(answer, job.target, job.choices)
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
-        elif answer in job.targets:
+        elif answer in targets:
             self._finished.append((tag, Grade(verdict="correct", answer=answer)))
         else:
-            request = {"answer": answer, "targets": job.targets, "decimal": job.decimal}
+            request = {"answer": answer, "targets": targets, "decimal": job.decimal}
             self._enqueue(tag, Job(request, [COMPARE]))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:

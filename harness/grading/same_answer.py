@@ -50,7 +50,7 @@ _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
-_SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
+SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
 )
@@ -74,7 +74,7 @@ def same_mathematics(answer: str, target: str) -> bool:
         return False
     # `(B) 5` names an option twice, so the gold answer may be the letter or the text
     letter, text = filter(None, option.groups())
-    if _SEVERAL.search(text):
+    if SEVERAL.search(text):
         return False
     target_letter = readable_words(plain(target))
     if target_letter and target_letter in "ABCDE":

@@ -120,8 +120,12 @@ def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, Audit
         target=doc["answer"],
         solution=doc.get("solution") or "",
     )
-    alternatives = tuple(doc.get("alternatives") or ())
-    grade_job = GradeJob(completion=completion, target=doc["answer"], alternatives=alternatives)
+    grade_job = GradeJob(
+        completion=completion,
+        target=doc["answer"],
+        alternatives=tuple(doc.get("alternatives") or ()),
+        choices=tuple(doc.get("choices") or ()),
+    )
     return grade_job, audit_job
 
 

@@ -30,7 +30,8 @@ SYNC_SECONDS = 2.0
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 _CHOSEN = re.compile(
-    r"config\.|limit|contrasts|primary|problem .*, doc\.(problem|answer|alternatives|cluster):"
+    r"config\.|limit|contrasts|primary"
+    r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
 )
 """Changes that follow from no other change."""
 _HEADER_DECODER = msgspec.json.Decoder(JsonObject)

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, OTHER_ANSWERS, JsonObject
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, JsonObject
 from harness.errors import EngineError, RunError
 from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
@@ -230,11 +230,11 @@ class AnswerScore(Struct, gc=False):
                 )
 
     @staticmethod
-    def of(answers: Sequence[TokenScores]) -> AnswerScore:
-        """The score that all answers of a problem make, the accepted ones before the others."""
+    def of(answers: Sequence[TokenScores], others: int) -> AnswerScore:
+        """The score that all answers of a problem make: accepted ones, then a number of others."""
         return AnswerScore(
-            tokens=max(answers[:-OTHER_ANSWERS], key=_add_logprobs),
-            others=[*map(_add_logprobs, answers[-OTHER_ANSWERS:])],
+            tokens=max(answers[:-others], key=_add_logprobs),
+            others=[*map(_add_logprobs, answers[-others:])],
         )
 
     @property
@@ -542,16 +542,17 @@ SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
     ANSWER_LOGPROB: (
         "float64",
         "log-probability of the gold answer and its end, in nats; only for this endpoint, as the "
-        "next two",
+        "next three",
     ),
     ANSWER_SHARE: (
         "float64",
-        "logarithm of the gold answer's share of the probability of all five answers, in nats",
+        "logarithm of the gold answer's share of the probability of all its answers, in nats",
     ),
     "answer_tokens": (
         "int32",
         "tokens of the gold answer and its end",
     ),
+    "chance": ("float64", "how often a gold answer comes first by chance, in percent"),
     **_columns(Sample, "completion", "finish_reason", "seed"),
     **_columns(StoredPrompt, "prompt_sha256", "prompt_token_sha256"),
     **_columns(Sample, "prompt_tokens", "server_tokens", "completion_tokens"),

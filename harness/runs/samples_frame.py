@@ -43,9 +43,8 @@ def load_run(
     `analysis.compare` makes the A/A columns of a frame with both replicates.
 
     Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several
-    draws of examples, and `answer_logprob`, `answer_share`
-    and `answer_tokens` if that is the endpoint. A value that a backend or grader does not report is
-    missing.
+    draws of examples, and `answer_logprob`, `answer_share`, `answer_tokens` and `chance` if that is
+    the endpoint. A value that a backend or grader does not report is missing.
 
     Args:
         path: The run's folder.
@@ -122,6 +121,7 @@ def make_frame(
         frame[ANSWER_LOGPROB] = [score.total for score in answer_scores]
         frame[ANSWER_SHARE] = [score.log_share for score in answer_scores]
         frame["answer_tokens"] = np.array([len(score.tokens) for score in answer_scores], np.int32)
+        frame["chance"] = [100 / (1 + len(score.others)) for score in answer_scores]
     frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")

@@ -66,7 +66,7 @@ def write_scored_run(folder, *, limit=60, effect=EFFECT, **changes):
         shift = effect if "mless" in request.task else 0.0
         sample = Sample.of(request, key, "", tokens=1, reason="length")
         tokens = [(-1.0, 1), (shift - 2 + float(rng.normal(0, 0.5)), 2)]
-        sample.answer_score = AnswerScore(tokens, others=[-3.3, -4.0, -5.0, -6.0])
+        sample.answer_score = AnswerScore(tokens, others=[-3.3, -4.0, -5.0, -6.0][: request.others])
         return sample
 
     return run_plan(plan, folder, make_sample)
@@ -174,7 +174,7 @@ def test_a_model_at_chance_is_unmeasured_whatever_the_test_says(run, level, verd
 def test_tables_figure_report_and_receipt_name_the_score(run, board):
     text = render([show_comparison(board)])
     assert "gold_first instead of accuracy: percentage of problems whose gold answer is" in text
-    assert "by chance 20." in text and "gold_first %" in text
+    assert "by chance 20, with choices" in text and "gold_first %" in text
     assert "completions differ" not in text
     assert re.search(r"A/A.*the\s+difference\s+changes by [+-]?\d", text, re.DOTALL)
     assert "log share" in render([*show_side_tables(board).values()])
@@ -225,7 +225,7 @@ def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path
         count += 5 * len(request.prompt_token_ids)
     text = " ".join(describe_plan(plan).split())
     assert f"tokens {count:,} in prompts, at most 4 generated" in text
-    assert "4 others; by chance 20 %" in text and " points (mless - wo" in text
+    assert "others that are scored; by chance 20 %" in text and " points (mless - wo" in text
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
@@ -237,11 +237,11 @@ def test_a_log_probability_that_is_no_number_is_refused(value):
 
 def test_the_likeliest_accepted_answer_counts_and_a_tie_is_not_first():
     others = [[(-2.5, 1), (-0.5, 2)], [(-4.0, 1)], [(-5.0, 1)], [(-6.0, 1)]]
-    score = AnswerScore.of([[(-9.0, 3)], [(-1.0, 1), (-1.5, 2)], *others])
+    score = AnswerScore.of([[(-9.0, 3)], [(-1.0, 1), (-1.5, 2)], *others], 4)
     assert (score.total, score.others, score.is_first) == (-2.5, [-3, -4, -5, -6], True)
     probabilities = np.exp([-2.5, -3, -4, -5, -6])
     assert score.log_share == pytest.approx(math.log(probabilities[0] / probabilities.sum()))
-    tie = AnswerScore.of([[(-3.0, 1)], *others])
+    tie = AnswerScore.of([[(-3.0, 1)], *others], 4)
     assert not tie.is_first
     assert AnswerScore([(-5000.0, 1)], [-1.0] * 4).log_share == pytest.approx(-4999 - math.log(4))
 

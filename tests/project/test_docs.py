@@ -123,7 +123,7 @@ SECTIONS = dict(
         r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE
     )
 )
-QUICK = {"A served model"}
+QUICK = {"A served model", "Problems with choices"}
 """Recipes that start no engine and load no model."""
 
 
