@@ -60,13 +60,21 @@ class Side:
         conditions = list(samples["condition"].unique())
         if not condition:
             condition = run.baseline if run.baseline in conditions else conditions[0]
-        if condition not in conditions:
-            near = list_near(condition, conditions)
-            raise RunError(f"{path} has no condition {condition!r}: expected one of {near}.")
-        side_name = Path(path).resolve().name
-        if condition != "log":
-            side_name += f":{condition}"
-        return cls(name=side_name, samples=samples[samples["condition"] == condition], run=run)
+        return cls.choose(run, condition, Path(path).resolve().name)
+
+    @classmethod
+    def choose(cls, run: Run, condition: str, run_name: str) -> Side:
+        """The side of a condition of a run.
+
+        Raises:
+            RunError: the run has no such condition.
+        """
+        samples = run.samples[run.samples["condition"] == condition]
+        if samples.empty:
+            near = list_near(condition, run.samples["condition"].unique())
+            raise RunError(f"{run.name} has no condition {condition!r}: expected one of {near}.")
+        name = run_name if condition == "log" else f"{run_name}:{condition}"
+        return cls(name=name, samples=samples, run=run)
 
 
 def read_references(names: str | None, new: Side, metric: str | None = None) -> list[Side]:
@@ -81,19 +89,12 @@ def read_references(names: str | None, new: Side, metric: str | None = None) -> 
         RunError: there is no such condition, run or log.
     """
     sides = []
-    folder, _, _ = new.name.rpartition(":")
-    conditions = new.run.samples["condition"]
-    for name in names.split(",") if names else ():
-        samples = new.run.samples[conditions == name]
-        if not samples.empty:
-            sides.append(Side(name=f"{folder}:{name}", samples=samples, run=new.run))
-        elif ":" in name or (name and Path(name).exists()):
+    run_name, _, _ = new.name.rpartition(":")
+    for name in filter(None, (names or "").split(",")):
+        if ":" in name or Path(name).exists():
             sides.append(Side.read(name, metric))
         else:
-            near = list_near(name, conditions.unique())
-            raise RunError(
-                f"--references: {new.run.name} has no condition {name!r}: expected one of {near}."
-            )
+            sides.append(Side.choose(new.run, name, run_name))
     return sides
 
 

@@ -65,8 +65,7 @@ COMPARISON_COLUMNS = {
     "aa_changed": "number of them that differ from the first run",
     "verdict": "better, worse, equivalent, inconclusive or unmeasured; missing if not tested",
     "unmeasured": "reason why equivalence cannot be shown",
-    "other_texts": "above, among, below or not shown: place among other texts; of each family",
-    "not_placed": "reason why it is not shown",
+    "other_texts": "above, among, below or not shown: place among other texts, in each family",
 }
 """Meaning of each column of `compare`."""
 _COUNTS = (

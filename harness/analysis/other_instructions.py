@@ -59,8 +59,8 @@ def merge_instructions(
     numbers = {name: fields["number"] for name, fields in instructions.items()}
     merged_names = {name: fields["of"] for name, fields in instructions.items()}
     merged_conditions = [name for name in names.unique() if name not in instructions]
-    numbers_by_sample = names.map(lambda name: numbers.get(name, 0))
-    conditions_by_sample = names.map(lambda name: merged_names.get(name, name))
+    numbers_by_sample = names.map(numbers).fillna(0).astype(int)
+    conditions_by_sample = names.map(merged_names).fillna(names)
     return frame.assign(
         condition=pandas.Categorical(conditions_by_sample, merged_conditions, ordered=True),
         # each merged condition numbers its samples from 0, and a number must not occur twice

@@ -126,17 +126,9 @@ def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pa
         texts: From `text_table`.
     """
     keys = ["model", "layout", "condition"]
-    rows: list[list[Any]] = []
-    for setting, group in texts[texts["named"] != EXPLORATORY].groupby(keys, sort=False):
-        place, *other_places = group["place"].unique()
-        reason = group["reason"].iloc[0]
-        if other_places:
-            place = NOT_SHOWN
-            reason = f"the families differ: {', '.join(group['kind'] + ' ' + group['place'])}"
-        rows.append([*setting, place, reason])
-    columns = ["other_texts", "not_placed"]
-    places = pandas.DataFrame(rows, columns=[*keys, *columns])
-    return comparison.drop(columns=columns).merge(places, how="left", on=keys)
+    families = texts[texts["named"] != EXPLORATORY].groupby(keys)["place"]
+    places = families.first().where(families.nunique() == 1, NOT_SHOWN).rename("other_texts")
+    return comparison.drop(columns="other_texts").merge(places, "left", on=keys)
 
 
 def place_effect(effect: float, effects: Floats, baseline: float) -> Row:

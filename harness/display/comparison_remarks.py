@@ -108,14 +108,21 @@ def explain_comparison(
             f"inconclusive: equivalence within {points(margin)} would need about {sample}; "
             f"here are {clusters:,}."
         )
-    for row in judged_rows:
-        place = describe_place(board, row)
-        if place and (row["primary"] or not board.primary):
-            warnings.append(f"{label(row['condition'])}: {place}.")
+    warnings += _describe_places(board, judged_rows)
     if not board.by:
         for remark, is_warning in remark_noise(board):
             (warnings if is_warning else remarks).append(remark)
     return facts, warnings, remarks
+
+
+def _describe_places(board: Leaderboard, judged_rows: Sequence[Row]) -> Iterator[str]:
+    """The places among other texts; if there is a primary contrast, only of this contrast."""
+    has_settings = has_several_settings(judged_rows)
+    for row in judged_rows:
+        place = describe_place(board, row)
+        if place and (row["primary"] or not board.primary):
+            setting = f"{row['model']}, {row['layout']}, " if has_settings else ""
+            yield f"{setting}{label(row['condition'])}: {place}."
 
 
 def _describe_tests(

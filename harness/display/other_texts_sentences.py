@@ -17,7 +17,7 @@ PLACES = {
     "above": "better than {others}",
     "below": "worse than {others}",
     "among": "not shown to be {direction} than {others}",
-    NOT_SHOWN: "its place among {others} is not shown: {not_placed}",
+    NOT_SHOWN: "its place among {others} is not shown: {reasons}",
 }
 
 
@@ -48,10 +48,11 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
     is_usual = board.baseline == BASELINE
     if verdict == "inconclusive" and place in ("above", "below"):
         return f"differs from {others}, not from {'no text' if is_usual else board.baseline}"
+    reasons = [f"{row['reason'] or row['place']} ({row['kind']})" for row in families]
     facts = {
         "baseline": "without a text" if is_usual else board.baseline,
         "direction": verdict if verdict in PASSED else "better or worse",
         "others": others,
-        "not_placed": contrast["not_placed"],
+        "reasons": ", ".join(reasons),
     }
     return f"{VERDICTS[verdict]}; {PLACES[place]}".format_map(facts)
