@@ -1,0 +1,159 @@
+"""Simulate runs with other texts, and test their range. Writes OTHER_TEXTS.md.
+
+    python -m benchmarks.text_calibration [--small]
+
+A run has a baseline, texts of one family, one more ordinary text, and fillers that are 3, 6 and 10
+points better than the mean text, all on the same problems. Log-odds are sums of normal effects: of
+clusters of problems, of draws of examples, of both with each text, and of the text. Problems and
+draws are new in every run. Draws take turns, so a problem is asked with one of them. Settings are
+drawn by a seed before anything is simulated. With --small there are few runs, and nothing is
+written. The full version also draws the figure of docs/statistics.md from results/example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from scipy.special import expit, logit
+
+from benchmarks.report import table
+from benchmarks.runs import ROOT, make_parser, say
+from harness.analysis.other_texts import NOT_SHOWN, place_effect
+from harness.analysis.paired_tests import Floats
+from harness.analysis.result_tables import make_leaderboard
+from harness.runs.read_runs import Run
+
+SEED, SETTINGS, RUNS, CHUNK = 20_266, 40, 2_000, 100
+LEAST_COVERAGE = {"normal": 93, "skewed": 90, "one": 90}
+"""By the effects of texts. `skewed`: exponential. `one`: one text in 20 has an effect, five times
+`spread`, and all others have the same."""
+GAINS = (3, 6, 10)
+EFFECTS = {"cluster": (1.5, 0.5), "draws": (0.3, 0.2)}
+"""Standard deviations of effects on log-odds: common to all prompts, and of each text."""
+TEXT = """\
+# The range of other texts, simulated
+
+Written by `make calibrate` (`python -m benchmarks.text_calibration`): {runs:,} runs of each
+setting, seed {seed}. The settings were drawn before anything was run: 8 to 40 texts, 20 to 500
+problems, accuracies of 2 to 98 percent, clusters of 1, 3 or 5 problems, 1 or 4 samples, 1, 4 or 8
+draws of examples, and a standard deviation of the texts' effects (spread) of 0 to 0.6 in log-odds.
+Half of the settings have `normal` effects of texts; the top of that file describes all populations.
+
+- covers: the range contains the observed difference of one more ordinary text. Target: at least 93
+  percent for `normal`, 90 for the others. Few problems make differences discrete: it covers more.
+- not shown: there is no word, because the range reaches 0 or 100 percent or its width is 0.
+- called: this ordinary text is called above or below; of the runs with a word. Target: at most 7.
+- +3, +6, +10: a filler that is about so many points better than the mean text (up to an accuracy
+  of 99.5 percent) is called above; of all runs.
+
+The standard error is {error:.1f} near 5 percent. A missed target is **bold**.
+
+"""
+
+
+def draw_settings() -> Iterator[dict[str, Any]]:
+    """Draw the settings, by the columns of the page."""
+    rng = np.random.default_rng(SEED)
+    for number in range(SETTINGS):
+        yield {
+            "effects": ("normal", "skewed", "normal", "one")[number % 4],
+            "texts": int(rng.integers(8, 41)),
+            "problems": round(20 * 25 ** rng.uniform()),
+            "accuracy": round(rng.uniform(2, 98)),
+            "cluster": int(rng.choice((1, 1, 3, 5))),
+            "samples": int(rng.choice((1, 4))),
+            "draws": int(rng.choice((1, 4, 8))),
+            "spread": round(rng.uniform(0, 0.6), 2),
+        }
+
+
+def simulate(setting: dict[str, Any], rng: np.random.Generator) -> Floats:
+    """Percent correct [run, arm] of CHUNK runs: baseline, an arm for each gain, and the texts."""
+    shape = (CHUNK, 2 + len(GAINS) + setting["texts"])
+    draw_effects: dict[str, Callable[[], npt.NDArray[Any]]] = {
+        "normal": lambda: rng.normal(size=shape),
+        "skewed": lambda: rng.exponential(size=shape) - 1,
+        "one": lambda: 5 * (rng.random(shape) < 0.05) - 0.25,
+    }
+    # The mean of expit over normal log-odds, nearly: Zeger, Liang and Albert (1988),
+    # doi:10.2307/2531734.
+    scale = np.sqrt(1 + 0.346 * np.square(list(EFFECTS.values())).sum())
+    means = scale * logit(np.minimum(0.995, (setting["accuracy"] + np.array([0, *GAINS])) / 100))
+    log_odds = means[0] + setting["spread"] * draw_effects[setting["effects"]]()
+    # the baseline has no text, and better fillers have exactly their effect
+    log_odds[:, : len(means)] = means
+    log_odds = log_odds[:, :, None]
+    numbers = np.arange(setting["problems"])
+    groups = {"cluster": numbers // setting["cluster"], "draws": numbers % setting["draws"]}
+    for name, (common, by_text) in EFFECTS.items():
+        size = int(groups[name].max()) + 1
+        values = common * rng.normal(size=(CHUNK, 1, size))
+        values = values + by_text * rng.normal(size=(*shape, size))
+        log_odds = log_odds + values[:, :, groups[name]]
+    right = rng.binomial(setting["samples"], expit(log_odds)).mean(axis=2)
+    return np.asarray(100 / setting["samples"] * right)
+
+
+def measure(setting: dict[str, Any], runs: int) -> dict[str, float]:
+    """The measures of a setting in percent."""
+    rng = np.random.default_rng([SEED, setting["texts"], setting["problems"]])
+    places, covers = [], []
+    for _ in range(runs // CHUNK):
+        for baseline, *arms in simulate(setting, rng):
+            tested, texts = np.split(np.array(arms) - baseline, [len(GAINS) + 1])
+            rows = [place_effect(effect, texts, baseline) for effect in tested]
+            places.append([row["place"] for row in rows])
+            # without a width the range is the mean
+            low, high = (rows[-1].get(end, texts[0]) for end in ("range_low", "range_high"))
+            covers.append(low <= tested[-1] <= high)
+    *better, ordinary = np.array(places).T
+    shown = ordinary[ordinary != NOT_SHOWN]
+    if not shown.size:
+        shown = np.array(["among"])  # nothing is called
+    shares = {"covers": covers, "not shown": ordinary == NOT_SHOWN, "called": shown != "among"}
+    shares |= {f"+{gain}": words == "above" for gain, words in zip(GAINS, better, strict=True)}
+    return {name: 100 * float(np.mean(share)) for name, share in shares.items()}
+
+
+def page(runs: int) -> str:
+    """Format the page in Markdown."""
+    rows = []
+    for setting in draw_settings():
+        shares = measure(setting, runs)
+        cells = {name: f"{share:.1f}" for name, share in shares.items()}
+        if shares["covers"] < LEAST_COVERAGE[setting["effects"]]:
+            cells["covers"] = f"**{cells['covers']}**"
+        if shares["called"] > 7:
+            cells["called"] = f"**{cells['called']}**"
+        rows.append([*map(str, setting.values()), *cells.values()])
+        say(" | ".join(rows[-1]))
+    error = 100 * (0.05 * 0.95 / runs) ** 0.5
+    return TEXT.format(runs=runs, seed=SEED, error=error) + table([*setting, *shares], rows)
+
+
+def draw_figure() -> Figure:
+    """The slashes of the committed example at two placements, beside the range of other texts."""
+    rows = make_leaderboard([Run.load(ROOT / "results/example")]).side_tables["texts"]
+    rows = rows[rows["condition"].isin(("mless", "mless-first"))].iloc[::-1]
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    axes = figure.subplots()
+    labels = rows["condition"] + ",\n" + rows["texts"].astype(str) + " " + rows["kind"]
+    low, high = rows["range_low"], rows["range_high"]
+    axes.barh(labels, high - low, left=low, color="0.85", label="range of one more text")
+    axes.eventplot(rows["effects"], lineoffsets=range(len(rows)), linelengths=0.4, colors="0.4")
+    axes.plot(rows["effect"], labels, "D", label="slashes")
+    axes.set_xlabel("difference from no filler, points; lines are the other texts")
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+if __name__ == "__main__":
+    if make_parser(__doc__).parse_args().small:
+        print(page(CHUNK))
+    else:
+        draw_figure().savefig(ROOT / "docs/figures/other-texts.png", dpi=150)
+        (ROOT / "benchmarks/OTHER_TEXTS.md").write_text(page(RUNS), encoding="utf-8")
