@@ -1,6 +1,7 @@
 """The legends and remarks below the table of a comparison: what its numbers mean, and its tests."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from harness.analysis.paired_tests import fewest_problems
@@ -71,7 +72,8 @@ def explain_comparison(
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared_rows)
     is_for_new_examples = draws >= FEWEST_DRAWS
-    fewshots = [(run.get("settings") or {}).get("fewshot") or {} for run in board.receipt]
+    settings = [run.get("settings") or {} for run in board.receipt]
+    fewshots = [run.get("fewshot") or {} for run in settings]
     examples = ""
     if is_for_new_examples:
         examples = " with new draws of examples"
@@ -96,6 +98,11 @@ def explain_comparison(
         remarks.append(
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
+        )
+    if fresh := dict.fromkeys(chain(*(run.get("fresh", ()) for run in settings))):
+        remarks.append(
+            f"New fillers for each problem or sample: {list_first(list(map(label, fresh)))}. "
+            "Intervals and p are for new problems with new fillers."
         )
     margin = compared_rows[0]["margin"]
     inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]

@@ -124,7 +124,7 @@ def _count_prompt_tokens(plan: Plan) -> int:
         for prompt in arm.prompts:
             requests = plan.replicates(arm) * max(1, len(prompt.answers))
             count += requests * len(prompt.token_ids or ())
-    return count * plan.config.repeats_per_draw
+    return count * plan.config.repeats_per_prompt
 
 
 def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
@@ -171,8 +171,8 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     copies = len(problems) - len(questions)
     count += f" problems{describe_clusters(len(problems), clusters, copies)}"
     if plan.example_ids:
-        others = len(plan.example_ids.pool)
-        count += f", examples from {f'{others} others' if others else 'a file'}"
+        pool = len(plan.example_ids.pool)
+        count += f", examples from {pool} others" if pool else ", examples from a file"
     return count
 
 
@@ -220,7 +220,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
             len(arm.prompts) for arm in plan.arms.values() if arm.condition.kind == OTHER_TEXT
         ]
         families = [f"{number} {name}" for name, number in config.other_texts.items()]
-        text_requests = sum(prompts) * config.repeats_per_draw
+        text_requests = sum(prompts) * config.repeats_per_prompt
         yield f"texts     {text_requests} of the requests: {', '.join(families)}".replace("_", " ")
     interventions = [condition for condition in config.conditions if condition.intervention]
     if interventions:

@@ -29,8 +29,8 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     outcomes = count_outcomes(source, criterion)
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
-    # with several draws of examples, a problem counts once for each
-    noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by draw"
+    # with prompts of each draw of examples, or of each sample, a problem counts once for each
+    noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by prompt"
     contrast = contrast_name(criterion.condition, criterion.baseline)
     selection = f"{run.name}, {source.layout}, {contrast}: {matching} of {total} {noun}"
     selection += f", {str(criterion.flip).replace('_', ' ')}"

@@ -186,7 +186,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         arms[task] = Arm(
             condition=arm.condition.name,
             layout=str(arm.layout),
-            samples=config.repeats_per_draw,
+            samples=config.repeats_per_prompt,
             replicates=plan.replicates(arm),
             sampling=sampling,
             intervention=intervention.model_dump(mode="json") if intervention else None,

@@ -222,10 +222,11 @@ class FilledCondition(Condition):
             "random_words": "random words",
         }
         description = descriptions[str(self.filler)]
-        is_random = self.filler in ("random_ids", "random_words")
-        has_draw = is_random or self.placement is Placement.RANDOM
+        has_draw = isinstance(self, DrawnCondition) or self.placement is Placement.RANDOM
         if has_draw and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
+        if fresh := getattr(self, "fresh", None):
+            description += f", new for each {fresh}"
         placement = "template" if self.is_in_template else self.placement or Placement.BETWEEN
         return {**super().describe(), "filler": description, "placement": str(placement)}
 
@@ -267,7 +268,14 @@ class TextCondition(FilledCondition):
     """The text. `{row.COLUMN}` stands for a column of the data."""
 
 
-class RandomCondition(FilledCondition):
+class DrawnCondition(FilledCondition):
+    """A random text."""
+
+    fresh: Literal["problem", "sample"] | None = None
+    """Draw another text of this length for each `problem`, or for each `sample`."""
+
+
+class RandomCondition(DrawnCondition):
     """Random words of the model's vocabulary."""
 
     filler: ClassVar = "random_ids"
@@ -277,7 +285,7 @@ class RandomCondition(FilledCondition):
     """Their number of tokens."""
 
 
-class RandomWordsCondition(FilledCondition):
+class RandomWordsCondition(DrawnCondition):
     """Random words of the unrelated sentences."""
 
     filler: ClassVar = "random_words"
@@ -327,6 +335,8 @@ def as_condition(value: Any) -> Condition:
     if len(fillers) > 1:
         raise ConfigError(f"{where}: expected one filler, got {' and '.join(fillers)}.")
     kind = FILLERS[fillers[0]] if fillers else Condition
+    if "fresh" in values and not issubclass(kind, DrawnCondition):
+        raise ConfigError(f"{where}: fresh needs a filler that can vary: random_ids, random_words.")
     condition: Condition = validate(kind, values, where)
     if not (condition.filler or condition.words):
         raise ConfigError(

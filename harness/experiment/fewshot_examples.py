@@ -210,10 +210,9 @@ class ExamplesConfig(Strict):
                     )
             draw = Draw(number=0, examples=file.problems)
             return list(problems), [draw], ExampleIds(sha256=file.sha256)
-        ids, known_ids = self.examples, [problem.id for problem in problems]
-        assert isinstance(ids, tuple)  # because there is no file
-        for index, problem_id in enumerate(ids):
-            if problem_id not in known_ids or problem_id in ids[:index]:
+        ids, known_ids = tuple(self.examples), [problem.id for problem in problems]
+        for problem_id in ids:
+            if problem_id not in known_ids or ids.count(problem_id) > 1:
                 raise ConfigError(
                     "fewshot.examples: expected a file, or different ids of problems, such as "
                     f"{list_near(problem_id, known_ids)}; got {problem_id}."

@@ -78,7 +78,7 @@ class Plan:
     def size(self) -> int:
         """The number of completions to generate."""
         prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
-        return prompts * self.config.repeats_per_draw
+        return prompts * self.config.repeats_per_prompt
 
     def replicates(self, arm: ConditionPrompts) -> int:
         """The number of runs of a condition: 2 with a repeat run."""
@@ -89,7 +89,7 @@ class Plan:
     def lines(self) -> dict[str, str]:
         """The progress line of each task.
 
-        Reference conditions of the same kind share a line, and so do all draws of examples.
+        Reference conditions of the same kind share a line, and so do all draws and samples.
         """
         lines = {}
         for task, arm in self.arms.items():
@@ -289,10 +289,14 @@ def _build_arms(
 ) -> dict[str, ConditionPrompts]:
     """Build the prompts of each condition in each layout and draw, by lm-eval's task name.
 
-    `settings` are those that all of them share.
+    With a filler for each sample, every sample has its own prompts under all conditions, so that
+    they are compared sample by sample. `settings` are those that all prompts share.
     """
     groups = []
-    for layout, draw, has_examples in product(config.layouts, draws, (True, False)):
+    repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
+    for layout, draw, repeat, has_examples in product(
+        config.layouts, draws, repeats, (True, False)
+    ):
         conditions = [
             condition
             for condition in config.all_conditions
@@ -307,7 +311,12 @@ def _build_arms(
             draw = draw if has_examples else replace(draw, examples=())
             if config.fewshot and config.fewshot.instructions:
                 instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
-        group_settings = replace(settings, layout=layout, instruction=instruction, draw=draw)
+        sample = 0
+        if config.has_fresh_samples:
+            sample = repeat * config.draws + max(draw.number if draw else 0, 1)
+        group_settings = replace(
+            settings, layout=layout, instruction=instruction, draw=draw, sample=sample
+        )
         groups.append((problems, conditions, group_settings))
     total = sum(len(problems) * count_builds(conditions) for problems, conditions, _ in groups)
     prompt_numbers = count(1)
@@ -321,7 +330,9 @@ def _build_arms(
             max_gen_toks=config.max_gen_toks,
             advance=lambda: advance(next(prompt_numbers), total),
         ):
-            task = config.task_name(dataset.name, arm.condition.name, arm.layout, arm.draw)
+            task = config.task_name(
+                dataset.name, arm.condition.name, arm.layout, arm.draw, arm.sample
+            )
             arms[task] = arm
     return arms
 
@@ -402,14 +413,14 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     is_seeded = not sampling.greedy and config.model.takes_seeds
     for replicate in range(config.replicates):
         rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
-        # a stable sort: within a draw, the conditions of a problem stay neighbours
-        rows.sort(key=lambda row: row[1].draw)
+        # a stable sort: within a draw or sample, the conditions of a problem stay neighbours
+        rows.sort(key=lambda row: (row[1].sample, row[1].draw))
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
         counts: Counter[object] = Counter()
-        for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_draw), rows):
+        for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_prompt), rows):
             # over all draws, so that further samples leave the indices of the first unchanged
-            sample_index = sample * config.draws + max(arm.draw - 1, 0)
+            sample_index = sample * config.draws + max((arm.sample or arm.draw) - 1, 0)
             is_chat_api = arm.layout is Layout.CHAT and config.model.templates_itself
             # Engines may give equal requests different samples, so the second of them needs a key
             # of its own.

@@ -153,6 +153,7 @@ class PromptSettings:
         template: The run's template of examples and question.
         question: The run's template of the question, if it differs from the examples'.
         draw: The examples before the question.
+        sample: The number of the only sample with these prompts, from 1; 0: all samples have them.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
         thinking: The markers of the model's reasoning; those of all families if there are none.
@@ -166,6 +167,7 @@ class PromptSettings:
     template: str | None = None
     question: str | None = None
     draw: Draw | None = None
+    sample: int = 0
     has_system_turn: bool = True
     thinking: Markers = ()
     scored: str | None = None

@@ -436,6 +436,16 @@ class RunConfig(Strict):
         """The number of samples of each problem with one draw of examples."""
         return self.repeats // self.draws_per_problem
 
+    @property
+    def has_fresh_samples(self) -> bool:
+        """Whether each sample has a prompt of its own under some condition."""
+        return any(getattr(condition, "fresh", None) == "sample" for condition in self.conditions)
+
+    @property
+    def repeats_per_prompt(self) -> int:
+        """The number of samples of each prompt."""
+        return 1 if self.has_fresh_samples else self.repeats_per_draw
+
     @cached_property
     def all_conditions(self) -> tuple[Condition, ...]:
         """The conditions and the reference conditions."""
@@ -449,11 +459,14 @@ class RunConfig(Strict):
         return add_other_texts(conditions, tested_name, self.other_texts, self.seed)
 
     @staticmethod
-    def task_name(dataset: str, condition: str, layout: Layout, draw: int = 0) -> str:
-        """lm-eval's name of a condition in a layout, with one of several draws of examples."""
+    def task_name(
+        dataset: str, condition: str, layout: Layout, draw: int = 0, sample: int = 0
+    ) -> str:
+        """The name of a condition in a layout, with its draw of examples, and for one sample."""
         layout_suffix = "" if layout is Layout.RAW else f"_{layout}"
         draw_suffix = f"_draw-{draw}" if draw else ""
-        return f"{dataset}_{condition}{layout_suffix}{draw_suffix}"
+        sample_suffix = f"_sample-{sample}" if sample else ""
+        return f"{dataset}_{condition}{layout_suffix}{draw_suffix}{sample_suffix}"
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values with all defaults, from which it can be loaded."""

@@ -44,6 +44,7 @@ class ConditionPrompts:
         violations: One sentence for each broken guarantee. Empty if the tokenizer is unknown.
         notes: One sentence for each guarantee that this filler cannot keep.
         draw: The number of the draw of examples, from 1; 0 if there is at most one draw.
+        sample: The number of the only sample with these prompts; see `PromptSettings`.
     """
 
     condition: Condition
@@ -53,6 +54,7 @@ class ConditionPrompts:
     violations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     draw: int = 0
+    sample: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -107,6 +109,7 @@ def build_checked_prompts(
             problems=tuple(problems),
             prompts=prompts,
             draw=settings.draw.number if settings.draw else 0,
+            sample=settings.sample,
         )
         if model is not None:
             arm = _check_prompts(arm, reference)
@@ -128,23 +131,29 @@ def count_builds(conditions: Sequence[Condition]) -> int:
 
 
 def _build_prompts(
-    problems: Iterable[Problem],
+    problems: Sequence[Problem],
     condition: Condition,
     settings: PromptSettings,
     model: ModelTokenizer | None,
     advance: Callable[[], None],
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
+    fresh = getattr(condition, "fresh", None)
+    keys = [""] * len(problems)
+    if fresh:
+        sample = settings.sample if fresh == "sample" else 0
+        keys = [f"{problem.id}:{sample}" for problem in problems]
+    tokenizer = model.tokenizer if model else None
     try:
-        filler_text = fit_filler(condition, model.tokenizer if model else None)
+        texts = {key: fit_filler(condition, tokenizer, key) for key in set(keys)}
     except ConfigError as error:
         raise ConfigError(f"condition {condition.name!r}: {error}") from None
     prompts = []
-    for problem in problems:
+    for problem, key in zip(problems, keys, strict=True):
         prompt = build_prompt(
             problem,
             condition,
-            filler_text=filler_text,
+            filler_text=texts[key],
             settings=settings,
         )
         prompts.append(measure_prompt(prompt, settings, model))

@@ -237,10 +237,14 @@ def token_texts(
     return tuple(texts)
 
 
-def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) -> str:
+def fit_filler(
+    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str = ""
+) -> str:
     """The condition's filler as text; empty without a filler.
 
     Without a tokenizer the length of a sentence is estimated: one token for each word and comma.
+    A random text is drawn by the condition's seed and the key, which names the problem and the
+    sample of a fresh filler.
 
     Raises:
         ConfigError: the filler needs a tokenizer, or no such filler has exactly this length.
@@ -262,14 +266,16 @@ def fit_filler(condition: Condition, tokenizer: PreTrainedTokenizerBase | None) 
                     "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
                     "random_ids out."
                 )
-            return draw_words(_words(tokenizer), count, count_tokens, random.Random(seed))
+            words = _words(tokenizer)
         case RandomWordsCondition(random_words=count, seed=seed):
-            return draw_words(SENTENCE_WORDS, count, count_tokens, random.Random(seed))
-    return ""
+            words = SENTENCE_WORDS
+        case _:
+            return ""
+    return draw_words(words, count, count_tokens, random.Random(f"{seed}:{key}" if key else seed))
 
 
 @lru_cache(maxsize=1)
-def _words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def _words(tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
     """The words of the vocabulary that are one token after a blank, in the order of their ids."""
     vocabulary = tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)

@@ -24,7 +24,7 @@ from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 
-_NOT_BEFORE = (*WORDS, "random_ids", "placement")
+_NOT_BEFORE = (*WORDS, "random_ids", "fresh", "placement")
 """Keys of a condition that are not possible before the question of another task."""
 _HELPER = "with_filler.py"
 _GENERATES = "generate_until"

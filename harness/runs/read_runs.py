@@ -21,7 +21,7 @@ from harness.experiment.conditions import (
     contrast_name,
     find_baseline,
 )
-from harness.experiment.expand_conditions import read_conditions
+from harness.experiment.expand_conditions import index_by_name, read_conditions
 from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
@@ -255,6 +255,9 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     }
     if fewshot := config.get("fewshot"):
         settings["fewshot"] = fewshot
+    entries = index_by_name(config["conditions"])
+    if fresh := {name: entry["fresh"] for name, entry in entries.items() if "fresh" in entry}:
+        settings["fresh"] = fresh
     engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
     return {
         "source": "run",

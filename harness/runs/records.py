@@ -59,11 +59,6 @@ class Document(Struct):
     cluster: Annotated[str, column("the problem's cluster, by default its text")] = ""
 
 
-def prompt_id(problem_id: str, draw: int) -> str:
-    """A problem's id, with the number of its draw of examples (`ID#2`) if there are several."""
-    return f"{problem_id}#{draw}" if draw else problem_id
-
-
 _WORD_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
 """Matches a text with a letter and a sign or line break, such as `Q: `."""
 
@@ -79,6 +74,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         thinking: The model's markers of reasoning; see `Plan`.
         read: Where the answer is read: `box` or `line`.
         other_answers: The answers whose log-probability is measured besides the gold answer's.
+        sample: The number of the only sample with this prompt; see `PromptSettings`.
     """
 
     task: str
@@ -103,6 +99,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         int, column("number of the draw of examples, from 1; no column without several draws")
     ] = 0
     other_answers: tuple[str, ...] = ()
+    sample: int = 0
 
     @staticmethod
     def of(
@@ -128,12 +125,14 @@ class StoredPrompt(Struct, omit_defaults=True):
             read=read,
             draw=arm.draw,
             other_answers=built.other_answers,
+            sample=arm.sample,
         )
 
     @property
     def problem_id(self) -> str:
-        """The problem's id, with its draw of examples (`ID#2`) if there are several."""
-        return prompt_id(self.doc["id"], self.draw)
+        """The problem's id, with its sample or draw of examples (`ID#2`) if these have prompts."""
+        number = self.sample or self.draw
+        return f"{self.doc['id']}#{number}" if number else str(self.doc["id"])
 
     def cut_next_question(self, completion: str) -> str:
         """The completion up to the first question that the model itself adds in the run's format.

@@ -248,13 +248,15 @@ def _describe_changed_prompts(
 
 def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
     """Whether stored conditions get problems or samples beyond the planned number of problems."""
-    stored_counts = Counter(prompt.task for prompt in files.prompts)
-    counts = Counter(prompt.task for prompt in prompts)
+    # not by task, because a sample can have a task of its own
+    stored_counts = Counter(prompt.condition for prompt in files.prompts)
+    counts = Counter(prompt.condition for prompt in prompts)
     planned_count = identity.config.get("planned")
     if planned_count and len({prompt.doc["id"] for prompt in prompts}) <= planned_count:
         return False
     return any(
-        counts[task] > stored_counts[task] or identity.arms[task].samples > arm.samples
+        counts[arm.condition] > stored_counts[arm.condition]
+        or identity.arms[task].samples > arm.samples
         for task, arm in files.identity.arms.items()
     )
 

@@ -8,6 +8,7 @@ import yaml
 from harness.analysis.sweeps import group_lengths
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
+from harness.display.report.report_samples import read_samples
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
 from harness.experiment.conditions import (
@@ -20,7 +21,7 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.expand_conditions import CELLS, read_conditions
 from harness.experiment.fillers import draw_words
-from harness.experiment.plan import make_plan
+from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.prompt import Layout, PromptSettings
 from harness.experiment.run_config import RunConfig
 from harness.experiment.token_checks import build_checked_prompts
@@ -29,7 +30,7 @@ from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_token_checks import MLESS, PROBLEMS, WO, build, make_problems
-from tests.make import ROOT, TOY_DATA, TOY_MODEL, with_cases
+from tests.make import ROOT, TOY_DATA, TOY_MODEL, read_source, table_page, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
 RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
@@ -209,6 +210,50 @@ def test_random_tokens_are_drawn_to_their_count():
     condition = make_condition({"random_ids": 7, "seed": 2})
     with pytest.raises(ConfigError, match="the model's tokenizer"):
         build_checked_prompts(make_problems(p="?"), [condition], PromptSettings(), None)
+
+
+def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
+    masked = {"kind": "filler", "layers": [1], "scale": False, "bias": False}
+    random = {"random_ids": 6, "fresh": "sample"}
+    values = {
+        "placed": {**random, "placement": "random"},
+        "twice": {**random, "template": "{filler} \n\n{problem} \n\n{filler} \n\n{problem}"},
+        "masked": {**random, "intervention": masked},
+        "seeded": {**random, "seed": 2},
+        "by_problem": {"random_words": 6, "fresh": "problem"},
+    }
+    conditions = [{"name": name, **keys} for name, keys in {"plain": random, **values}.items()]
+    settings = {"conditions": conditions, "repeats": 2, "gen_kwargs": {"temperature": 1}}
+    texts = {}
+    for _, arm, _, prompt in make_plan(make_config(**settings), limit=4).rows:
+        fillers = {segment.text for segment in prompt.prompt.segments if segment.role == "filler"}
+        texts.setdefault(arm.condition.name, []).extend(fillers)
+    plain = texts["plain"]
+    assert [len({*drawn}) for drawn in texts.values()] == [8, 8, 8, 8, 8, 4]
+    assert plain == texts["placed"] == texts["twice"] == texts["masked"]
+    assert not {*plain} & {*texts["seeded"]}
+
+
+def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path):
+    conditions = ["wo", {"name": "x", "random_ids": 6, "fresh": "sample"}]
+    settings = {"conditions": conditions, "replicates": 2, "gen_kwargs": {"temperature": 1}}
+    for looks, repeats in ((1, 2), (2, 3)):
+        plan = make_plan(make_config(repeats=repeats, **settings), limit=2)
+        requests = list(make_requests(plan, plan.config.resolve_sampling(None)))
+        assert len(requests) == plan.size == 2 * 2 * 2 * repeats
+        tokens = sum(len(request.prompt_token_ids) for request in requests)
+        assert f"tokens {tokens:,} in prompts" in " ".join(describe_plan(plan).split())
+        folder = execute(plan, output=tmp_path / "run", quiet=True)
+        run = Run.load(folder)
+        assert run.about["looks"] == looks
+        rows = read_samples([run])
+        assert all(row["prompt"].prompt_sha256 == row["prompt_sha256"] for row in rows)
+        assert all(row["problem_id"].endswith(f"#{row['sample_index'] + 1}") for row in rows)
+        prompts = run.samples.groupby(["condition", "problem_id"], observed=True)["prompt_sha256"]
+        assert prompts.nunique().tolist() == [1, 1, repeats, repeats]
+        assert {len(problem.prompts) for problem in read_source(folder).problems} == {2}
+    remark = "New fillers for each problem or sample: x. Intervals and p are for new problems"
+    assert remark in " ".join(table_page(folder).split())
 
 
 def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer):

@@ -282,7 +282,7 @@ def test_tables_show_the_draws(run, command):
     ):
         assert text in page
     changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "x - wo: 5 of 10 problems by draw, changed A problem can" in " ".join(changed.split())
+    assert "x - wo: 5 of 10 problems by prompt, changed A problem can" in " ".join(changed.split())
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (
         command("show", run, name).stdout for name in (problem, f"{problem}#2")

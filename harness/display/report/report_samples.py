@@ -16,7 +16,6 @@ from harness.display.format_table import Row
 from harness.display.format_values import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
-from harness.runs.records import prompt_id
 
 REPORT_BLOCK = 10
 """Problems in one block of the report. A browser unpacks a block in some milliseconds."""
@@ -34,8 +33,8 @@ SAMPLE_COLUMNS = (
 def read_samples(runs: Sequence[Run]) -> list[Row]:
     """The samples of all runs, with the names of `load_run`'s columns.
 
-    `prompt` is the sample's `AnsweredPrompt`. Each draw of examples makes another prompt, so its
-    samples have a problem id of their own.
+    `prompt` is the sample's `AnsweredPrompt`. Where draws of examples or samples have prompts of
+    their own, these have problem ids of their own.
 
     Raises:
         RunError: a run has not recorded its texts.
@@ -43,14 +42,16 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     samples: list[Row] = []
     for run in runs:
         rows = records(run.samples)
-        prompts = {
-            (prompt.layout, str(prompt.condition), prompt.problem_id): prompt
-            for prompt in run.prompts
-        }
+        prompts = {}
+        for prompt in run.prompts:
+            for sample, _ in prompt.graded_samples:
+                key = (prompt.layout, str(prompt.condition), sample.problem_id)
+                prompts[*key, sample.sample_index] = prompt
         for row in rows:
-            problem_id = prompt_id(row["problem_id"], row.get("draw", 0))
-            prompt = prompts[row["layout"], row["condition"], problem_id]
-            samples.append({**row, "problem_id": problem_id, "prompt": prompt})
+            prompt = prompts[
+                row["layout"], row["condition"], row["problem_id"], row["sample_index"]
+            ]
+            samples.append({**row, "problem_id": prompt.problem_id, "prompt": prompt})
     return samples
 
 
