@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Margin, Metric, RunNames
-from harness.constants import MARGIN
+from harness.commands.options import Baseline, Metric, RunNames
 
 
 def report(
@@ -19,7 +18,6 @@ def report(
         "report.html"
     ),
     baseline: Baseline = None,
-    margin: Margin = MARGIN,
     metric: Metric = None,
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples, attention."""
@@ -30,7 +28,5 @@ def report(
 
     paths = locate(runs)
     views = [read_view(path, PAGE_BYTES) for path in traces or ()]
-    size = write_report(
-        paths, output, attention=views, baseline=baseline, margin=margin, metric=metric
-    )
+    size = write_report(paths, output, attention=views, baseline=baseline, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

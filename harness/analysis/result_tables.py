@@ -14,7 +14,7 @@ from harness.analysis.other_instructions import instructions_table, merge_instru
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.sample_scores import choose_score
 from harness.analysis.sweeps import sweep_table
-from harness.constants import BASELINE, GOLD_FIRST, MARGIN
+from harness.constants import BASELINE, GOLD_FIRST
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join
@@ -59,7 +59,6 @@ def make_leaderboard(
     runs: Sequence[Run],
     *,
     baseline: str | None = None,
-    margin: float = MARGIN,
     by: Sequence[str] = (),
     score: str | None = None,
 ) -> Leaderboard:
@@ -74,7 +73,6 @@ def make_leaderboard(
         runs: From `Run.load`.
         baseline: The condition that the others are compared with; by default that of the runs, or
             `wo` if they differ.
-        margin: Equivalence margin in points.
         by: `subject`, `level`, or both.
         score: As of `Design`.
 
@@ -84,7 +82,7 @@ def make_leaderboard(
     frame, omitted_problems = _keep_shared_problems(join(runs))
     score = choose_score(frame, score)
     references = _join_reference_conditions(runs)
-    design = _make_design(runs, references, baseline=baseline, margin=margin, by=by)
+    design = _make_design(runs, references, baseline=baseline, by=by)
     design = replace(design, score=score)
     omitted_conditions = references.keys() - {design.baseline, *design.reference_conditions}
     # this table cannot compare conditions of another baseline
@@ -143,13 +141,12 @@ def _make_design(
     references: ReferenceConditions,
     *,
     baseline: str | None,
-    margin: float,
     by: Sequence[str],
 ) -> Design:
     """What `make_leaderboard` compares, from its arguments and from what the runs registered."""
     baselines = {run.baseline for run in runs}
     runs_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
-    design = Design(baseline=baseline or runs_baseline, margin=margin, by=by)
+    design = Design(baseline=baseline or runs_baseline, by=by)
     if design.baseline != runs_baseline:
         # a reference condition of another baseline says nothing about this baseline
         return design

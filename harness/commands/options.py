@@ -36,7 +36,6 @@ Baseline = Annotated[
     typer.Option(help="Baseline of all differences; default: the run's baseline."),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns below a text table.")]
-Margin = Annotated[float, typer.Option(help="Equivalence margin in points.")]
 LayoutName = Annotated[
     str | None, typer.Option(help="raw, chat or as_published, if the run has several layouts.")
 ]

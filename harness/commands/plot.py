@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Margin, Metric, RunNames, Score
-from harness.constants import DEFAULT_SEED, MARGIN, Kind
+from harness.commands.options import Baseline, Metric, RunNames, Score
+from harness.constants import DEFAULT_SEED, Kind
 
 
 def plot(
@@ -15,7 +15,6 @@ def plot(
         list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
     ] = None,
     baseline: Baseline = None,
-    margin: Margin = MARGIN,
     metric: Metric = None,
     score: Score = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
@@ -34,10 +33,9 @@ def plot(
     from harness.runs.read_runs import Run
 
     loaded_runs = [Run.load(run, metric=metric) for run in locate(runs)]
-    board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin, score=score)
+    board = make_leaderboard(loaded_runs, baseline=baseline, score=score)
     receipt = {
         "baseline": board.baseline,
-        "margin": margin,
         "score": board.score,
         "seed": DEFAULT_SEED,
         "runs": list(board.receipt),

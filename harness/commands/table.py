@@ -8,12 +8,11 @@ from harness.commands.options import (
     Baseline,
     Explain,
     FormatName,
-    Margin,
     Metric,
     RunNames,
     Score,
 )
-from harness.constants import MARGIN, Split
+from harness.constants import Split
 
 
 def table(
@@ -27,7 +26,6 @@ def table(
         list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
     ] = None,
     baseline: Baseline = None,
-    margin: Margin = MARGIN,
     metric: Metric = None,
     score: Score = None,
     mediators: Annotated[
@@ -60,7 +58,6 @@ def table(
         models=models,
         by=by or (),
         baseline=baseline,
-        margin=margin,
         score=score,
         side_tables=[key for key in is_requested if is_requested[key]],
         reference=reference,

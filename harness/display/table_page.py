@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
-from harness.constants import DEFAULT_SEED, MARGIN, Format, Split
+from harness.constants import DEFAULT_SEED, Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
 from harness.display.published_numbers import read_reference, reference_table, show_reference
@@ -29,7 +29,6 @@ class TableOptions:
         models: Whether each model and layout is one row. Otherwise each condition is a row.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
-        margin: Equivalence margin in points.
         score: As of `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
         reference: Published numbers to add: see `read_reference`.
@@ -41,7 +40,6 @@ class TableOptions:
     models: bool = False
     by: Sequence[str] = ()
     baseline: str | None = None
-    margin: float = MARGIN
     score: str | None = None
     side_tables: Collection[str] = ()
     reference: str | None = None
@@ -70,7 +68,6 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
     board = make_leaderboard(
         runs,
         baseline=options.baseline,
-        margin=options.margin,
         by=list(dict.fromkeys(Split(name).value for name in options.by)),
         score=options.score,
     )

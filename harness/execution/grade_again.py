@@ -26,7 +26,7 @@ from harness.runs.journal import Journal
 from harness.runs.read_sample_log import read_completions, read_log
 from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_now
-from harness.runs.run_folder import compress_finished, lock, set_old_scores_aside
+from harness.runs.run_folder import lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
 
 REGRADED_SHOWN = 20
@@ -76,7 +76,6 @@ def regrade(files: RunFiles) -> str:
         finish(files)
     finally:
         partial.unlink(missing_ok=True)
-        compress_finished(path)
         file_lock.release()
     heading = f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}"
     return f"{heading}: {_describe_changes(samples, old_verdicts, files.scores)}"

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -30,7 +30,7 @@ from harness.runs.run_files import (
     read_prompts,
     scored_now,
 )
-from harness.runs.stored_files import clear_messages, compress, expand, is_stored, open_atomic
+from harness.runs.stored_files import clear_messages, expand, is_stored, open_atomic
 
 LOCK = ".lock"
 GROWING_SETTINGS = (
@@ -67,8 +67,6 @@ class RunFolder:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(lock(path).release)
-            # also if an error follows, so that the files of a finished run do not stay expanded
-            stack.callback(compress_finished, path)
             files = RunFiles(path)
             is_new = not files.has_sample
             if not is_new:
@@ -123,13 +121,6 @@ class RunFolder:
 
 def _write_prompts(file: IO[bytes], prompts: Sequence[StoredPrompt]) -> None:
     file.writelines(msgspec.json.encode(prompt) + b"\n" for prompt in prompts)
-
-
-def compress_finished(path: Path) -> None:
-    """Compress the files of a finished run. On a full disk they stay uncompressed and readable."""
-    if (path / RECEIPT).is_file():
-        with suppress(OSError):
-            compress(path, (JOURNAL, SCORES, PROMPTS))
 
 
 def lock(path: Path) -> FileLock:

@@ -1,7 +1,7 @@
 """The files of a run: plain or compressed, written whole or not at all, with clear messages.
 
-An unfinished run has plain files, which it appends to; a finished run's are compressed. Readers do
-not need to know which.
+A run writes plain files. Those of a finished run may be compressed by `xz`; readers do not need to
+know which. A plain file has precedence over a compressed one of its name.
 """
 
 import errno
@@ -9,18 +9,13 @@ import hashlib
 import lzma
 import os
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from harness.errors import JournalError
 
-COMPRESSION = 3
-"""Preset of xz for a finished run: 10 MB shrink to an eighth in one second.
-
-The highest preset takes three seconds for a tenth.
-"""
 BUFFER_BYTES = 1 << 20
 """Bytes that are read at once. A journal's lines are long: the default of some thousand bytes takes
 twice the time.
@@ -77,55 +72,18 @@ def hash_stored(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def compress(folder: Path, names: Iterable[str]) -> None:
-    """Compress files of a folder.
-
-    A kill leaves a file in one of the two forms, or complete in both.
-    """
-    for name in names:
-        file = folder / name
-        packed_path = _packed_path(file)
-        # if both exist, `expand` checks that they are the same
-        if file.is_file() and not packed_path.exists():
-            with open_atomic(packed_path) as stream, file.open("rb") as source:
-                with lzma.open(stream, "wb", preset=COMPRESSION) as target:
-                    shutil.copyfileobj(source, target)
-            sync_folder(folder)  # else a power cut could undo the renaming, but not the removal
-            file.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Write a folder's list of files to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def expand(folder: Path, keep: Container[str] = ()) -> None:
-    """Undo `compress`, for a process that will write to all files but those to `keep`.
+    """Unpack compressed files, for a process that will write to all files but those to `keep`.
 
     Raises:
-        JournalError: a compressed file is damaged, or lies beside a different file of its name.
+        JournalError: a compressed file is damaged.
     """
     for packed_path in sorted(folder.glob(f"*.jsonl{PACKED}")):
         file = packed_path.with_suffix("")
-        if not file.exists():
-            if file.name in keep:
-                continue
-            with (
-                open_atomic(file) as target,
-                open_stored(packed_path) as source,
-                clear_messages(file),
-            ):
-                shutil.copyfileobj(source, target)
-        # a kill while compressing leaves two files, which must have the same content
-        elif hash_stored(packed_path) != hash_stored(file):
-            raise JournalError(
-                f"{file} and {packed_path.name} differ, but only one is of this run. "
-                "Delete the other file."
-            )
+        if file.exists() or file.name in keep:
+            continue
+        with open_atomic(file) as target, open_stored(packed_path) as source, clear_messages(file):
+            shutil.copyfileobj(source, target)
         packed_path.unlink()
 
 

@@ -100,8 +100,8 @@ def test_the_notes_name_the_tests_that_there_are(facts, note, absent):
 
 
 @with_cases
-def test_texts_and_numbers_of_a_row(counts, margin, texts):
-    board = make_leaderboard([evaluation(verdicts_by_count(counts))], margin=margin)
+def test_texts_and_numbers_of_a_row(counts, texts):
+    board = make_leaderboard([evaluation(verdicts_by_count(counts))])
     row = cells_by_condition(show_comparison(board))["w/ Mless"]
     assert {name: row[name].text for name in texts} == texts
 

@@ -31,8 +31,8 @@ from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs import stored_files
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
-from harness.runs.run_folder import RunFolder, compress_finished, continue_identity
-from harness.runs.stored_files import expand, hash_stored, write_atomic, write_whole
+from harness.runs.run_folder import RunFolder, continue_identity
+from harness.runs.stored_files import hash_stored, write_atomic, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program
 from tests.make import (
@@ -82,7 +82,6 @@ def regraded(tmp_path_factory):
         f"{len(load_run(run))} samples, grader {GRADER_VERSION} -> {GRADER_VERSION}: "
         "0 verdicts changed"
     )
-    expand(run)
     return run
 
 
@@ -256,12 +255,16 @@ def test_a_folder_has_one_writer(open_run):
     open_run().__exit__()
 
 
+def compress(run):
+    """Compress the files of a run, as those of the committed runs are."""
+    for name in (JOURNAL, SCORES, PROMPTS):
+        (run / f"{name}.xz").write_bytes(lzma.compress((run / name).read_bytes(), preset=0))
+        (run / name).unlink()
+
+
 def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
     before = load_run(demo_run)
-    compress_finished(demo_run)
-    names = {JOURNAL, SCORES, PROMPTS}
-    assert {path.stem for path in demo_run.glob("*.xz")} == names
-    assert not any((demo_run / name).exists() for name in names)
+    compress(demo_run)
     pandas.testing.assert_frame_equal(load_run(demo_run), before)
     assert "0 verdicts changed" in regrade(RunFiles(demo_run))
     assert (demo_run / f"{JOURNAL}.xz").exists() and not (demo_run / JOURNAL).exists()
@@ -269,26 +272,17 @@ def test_a_finished_run_can_be_read_and_graded_in_compressed_form(demo_run):
     pandas.testing.assert_frame_equal(load_run(demo_run)[columns], before[columns])
 
 
-def test_a_kill_during_compression_loses_nothing_and_two_different_journals_are_refused(
-    plan, open_run, finished_run
-):
-    journal, compressed = finished_run / JOURNAL, finished_run / f"{JOURNAL}.xz"
-    content = journal.read_bytes()
-    compress_finished(finished_run)
-    journal.write_bytes(content)  # a kill before the uncompressed file is removed
+def test_a_compressed_run_is_unpacked_when_it_continues(plan, open_run, finished_run):
+    before = hash_files(finished_run)
+    compress(finished_run)
     with open_run() as folder:
-        assert journal.exists() and len(folder.sample_keys) == plan.size
-    assert compressed.exists() and not journal.exists(), "it is compressed again"
-    journal.write_bytes(content[: content.index(b"\n") + 1])
-    for change in (lambda run: regrade(RunFiles(run)), lambda run: open_run()):
-        with pytest.raises(JournalError, match=r"journal.jsonl and journal.jsonl.xz differ"):
-            change(finished_run)
-    assert lzma.decompress(compressed.read_bytes()) == content, "nothing overwrites it"
+        assert len(folder.sample_keys) == plan.size
+    assert hash_files(finished_run) == before
 
 
 def test_a_damaged_compressed_file_is_named(demo_run):
-    compress_finished(demo_run)
-    for name in (JOURNAL, SCORES):
+    compress(demo_run)
+    for name in (SCORES, JOURNAL):
         file = demo_run / f"{name}.xz"
         content = file.read_bytes()
         message = rf"{name}.xz is damaged \(.*\). Restore it from a copy"
@@ -299,7 +293,6 @@ def test_a_damaged_compressed_file_is_named(demo_run):
                     read(demo_run)
             assert not list(demo_run.glob("*.part"))
         file.write_bytes(content)
-        compress_finished(demo_run)
     (demo_run / f"{PROMPTS}.xz").write_bytes(b"")
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         load_run(demo_run)
@@ -341,7 +334,6 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     assert RunFiles(finished_run).receipt["task_version"] == 99
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)
     regrade(RunFiles(finished_run))
-    expand(finished_run)
     assert (finished_run / JOURNAL).read_text() == journal
     for number, version in ((1, 7), (2, 99)):
         header, *_ = (finished_run / f"old-scores-{number}.jsonl").read_text().splitlines()
@@ -431,7 +423,6 @@ def test_regrading_that_fails_leaves_all_files_as_they_were(demo_run):
     before = hash_files(demo_run)
     with pytest.raises(JournalError, match=r"prompts.jsonl is missing or damaged"):
         regrade(RunFiles(demo_run))
-    expand(demo_run)
     assert hash_files(demo_run) == before
 
 
@@ -441,7 +432,6 @@ def test_an_unfinished_run_is_no_table(started_run):
 
 
 def test_a_finished_run_is_not_run_again(plan, finished_run, capsys):
-    compress_finished(finished_run)
     before = hash_files(finished_run)
     execute(plan, output=finished_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err

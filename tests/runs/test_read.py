@@ -24,8 +24,6 @@ from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import join
 from harness.runs.read_runs import Run, source_of
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
-from harness.runs.run_folder import compress_finished
-from harness.runs.stored_files import PACKED
 from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
@@ -340,8 +338,7 @@ def test_every_command_opens_the_files_of_a_run_once(tmp_path, command):
 
     sys.addaudithook(note_opening)
     run = small_run(tmp_path / "run")
-    compress_finished(run)
-    journal, *others = (f"{name}{PACKED}" for name in (JOURNAL, PROMPTS, SCORES))
+    journal, *others = JOURNAL, PROMPTS, SCORES
     for read, names in (
         (load_run, others),
         (lambda run: table_page(run, side_tables=("mediators", "audit")), others),

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
-from harness.constants import MARGIN, Kind
+from harness.constants import Kind
 from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
@@ -50,7 +50,6 @@ def write_report(
     *,
     attention: Sequence[AttentionView] = (),
     baseline: str | None = None,
-    margin: float = MARGIN,
     metric: str | None = None,
 ) -> int:
     """Write one HTML file about finished runs.
@@ -61,7 +60,6 @@ def write_report(
         output: The HTML file. Its folder is made if it is missing.
         attention: The attention of prompts of these runs.
         baseline: The condition that all others are compared with; None for the runs' own.
-        margin: Equivalence margin in points.
         metric: The metric that separates right from wrong in logs of other tasks.
 
     Returns:
@@ -77,7 +75,7 @@ def write_report(
     samples = read_samples(loaded_runs)
     for view in attention:
         _check_attention(view, loaded_runs, samples)
-    board = make_leaderboard(loaded_runs, baseline=baseline, margin=margin)
+    board = make_leaderboard(loaded_runs, baseline=baseline)
     facts = _collect_facts(loaded_runs, samples, attention, board)
     page = fill_template("page.html.jinja", facts)
     with clear_messages(output):
