@@ -277,7 +277,7 @@ def record_layers(worker: Any, count: int) -> None:
 
     A run opens the layers that it records, and no others.
     """
-    worker._arms._recorded_layers = set(range(count))
+    worker._interventions._recorded_layers = set(range(count))
 
 
 MEASURES = {"plain": measure_plain, "hooks": measure_hooks}

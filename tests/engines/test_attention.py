@@ -179,22 +179,22 @@ def record_sums(folder, requests, **changes):
     added up, and its length.
     """
     arguments = {"pretrained": str(folder), **ARGUMENTS, **changes}
-    preemptions, find_recording = [], vllm_worker.Arms._find_recording
+    preemptions, find_recording = [], vllm_worker.WorkerInterventions._find_recording
 
-    def note_preemption(arms, options, index, count):
+    def note_preemption(interventions, options, index, count):
         if options:
             size, queries = len(options["sets"][0]), 0
-            if options["name"] in arms._taken_names:
+            if options["name"] in interventions._taken_names:
                 queries = size
-            elif recording := arms._recordings.get(options["name"]):
+            elif recording := interventions._recordings.get(options["name"]):
                 queries = recording.query_count
             if index < queries:
                 preemptions.append((index, queries, size))
-        return find_recording(arms, options, index, count)
+        return find_recording(interventions, options, index, count)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setattr(vllm_worker.Arms, "_find_recording", note_preemption)
+        patch.setattr(vllm_worker.WorkerInterventions, "_find_recording", note_preemption)
         with closing(open_recorder(arguments, [0, 29], 3)) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}

@@ -69,8 +69,8 @@ def attend_plainly(*states):
     return output.transpose(1, 2)
 
 
-def fillers(*arms):
-    return tabulate_fillers(arms, torch.device("cpu"))
+def fillers(*interventions):
+    return tabulate_fillers(interventions, torch.device("cpu"))
 
 
 def attend_with(states, **switches):
@@ -106,8 +106,8 @@ def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(state
     assert_near(output, torch.cat([complete[:, :3], complete[:, 8:]], 1))
     padded = [torch.cat([tensor, torch.zeros(1, 5, 2, 8)], 1) for tensor in absent]
     pairs = zip((query, *phantoms), (query, *padded), strict=True)
-    arms = fillers(phantom, {**ON, "start": 99, "phantom": []})
-    mixed = attend(*map(torch.cat, pairs), FACTOR, torch.arange(7).repeat(2, 1), arms)
+    tabulated = fillers(phantom, {**ON, "start": 99, "phantom": []})
+    mixed = attend(*map(torch.cat, pairs), FACTOR, torch.arange(7).repeat(2, 1), tabulated)
     torch.testing.assert_close(mixed[:1], output)
     assert_near(mixed[1:], attend_plainly(query, *absent))
 
@@ -253,7 +253,7 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(row=0, count=1, index=5, request=0, arm=ON, recording=None, first=0)
+    chunk = Chunk(row=0, count=1, index=5, request=0, intervention=ON, recording=None, first=0)
     group = Group([chunk])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
@@ -326,8 +326,8 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
     later_layers = [*range(1, reference.model.config.num_hidden_layers)]
     ours = reference.answer(phantom.prompt_token_ids, phantom.intervention, 8)
-    arm = {**hidden.intervention, "layers": later_layers}
-    theirs = reference.answer(hidden.prompt_token_ids, arm, 8)
+    intervention = {**hidden.intervention, "layers": later_layers}
+    theirs = reference.answer(hidden.prompt_token_ids, intervention, 8)
     assert ours["tokens"] == theirs["tokens"]
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
@@ -335,8 +335,11 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
 def test_a_function_of_the_user_changes_activations(tmp_path):
     file = tmp_path / "halve.py"
     file.write_text("def change(activations, positions, factor): return activations * factor\n")
-    arm = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
-    assert change_activations(torch.ones(2, 3), torch.arange(2), arm).tolist() == [[0.5] * 3] * 2
+    intervention = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
+    assert (
+        change_activations(torch.ones(2, 3), torch.arange(2), intervention).tolist()
+        == [[0.5] * 3] * 2
+    )
 
 
 FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
@@ -423,7 +426,7 @@ def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
 def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
     engine_options, monkeypatch
 ):
-    monkeypatch.setattr(check_arms, "hash_json", lambda arm: "one for all")
+    monkeypatch.setattr(check_arms, "hash_json", lambda values: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
         VLLMEngine(engine_options, sampled=False)
 
@@ -433,7 +436,7 @@ def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     # so that the worker is in this process, where its hook can be replaced
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    monkeypatch.setattr(vllm_worker.Arms, "change_rows", lambda *_: None)
+    monkeypatch.setattr(vllm_worker.WorkerInterventions, "change_rows", lambda *_: None)
     message = r"interventions and recording reached \d+ of \d+ rows"
     with pytest.raises((EngineError, RuntimeError), match=message):
         VLLMEngine(engine_options, sampled=False)

@@ -18,7 +18,7 @@ OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
 Qwen2.5-7B."""
 
-Arm = Mapping[str, Any]
+RequestIntervention = Mapping[str, Any]
 """The intervention on a request, as the config's intervention resolves it."""
 
 
@@ -49,21 +49,21 @@ class Fillers:
     padded_size: int
 
 
-def tabulate_fillers(sequence_arms: Sequence[Arm], device: torch.device) -> Fillers:
-    """The fillers of arms that change attention. An arm of the kind `sink` has an empty one.
+def tabulate_fillers(interventions: Sequence[RequestIntervention], device: torch.device) -> Fillers:
+    """The fillers of interventions that change attention; of the kind `sink` they are empty.
 
     Args:
-        sequence_arms: The arm of each sequence of the batch, in their order; equal arms may recur.
+        interventions: One for each sequence of the batch, in their order; equal ones may recur.
         device: The device of the tensors.
     """
     # without a count the first token counts once: only a sink has one
-    logs = [math.log(arm.get("count", 1)) for arm in sequence_arms]
+    logs = [math.log(intervention.get("count", 1)) for intervention in interventions]
     rows = []
-    for arm in sequence_arms:
-        phantom_size, start = len(arm.get("phantom", ())), arm.get("start", 0)
-        end = start + (0 if phantom_size else arm.get("size", 0))
-        switches = arm.get("scale", True), arm.get("bias", True)
-        rows.append((start, end, *arm.get("kept", (0, 0)), phantom_size, *switches))
+    for intervention in interventions:
+        phantom_size, start = len(intervention.get("phantom", ())), intervention.get("start", 0)
+        end = start + (0 if phantom_size else intervention.get("size", 0))
+        switches = intervention.get("scale", True), intervention.get("bias", True)
+        rows.append((start, end, *intervention.get("kept", (0, 0)), phantom_size, *switches))
     integers = copy_to(device, rows).T[:, :, None, None]
     start, end, kept_start, kept_end, phantom_sizes, scale, bias = integers
     return Fillers(
@@ -75,7 +75,7 @@ def tabulate_fillers(sequence_arms: Sequence[Arm], device: torch.device) -> Fill
         scale=scale.bool(),
         bias=bias.bool(),
         first_token_log=copy_to(device, np.array(logs, np.float32))[:, None, None],
-        padded_size=max(len(arm.get("phantom", ())) for arm in sequence_arms),
+        padded_size=max(len(intervention.get("phantom", ())) for intervention in interventions),
     )
 
 
@@ -171,14 +171,22 @@ def _heads_first(states: Tensor) -> Tensor:
     return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def change_activations(activations: Tensor, positions: Tensor, arm: Arm) -> Tensor:
-    """Activations [token, unit] of an MLP, changed by an arm; positions [token]."""
-    kind = arm["kind"]
+def change_activations(
+    activations: Tensor, positions: Tensor, intervention: RequestIntervention
+) -> Tensor:
+    """Activations [token, unit] of an MLP, changed by an intervention; positions [token]."""
+    kind = intervention["kind"]
     if kind == "function":
-        changed: Tensor = load_change(arm["file"])(activations, positions, **arm["arguments"])
+        changed: Tensor = load_change(intervention["file"])(
+            activations, positions, **intervention["arguments"]
+        )
     else:
         changed = redistribute(
-            activations.float(), positions, arm["share"], sham=arm["sham"], seed=arm["seed"]
+            activations.float(),
+            positions,
+            intervention["share"],
+            sham=intervention["sham"],
+            seed=intervention["seed"],
         )
     return changed.to(activations.dtype)
 

@@ -113,12 +113,12 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     config, arguments = plan.config, plan.model_arguments
     arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
     for request in requests:
-        arm = plan.arms[request.task]
+        built = plan.arms[request.task]
         # a reference condition, such as a positive control, is none of the config's
-        questions_of_arm = arms.get(arm.condition.name)
-        if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(arm.prompts)):
+        questions_of_arm = arms.get(built.condition.name)
+        if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(built.prompts)):
             continue
-        question = {"token_ids": request.prompt_token_ids, "arm": request.intervention}
+        question = {"token_ids": request.prompt_token_ids, "intervention": request.intervention}
         questions_of_arm.append(question)
     questions = {
         "model": arguments["pretrained"],
@@ -133,18 +133,18 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
 
 
 def salted_prompt(
-    token_ids: Sequence[int], arm: Mapping[str, Any] | None, recording: str = ""
+    token_ids: Sequence[int], intervention: Mapping[str, Any] | None, recording: str = ""
 ) -> Any:
-    """A prompt for vLLM, with a salt for its cache if it has an arm or is recorded.
+    """A prompt for vLLM, with a salt for its cache if it has an intervention or is recorded.
 
-    Without the salt the cache would give an arm the states of another. A recorded prompt must be
-    computed anew, so its recording has a name that no other has.
+    Without the salt the cache would give it the states of another intervention. A recorded prompt
+    must be computed anew, so its recording has a name that no other has.
     """
     from vllm import TokensPrompt
 
     prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-    if arm or recording:
-        prompt["cache_salt"] = hash_json([arm, recording])
+    if intervention or recording:
+        prompt["cache_salt"] = hash_json([intervention, recording])
     return prompt
 
 
@@ -164,7 +164,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     for name, questions in reference["questions"]["arms"].items():
         answers[name] = [None] * len(questions)
         for index, question in enumerate(questions):
-            arm = question["arm"]
+            intervention = question["intervention"]
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
@@ -174,9 +174,9 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={PLUGIN: arm} if arm else None,
+                extra_args={PLUGIN: intervention} if intervention else None,
             )
-            prompt = salted_prompt(question["token_ids"], arm)
+            prompt = salted_prompt(question["token_ids"], intervention)
             engine.add_request(f"{name} {index}", prompt, parameters)
     while engine.has_unfinished_requests():
         for output in engine.step():

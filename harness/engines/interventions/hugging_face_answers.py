@@ -24,19 +24,19 @@ NAME = "mless_interventions"
 
 
 class Reference:
-    """A model of Hugging Face's whose attention and activations the arm of a prompt changes.
+    """A model of Hugging Face's whose attention and activations a prompt's intervention changes.
 
     Args:
         folder: The model's folder or hub name.
         dtype: The type of its weights.
-        layers: The layers, from 0, whose activations some arm changes.
+        layers: The layers, from 0, whose activations some intervention changes.
         revision: The revision on the hub.
     """
 
     def __init__(
         self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
-        self._arm: Mapping[str, Any] = {}
+        self._intervention: Mapping[str, Any] = {}
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
         # without a function for masks of this name, no mask is made: all attention here is causal
@@ -52,19 +52,21 @@ class Reference:
 
     @torch.no_grad()
     def answer(
-        self, token_ids: Sequence[int], arm: Mapping[str, Any] | None, token_count: int
+        self, token_ids: Sequence[int], intervention: Mapping[str, Any] | None, token_count: int
     ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._arm, self._phantom = {}, None
-        if arm and arm.get("phantom"):
-            self._phantom = self._compute_phantom(arm)
-        self._arm = arm or {}
+        self._intervention, self._phantom = {}, None
+        if intervention and intervention.get("phantom"):
+            self._phantom = self._compute_phantom(intervention)
+        self._intervention = intervention or {}
         answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
             self._positions = start + torch.arange(ids.shape[1], device=ids.device)
-            if "phantom" in self._arm:
-                self._positions = add_gap(self._positions, self._arm["start"], self._arm["size"])
+            if "phantom" in self._intervention:
+                self._positions = add_gap(
+                    self._positions, self._intervention["start"], self._intervention["size"]
+                )
             output = self.model(
                 ids,
                 position_ids=self._positions[None],
@@ -82,18 +84,19 @@ class Reference:
             ids = best.indices[:1][None]
         return answer
 
-    def _compute_phantom(self, arm: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _compute_phantom(self, intervention: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        ids = torch.tensor([arm["phantom"]], device=self.model.device)
-        positions = arm["start"] + torch.arange(ids.shape[1], device=ids.device)
+        ids = torch.tensor([intervention["phantom"]], device=self.model.device)
+        positions = intervention["start"] + torch.arange(ids.shape[1], device=ids.device)
         output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
         first_layer = output.past_key_values.layers[0]
         return first_layer.keys.transpose(1, 2), first_layer.values.transpose(1, 2)
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
-        """Activations [1, token, unit] of a layer, changed by the arm if it changes them."""
-        if self._arm.get("kind") not in CHANGES_ATTENTION and layer in self._arm.get("layers", ()):
-            activations = change_activations(activations[0], self._positions, self._arm)[None]
+        """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
+        change = self._intervention
+        if change.get("kind") not in CHANGES_ATTENTION and layer in change.get("layers", ()):
+            activations = change_activations(activations[0], self._positions, change)[None]
         return activations
 
     def _attention(
@@ -107,14 +110,15 @@ class Reference:
         **_: Any,
     ) -> tuple[Tensor, None]:
         layer = module.layer_idx
-        if self._arm.get("kind") in CHANGES_ATTENTION and layer in self._arm["layers"]:
+        change = self._intervention
+        if change.get("kind") in CHANGES_ATTENTION and layer in change["layers"]:
             size = key.shape[2]
             indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
-            fillers = tabulate_fillers([self._arm], query.device)
+            fillers = tabulate_fillers([change], query.device)
             return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, None, scaling=scaling

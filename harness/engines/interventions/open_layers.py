@@ -150,7 +150,8 @@ def open_layers(options: JsonObject, layers: JsonObject) -> None:
 
     A compiled model is stored under a hash of the arguments, in which only `additional_config` has
     these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use
-    graphs that are split at attention and at our own operation: see `Arms.may_use_full_graph`. vLLM
+    graphs that are split at attention and at our own operation: see
+    `WorkerInterventions.may_use_full_graph`. vLLM
     uses full graphs only for steps in which all requests decode.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's

@@ -5,7 +5,7 @@ from typing import Any
 from vllm.platforms import current_platform
 
 from harness.engines.engine_processes import PLUGIN, RawSums, WorkerFacts
-from harness.engines.interventions.vllm_worker import Arms
+from harness.engines.interventions.vllm_worker import WorkerInterventions
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -22,16 +22,18 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model and open its layers."""
         super().load_model(*arguments, **options)
-        self._arms = Arms(self, self.vllm_config.additional_config[PLUGIN])
+        self._interventions = WorkerInterventions(self, self.vllm_config.additional_config[PLUGIN])
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""
-        return self._arms.reserve_memory(super().determine_available_memory(), self.vllm_config)
+        return self._interventions.reserve_memory(
+            super().determine_available_memory(), self.vllm_config
+        )
 
     def mless_check_rows(self) -> None:
         """Raise RuntimeError if rows were skipped."""
-        self._arms.check()
+        self._interventions.check()
 
     def mless_take_attention(self) -> RawSums:
-        """The attention of complete prompts: see `vllm_worker.Arms`."""
-        return self._arms.take_attention()
+        """The attention of complete prompts: see `vllm_worker.WorkerInterventions`."""
+        return self._interventions.take_attention()

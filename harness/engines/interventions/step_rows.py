@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from harness.engines.interventions.arithmetic import Arm, Fillers, copy_to, tabulate_fillers
+from harness.engines.interventions.arithmetic import (
+    Fillers,
+    RequestIntervention,
+    copy_to,
+    tabulate_fillers,
+)
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
 
@@ -75,7 +80,7 @@ class Chunk:
         count: The number of tokens.
         index: The index of the first token in its sequence.
         request: The request's index in the batch.
-        arm: The request's intervention; empty if there is none.
+        intervention: The request's intervention; empty if there is none.
         recording: The prompt's recording if any tokens are queries that have not come before.
         first: The index of the first such query.
     """
@@ -84,14 +89,14 @@ class Chunk:
     count: int
     index: int
     request: int
-    arm: Arm
+    intervention: RequestIntervention
     recording: Recording | None
     first: int
 
     @property
     def changes_attention(self) -> bool:
-        """Whether the arm changes attention, and not activations."""
-        return self.arm.get("kind") in CHANGES_ATTENTION
+        """Whether the intervention changes attention, and not activations."""
+        return self.intervention.get("kind") in CHANGES_ATTENTION
 
 
 class RecordedQueries:
@@ -128,15 +133,15 @@ class Group:
     indices: Tensor
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.arms = [chunk.arm for chunk in chunks]
-        self.layers = self.arms[0]["layers"]
+        self.interventions = [chunk.intervention for chunk in chunks]
+        self.layers = self.interventions[0]["layers"]
         self.changes_attention = chunks[0].changes_attention
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property
     def fillers(self) -> Fillers:
-        """The fillers of arms that change attention."""
-        return tabulate_fillers(self.arms, self.rows.device)
+        """The fillers of interventions that change attention."""
+        return tabulate_fillers(self.interventions, self.rows.device)
 
     def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         """Set the tokens of a step; all layers use the same tensors."""

@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 
 from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
-    Arm,
+    RequestIntervention,
     add_gap,
     attend,
     change_activations,
@@ -35,7 +35,7 @@ WEIGHTS_AT_ONCE = 2**22
 float32: 100 MB."""
 
 
-class Arms:
+class WorkerInterventions:
     """The changes that are installed in a worker's model, and the rows of the current step.
 
     Attributes:
@@ -138,23 +138,27 @@ class Arms:
             extra = parameters.extra_args if parameters else None
             if not extra:
                 continue
-            arm = extra.get(PLUGIN, {})
+            intervention = extra.get(PLUGIN, {})
             recording, first = self._find_recording(extra.get(RECORD), index, count)
-            if arm or recording:
-                self._chunks.append(Chunk(row, count, index, request, arm, recording, first))
-                self.expected += count * len(arm.get("layers", ()))
+            if intervention or recording:
+                self._chunks.append(
+                    Chunk(row, count, index, request, intervention, recording, first)
+                )
+                self.expected += count * len(intervention.get("layers", ()))
 
     def _group_chunks(self) -> None:
-        """Group the requests with a single token whose arms can be computed together.
+        """Group the requests with a single token whose interventions can be computed together.
 
-        These are equal arms, or arms that change attention in the same layers. A longer chunk is a
+        These are equal, or change attention in the same layers. A longer chunk is a
         separate group, so that memory is that of one prompt.
         """
         changes: list[Any] = []  # a list, because mappings have no hash for a set
         chunks_by_key: dict[Any, list[Chunk]] = {}
         for chunk in self._chunks:
-            if chunk.arm.get("layers"):
-                change = chunk.arm["layers"] if chunk.changes_attention else chunk.arm
+            if chunk.intervention.get("layers"):
+                change = (
+                    chunk.intervention["layers"] if chunk.changes_attention else chunk.intervention
+                )
                 if change not in changes:
                     changes.append(change)
                 key = changes.index(change), None if chunk.count == 1 else chunk.row
@@ -162,7 +166,7 @@ class Arms:
         last_groups, self._groups = self._groups, {}
         for key, chunks in chunks_by_key.items():
             group = last_groups.get(key)
-            if not group or group.arms != [chunk.arm for chunk in chunks]:
+            if not group or group.interventions != [chunk.intervention for chunk in chunks]:
                 group = Group(chunks)
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
@@ -185,8 +189,8 @@ class Arms:
     def _move_positions(self, counts: np.ndarray) -> None:
         gaps = [(0, 0)] * len(counts)
         for chunk in self._chunks:
-            if "phantom" in chunk.arm:
-                gaps[chunk.request] = chunk.arm["start"], chunk.arm["size"]
+            if "phantom" in chunk.intervention:
+                gaps[chunk.request] = chunk.intervention["start"], chunk.intervention["size"]
         if any(size for _, size in gaps):
             start, size = copy_to(self._runner.device, np.repeat(gaps, counts, axis=0)).T
             # In place: CUDA graphs read the positions at this address.
@@ -238,7 +242,7 @@ class Arms:
             )
 
     def _open(self, layer: int) -> None:
-        """Have a layer's attention computed again for the rows that an arm changes."""
+        """Have a layer's attention computed again for the rows that an intervention changes."""
         implementation = self._attention(layer).impl
         original = implementation.forward
 
@@ -270,7 +274,8 @@ class Arms:
             slots = self._runner.kv_cache_config.num_blocks * self._block
             key, value = (tensor.new_zeros(slots, *tensor.shape[1:]) for tensor in new_states)
             self._stored_states[layer] = key, value
-        # Requests without an arm need not be stored, as an arm's salt excludes their cached blocks.
+        # Requests without an intervention need not be stored, because the salt of one with an
+        # intervention excludes their cached blocks.
         # All states are stored before any is read: a request may share blocks with another of this
         # step.
         for group in groups:
@@ -281,7 +286,9 @@ class Arms:
             slots = group.slots(metadata.block_table, self._block)
             key, value = (stored[slots] for stored in self._stored_states[layer])
             if group.fillers.padded_size:
-                group.phantoms = group.phantoms or self._phantoms_of(layer, group.arms, key)
+                group.phantoms = group.phantoms or self._phantoms_of(
+                    layer, group.interventions, key
+                )
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
             factor = self._attention(layer).impl.scale
@@ -301,10 +308,10 @@ class Arms:
         keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]
         attention = self._attention(layer)
         factor, window = attention.impl.scale, attention.sliding_window
-        if chunk.changes_attention and layer in chunk.arm["layers"]:
+        if chunk.changes_attention and layer in chunk.intervention["layers"]:
             # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.arm], keys)[0]], 1)
-            fillers = tabulate_fillers([chunk.arm], key.device)
+            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.intervention], keys)[0]], 1)
+            fillers = tabulate_fillers([chunk.intervention], key.device)
             weights = weigh(query, keys, factor, queries.indices[None], fillers)
         else:
             # [query, key] how many tokens a key stands before a query
@@ -336,10 +343,15 @@ class Arms:
                 attention[name] = tuple(sums.shape), sums.numpy().tobytes()
         return attention
 
-    def _phantoms_of(self, layer: int, arms: Sequence[Arm], like: Tensor) -> Sequence[Tensor]:
-        """Phantom keys and values [arm, token, head, unit], padded to the longest filler."""
-        fillers = [(arm.get("start", 0), tuple(arm.get("phantom", ()))) for arm in arms]
-        distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many arms share one
+    def _phantoms_of(
+        self, layer: int, interventions: Sequence[RequestIntervention], like: Tensor
+    ) -> Sequence[Tensor]:
+        """Phantom keys and values [request, token, head, unit], padded to the longest filler."""
+        fillers = [
+            (intervention.get("start", 0), tuple(intervention.get("phantom", ())))
+            for intervention in interventions
+        ]
+        distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many requests share one
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
         columns = map(list, zip(*pairs, strict=True))
@@ -375,12 +387,12 @@ class Arms:
         return self._phantoms[start, tokens]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
-        """Write the changed activations of a layer, times `up`, over the rows of their arms."""
+        """Write the changed activations of a layer, times `up`, over their rows."""
         for group in self._groups_of(layer, changes_attention=False):
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
-            out[rows] = change_activations(activations, positions, group.arms[0]) * up
+            out[rows] = change_activations(activations, positions, group.interventions[0]) * up
             self.applied += len(rows)
 
     def _groups_of(self, layer: int, changes_attention: bool) -> list[Group]:
@@ -391,13 +403,13 @@ class Arms:
         ]
 
 
-_installed: list[Arms] = []
+_installed: list[WorkerInterventions] = []
 
 
 @torch.library.custom_op(OPERATION, mutates_args=("out",))
 def _change_rows(gate_up: Tensor, out: Tensor, layer: int) -> None:
-    for arms in _installed:
-        arms.change_rows(gate_up, out, layer)
+    for interventions in _installed:
+        interventions.change_rows(gate_up, out, layer)
 
 
 @_change_rows.register_fake
