@@ -17,7 +17,7 @@ from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.errors import ConfigError, list_near
 from harness.experiment.model_settings import loader_arguments
-from harness.experiment.tokenizer import ModelTokenizer, load_model_config
+from harness.experiment.prompts.tokenizer import ModelTokenizer, load_model_config
 from harness.runs.prompt_sources import Source
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from harness import smollm2_model
 from harness.analysis.choose_problems import Criterion, count_outcomes, select
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError
-from harness.experiment.prompt import Layout
+from harness.experiment.prompts.prompt import Layout
 from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Problem, Source
 from harness.runs.records import as_json

@@ -52,7 +52,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 ENGINE_FILES = (
     "attention benchmarks engine engine_traces faults interventions logits smollm2 start_errors"
 )
-TOKENIZER_FILES = "conditions demonstrations token_checks token_roles tokenizer vllm"
+TOKENIZER_FILES = "conditions demonstrations checked_prompts token_roles tokenizer vllm"
 """Tests with all tokenizers, which take a process ten seconds to convert or train."""
 GROUPS = {
     **dict.fromkeys(ENGINE_FILES.split(), "engines"),
@@ -153,7 +153,7 @@ TEMPLATES = {
 def corpus():
     """Training texts. They have slashes without spaces, so that tokenizers can merge slashes."""
     from harness.experiment.conditions import SENTENCES
-    from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+    from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
     from tests.make import TOY_PROBLEMS
 
     texts = [f"{problem.problem}\n{problem.solution}\n\n" for problem in TOY_PROBLEMS] * 3
@@ -274,7 +274,7 @@ def any_tokenizer(request):
 
 @pytest.fixture(scope="session")
 def toy_tokenizer():
-    from harness.experiment.tokenizer import load_tokenizer
+    from harness.experiment.prompts.tokenizer import load_tokenizer
     from tests.make import TOY_MODEL
 
     return load_tokenizer(TOY_MODEL)

@@ -32,10 +32,10 @@ from harness.execution.execute_plan import (
     stored_example_ids,
 )
 from harness.execution.generate_samples import session_facts
-from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import DatasetConfig, open_dataset
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
+from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
 from harness.runs import read_runs

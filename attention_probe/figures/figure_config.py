@@ -14,7 +14,7 @@ from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label
 from harness.experiment.model_settings import label_model
-from harness.experiment.tokenizer import load_model_config
+from harness.experiment.prompts.tokenizer import load_model_config
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
 Shown = Literal[View, "difference"]

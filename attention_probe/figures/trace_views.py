@@ -16,8 +16,8 @@ from harness.display.report.attention_view import (
     describe_prompt,
 )
 from harness.display.report.report_samples import pack
-from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.model_settings import label_model
+from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from harness.runs.attention_file import AttentionView
 
 NO_FINDING = (

@@ -16,7 +16,7 @@ from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.engines.attention_sums import Floats, means
-from harness.experiment.built_prompts import TOKEN_REGIONS, index_regions
+from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
 
 FieldsByCondition = dict[str, dict[str, Any]]

@@ -29,7 +29,7 @@ from harness.errors import (
     list_first,
     quote,
 )
-from harness.experiment.tokenizer import refuse_missing_folder, trusts_code
+from harness.experiment.prompts.tokenizer import refuse_missing_folder, trusts_code
 from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from harness.constants import BASELINE
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment import built_prompts
-from harness.experiment.built_prompts import BuiltPrompt
-from harness.experiment.chat_template import find_segments
-from harness.experiment.tokenizer import encode, token_texts
+from harness.experiment.prompts import built_prompts
+from harness.experiment.prompts.built_prompts import BuiltPrompt
+from harness.experiment.prompts.chat_template import find_segments
+from harness.experiment.prompts.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import AnsweredPrompt, Problem
 
 if TYPE_CHECKING:

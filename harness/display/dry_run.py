@@ -17,14 +17,14 @@ from harness.engines.devices import describe_processor
 from harness.engines.interventions.check_arms import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
-from harness.experiment.chat_template import template_switches
 from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import OTHER_TEXT, contrast_name
 from harness.experiment.plan import Plan, group_name
 from harness.experiment.problems import Problem, fold_text
-from harness.experiment.prompt import Layout
+from harness.experiment.prompts.chat_template import template_switches
+from harness.experiment.prompts.checked_prompts import ConditionPrompts
+from harness.experiment.prompts.prompt import Layout
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import ConditionPrompts
 from harness.grading import describe_gold, read_elements
 from harness.reasoning_markers import NO_MARKERS
 

@@ -23,9 +23,9 @@ from harness.engines.completions import Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
 from harness.engines.server_replies import describe_error, read_reply
 from harness.errors import ConfigError, EngineError, ModelError, list_first
-from harness.experiment.chat_template import template_switches
 from harness.experiment.plan import Request
-from harness.experiment.prompt import Layout
+from harness.experiment.prompts.chat_template import template_switches
+from harness.experiment.prompts.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.finish_reasons import read_reason
 from harness.yaml_settings import Strict, validate

@@ -22,7 +22,12 @@ from harness.engines.attention_sums import (
     single_queries,
 )
 from harness.experiment.model_settings import label_model
-from harness.experiment.tokenizer import ModelTokenizer, encode, load_model_config, token_texts
+from harness.experiment.prompts.tokenizer import (
+    ModelTokenizer,
+    encode,
+    load_model_config,
+    token_texts,
+)
 from harness.layers_and_heads import count_rows, parse_numbers
 from harness.runs.attention_file import AttentionView
 

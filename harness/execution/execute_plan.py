@@ -20,7 +20,7 @@ from harness.execution.generate_samples import generate_and_grade
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan
-from harness.experiment.prompt import Layout
+from harness.experiment.prompts.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.layers_and_heads import count_from_one
 from harness.runs.records import (

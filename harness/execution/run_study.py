@@ -18,8 +18,8 @@ from harness.display.table_page import TableOptions, make_table
 from harness.errors import ConfigError, ModelError, RunError, RunInterrupted
 from harness.experiment.model_settings import select_model_changes
 from harness.experiment.problems import open_dataset
+from harness.experiment.prompts.tokenizer import load_model_config
 from harness.experiment.run_config import config_of_model, name_folder
-from harness.experiment.tokenizer import load_model_config
 from harness.layers_and_heads import parse_numbers
 from harness.runs.read_runs import Run
 from harness.runs.run_files import RECEIPT

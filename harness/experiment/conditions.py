@@ -25,9 +25,9 @@ from pydantic import Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
-from harness.experiment.fillers import estimate_tokens
 from harness.experiment.intervention_settings import Intervention
-from harness.experiment.template import (
+from harness.experiment.prompts.fillers import estimate_tokens
+from harness.experiment.prompts.template import (
     FILLER,
     Template,
     parse_template,

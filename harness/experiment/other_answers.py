@@ -18,7 +18,7 @@ from harness.constants import OTHER_ANSWERS
 from harness.decimal_commas import with_decimal_points
 from harness.errors import DataError
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import hash_text
+from harness.experiment.prompts.prompt import hash_text
 from harness.grading.grade_answer import compare
 
 NUMBER = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")

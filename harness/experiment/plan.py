@@ -19,8 +19,6 @@ from typing import Any
 
 from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
-from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt
-from harness.experiment.chat_template import template_switches
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
 from harness.experiment.fewshot_examples import Draw, ExampleIds, ExamplesConfig
 from harness.experiment.generation_settings import Sampling, sample_seed
@@ -32,11 +30,17 @@ from harness.experiment.problems import (
     Problem,
     open_dataset,
 )
-from harness.experiment.prompt import Layout, PromptSettings, hash_prompts, hash_text
+from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt
+from harness.experiment.prompts.chat_template import template_switches
+from harness.experiment.prompts.checked_prompts import (
+    ConditionPrompts,
+    build_checked_prompts,
+    count_builds,
+)
+from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_prompts, hash_text
+from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
 from harness.experiment.run_config import RunConfig
-from harness.experiment.template import find_columns
-from harness.experiment.token_checks import ConditionPrompts, build_checked_prompts, count_builds
-from harness.experiment.tokenizer import ModelTokenizer, encode
 from harness.reasoning_markers import Markers, find_opened, read_markers
 
 

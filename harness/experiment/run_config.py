@@ -35,8 +35,8 @@ from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
-from harness.experiment.prompt import PLAIN_INSTRUCTION, Layout
-from harness.experiment.template import (
+from harness.experiment.prompts.prompt import PLAIN_INSTRUCTION, Layout
+from harness.experiment.prompts.template import (
     Template,
     parse_template,
 )

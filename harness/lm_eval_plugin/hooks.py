@@ -17,10 +17,10 @@ from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
 from harness.experiment.problems import open_dataset
-from harness.experiment.prompt import Layout, PromptSettings, make_document
-from harness.experiment.template import find_columns
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
+from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_text
 
 Documents = dict[str, datasets.Dataset]

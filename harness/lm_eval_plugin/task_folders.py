@@ -17,10 +17,10 @@ from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import WORDS, Condition, as_condition, named_conditions
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import PromptSettings
-from harness.experiment.template import find_columns
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import PromptSettings
+from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 

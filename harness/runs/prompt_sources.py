@@ -15,12 +15,12 @@ from msgspec import structs
 
 from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
-from harness.experiment.chat_template import find_segments
 from harness.experiment.conditions import Condition, FilledCondition, Placement
 from harness.experiment.problems import Dataset
-from harness.experiment.prompt import Layout, PromptSettings, hash_text
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.chat_template import find_segments
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_text
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.runs.records import Sample, Score, StoredPrompt
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
 from harness.experiment.plan import hash_json
-from harness.experiment.prompt import is_ours
+from harness.experiment.prompts.prompt import is_ours
 from harness.runs.journal import describe_differences
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_sample_log import SampleLog, read_log

@@ -24,7 +24,7 @@ from harness.experiment.conditions import (
 from harness.experiment.expand_conditions import index_by_name, read_conditions
 from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
-from harness.experiment.prompt import Layout, hash_problem, refuse_other_text
+from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import has_run_files
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem

@@ -17,13 +17,13 @@ from msgspec import Meta, Struct
 
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, JsonObject
 from harness.errors import EngineError, RunError
-from harness.experiment.built_prompts import BuiltPrompt
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, hash_json
 from harness.experiment.problems import Problem, fold_text
-from harness.experiment.prompt import Prompt, Segment, document_prompt, make_document
-from harness.experiment.token_checks import ConditionPrompts
+from harness.experiment.prompts.built_prompts import BuiltPrompt
+from harness.experiment.prompts.checked_prompts import ConditionPrompts
+from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
 from harness.grading import AuditColumns, Verdict, column
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import Markers, family_markers, find_opened

@@ -9,7 +9,7 @@ import msgspec
 from harness import resources
 from harness.constants import JsonObject
 from harness.errors import JournalError, RunError, list_first, name_similar_files
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.runs.journal import StoredJournal
 from harness.runs.records import (
     SESSION,

@@ -37,10 +37,10 @@ from harness.experiment.conditions import as_condition
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.other_answers import draw_other_answers, find_form
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.prompt import PromptSettings
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import PromptSettings
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.experiment.run_config import load_config
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
 from harness.runs.read_runs import Run
 from harness.runs.records import AnswerScore, Sample
 from harness.runs.run_files import RunFiles

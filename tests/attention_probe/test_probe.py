@@ -17,9 +17,9 @@ from harness.analysis.choose_problems import Criterion, select
 from harness.engines.attention_sums import single_queries
 from harness.engines.completions import Completion
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
-from harness.experiment.built_prompts import TOKEN_REGIONS
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import DatasetConfig, open_dataset
+from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager

@@ -13,12 +13,12 @@ from harness.constants import SEPARATOR
 from harness.experiment.conditions import Placement, UnitCondition, as_condition, named_conditions
 from harness.experiment.problems import Dataset
 from harness.experiment.problems import Problem as DatasetProblem
-from harness.experiment.prompt import hash_text
-from harness.experiment.tokenizer import encode, token_texts
+from harness.experiment.prompts.prompt import hash_text
+from harness.experiment.prompts.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import Problem, Source, build_source
 from harness.runs.read_runs import Run, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.experiment.test_token_checks import PROBLEMS, WO, layouts, texts
+from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, read_source, with_cases
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]

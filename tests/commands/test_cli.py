@@ -15,7 +15,7 @@ import yaml
 from attention_probe.model.load_first_layers import load_model
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness import cli, resources
-from harness.experiment.tokenizer import load_model_config, load_tokenizer
+from harness.experiment.prompts.tokenizer import load_model_config, load_tokenizer
 from harness.runs.read_runs import Run
 from tests.conftest import run_program
 from tests.make import (

@@ -19,8 +19,8 @@ from harness.display.report.attention_view import (
     make_page,
 )
 from harness.execution.attend_prompts import PromptAttention, _tokenize
-from harness.experiment.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
-from harness.experiment.tokenizer import load_tokenizer
+from harness.experiment.prompts.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
+from harness.experiment.prompts.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
 from tests.commands.test_cli import refused
 from tests.make import ROOT, TOY_MODEL, make_trace, write_traces

@@ -47,7 +47,7 @@ def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
         calls.append(arguments)
         raise StoppedError
 
-    monkeypatch.setattr("harness.experiment.tokenizer.load_tokenizer", load)
+    monkeypatch.setattr("harness.experiment.prompts.tokenizer.load_tokenizer", load)
     monkeypatch.setattr("harness.engines.attention_sums.refuse_to_open", lambda *_: None)
     monkeypatch.setattr("harness.engines.attention_sums.VLLMEngine", start)
     arguments = {"revision": "old", "tokenizer": "people/words", "trust_remote_code": True}

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from harness import load_run, resources
-from harness.experiment.prompt import Layout
-from harness.experiment.tokenizer import encode, hash_token_ids
+from harness.experiment.prompts.prompt import Layout
+from harness.experiment.prompts.tokenizer import encode, hash_token_ids
 from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from tests.conftest import BUDGET, LIMIT, PATIENCE

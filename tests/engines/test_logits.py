@@ -13,9 +13,9 @@ import torch
 
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.conditions import as_condition
-from harness.experiment.prompt import PromptSettings
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import PromptSettings
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
 from tests.make import TOY_MODEL, TOY_PROBLEMS

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import harness
-from harness.experiment.tokenizer import hash_token_ids
+from harness.experiment.prompts.tokenizer import hash_token_ids
 from harness.runs.run_files import RunFiles
 from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE, load_eager

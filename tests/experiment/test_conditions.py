@@ -20,16 +20,16 @@ from harness.experiment.conditions import (
     named_conditions,
 )
 from harness.experiment.expand_conditions import CELLS, read_conditions
-from harness.experiment.fillers import draw_words
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.prompt import Layout, PromptSettings
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.fillers import draw_words
+from harness.experiment.prompts.prompt import Layout, PromptSettings
+from harness.experiment.prompts.tokenizer import fit_filler
 from harness.experiment.run_config import RunConfig
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import fit_filler
 from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.experiment.test_token_checks import MLESS, PROBLEMS, WO, build, make_problems
+from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build, make_problems
 from tests.make import ROOT, TOY_DATA, TOY_MODEL, read_source, table_page, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()

@@ -15,9 +15,9 @@ from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import DatasetConfig, open_dataset
-from harness.experiment.prompt import PromptSettings
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import PromptSettings
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
 from tests.commands.test_cli import refused
 from tests.make import TOY_MODEL, write_records

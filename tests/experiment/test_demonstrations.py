@@ -16,7 +16,7 @@ from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import Draw, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
-from harness.experiment.prompt import (
+from harness.experiment.prompts.prompt import (
     Layout,
     PromptSettings,
     build_prompt,
@@ -29,9 +29,9 @@ from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
 from tests.conftest import build_tokenizer
+from tests.experiment.test_checked_prompts import WO, build, filler_sizes, layouts
 from tests.experiment.test_conditions import make_config
 from tests.experiment.test_problems import write_lines
-from tests.experiment.test_token_checks import WO, build, filler_sizes, layouts
 from tests.make import (
     ROOT,
     read_source,

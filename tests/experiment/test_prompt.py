@@ -12,15 +12,15 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import Placement, UnitCondition, as_condition
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import (
+from harness.experiment.prompts.prompt import (
     AS_PUBLISHED_INSTRUCTION,
     INSTRUCTION,
     Layout,
     PromptSettings,
     build_prompt,
 )
+from harness.experiment.prompts.tokenizer import encode
 from harness.experiment.run_config import load_config
-from harness.experiment.tokenizer import encode
 from harness.runs.records import stored_prompts
 from harness.yaml_settings import parse_overrides
 from tests.experiment.test_problems import write_lines

@@ -4,19 +4,19 @@ import json
 import pytest
 
 from harness.errors import ModelError, explain_hub_error
-from harness.experiment.built_prompts import measure_prompt
-from harness.experiment.chat_template import (
+from harness.experiment.conditions import named_conditions
+from harness.experiment.problems import Problem
+from harness.experiment.prompts.built_prompts import measure_prompt
+from harness.experiment.prompts.chat_template import (
     PINNED_DATE,
     apply_chat_template,
     find_segments,
     has_system_turn,
 )
-from harness.experiment.conditions import named_conditions
-from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, PromptSettings, build_prompt
-from harness.experiment.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
+from harness.experiment.prompts.prompt import Layout, PromptSettings, build_prompt
+from harness.experiment.prompts.tokenizer import ModelTokenizer, encode, fit_filler, load_tokenizer
 from tests.conftest import VOCABULARIES, load_vocabulary, vocabulary_file
-from tests.experiment.test_token_checks import layouts
+from tests.experiment.test_checked_prompts import layouts
 from tests.make import with_cases
 
 USER = [{"role": "user", "content": "  Find $x$.\n"}]

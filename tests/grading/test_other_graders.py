@@ -1,6 +1,6 @@
 import pytest
 
-from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import Audit, AuditColumns, AuditJob, Grade, GraderPool, as_record
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
 from harness.grading.other_graders import GRADERS, STEPS

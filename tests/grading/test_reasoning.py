@@ -1,9 +1,9 @@
 import pytest
 
 from harness.execution.grade_samples import grade_job
-from harness.experiment.built_prompts import measure_prompt
-from harness.experiment.prompt import Layout, Prompt, PromptSettings, Segment
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.built_prompts import measure_prompt
+from harness.experiment.prompts.prompt import Layout, Prompt, PromptSettings, Segment
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import grade
 from harness.grading.extract_answer import read_answer
 from harness.reasoning_markers import (

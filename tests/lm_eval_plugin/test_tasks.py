@@ -5,7 +5,7 @@ from lm_eval.utils import make_table
 
 from harness import errors, resources
 from harness.constants import SEPARATOR
-from harness.experiment.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
+from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from tests.lm_eval_plugin.wrapped_tasks import Answering, evaluate, open_manager
 from tests.make import TOY_MODEL, with_cases, write_records
 

@@ -8,7 +8,7 @@ import pytest
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.tokenizer import encode, fit_filler, load_tokenizer
+from harness.experiment.prompts.tokenizer import encode, fit_filler, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.conftest import installed
 from tests.lm_eval_plugin.wrapped_tasks import (

@@ -13,7 +13,7 @@ from lm_eval.api.model import LM
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
-from harness.experiment.tokenizer import load_tokenizer
+from harness.experiment.prompts.tokenizer import load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.make import ROOT, TOY_MODEL, read_data, write_records
 

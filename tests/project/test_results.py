@@ -14,7 +14,7 @@ from harness import load_run
 from harness.execution.grade_samples import grade_job
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import fold_text, open_dataset
-from harness.experiment.prompt import hash_prompts, hash_text
+from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
 from harness.runs.read_runs import Run

@@ -12,7 +12,7 @@ from harness.display.report.report_page import write_report
 from harness.errors import ComparisonError, ConfigError, DataError, RunError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import (
+from harness.experiment.prompts.prompt import (
     Layout,
     PromptSettings,
     build_prompt,

@@ -18,7 +18,7 @@ from harness.display.figures.figure_style import LOOKS, looks
 from harness.display.format_values import label
 from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
-from harness.experiment.built_prompts import (
+from harness.experiment.prompts.built_prompts import (
     FILLER,
     TOKEN_REGIONS,
     TOKEN_ROLES,

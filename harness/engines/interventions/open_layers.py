@@ -8,8 +8,8 @@ from harness.constants import JsonObject
 from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
+from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
-from harness.experiment.tokenizer import load_model_config, trusts_code
 
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")

@@ -11,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.constants import SEPARATOR
-from harness.experiment.chat_template import apply_chat_template, find_segments
 from harness.experiment.intervention_settings import Resolved
-from harness.experiment.prompt import Layout, Prompt, PromptSettings, Role, hash_text, join_texts
-from harness.experiment.tokenizer import ModelTokenizer, encode, hash_token_ids
+from harness.experiment.prompts.chat_template import apply_chat_template, find_segments
+from harness.experiment.prompts.prompt import (
+    Layout,
+    Prompt,
+    PromptSettings,
+    Role,
+    hash_text,
+    join_texts,
+)
+from harness.experiment.prompts.tokenizer import ModelTokenizer, encode, hash_token_ids
 from harness.reasoning_markers import find_opened
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, PromptSettings
-from harness.experiment.token_checks import build_checked_prompts
-from harness.experiment.tokenizer import ModelTokenizer
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import Layout, PromptSettings
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from tests.conftest import build_tokenizer
 from tests.make import TOY_PROBLEMS, with_cases
 

@@ -29,7 +29,7 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import Problem
-from harness.experiment.template import (
+from harness.experiment.prompts.template import (
     CHOICES,
     FILLER,
     PROBLEM,

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, quote
-from harness.experiment.prompt import Prompt, Role, join_texts
+from harness.experiment.prompts.prompt import Prompt, Role, join_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

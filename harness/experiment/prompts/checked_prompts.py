@@ -1,4 +1,4 @@
-"""Builds the prompts of a condition and checks their tokens.
+"""The prompts of a condition, built once, whose tokens are checked.
 
 Two guarantees are checked for every prompt. First, the filler has exactly its stated number of
 tokens, and shares none of them with other text: otherwise the condition is not what its name says.
@@ -16,13 +16,13 @@ from functools import partial
 
 from harness.constants import MAX_GEN_TOKS
 from harness.errors import ConfigError, PromptMismatchError
-from harness.experiment.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
-from harness.experiment.chat_template import has_system_turn
 from harness.experiment.conditions import Condition, UnitCondition
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Problem
-from harness.experiment.prompt import Layout, PromptSettings, build_prompt
-from harness.experiment.tokenizer import ModelTokenizer, fit_filler
+from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
+from harness.experiment.prompts.chat_template import has_system_turn
+from harness.experiment.prompts.prompt import Layout, PromptSettings, build_prompt
+from harness.experiment.prompts.tokenizer import ModelTokenizer, fit_filler
 from harness.reasoning_markers import find_opened
 
 BOX = "\\boxed{"

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from harness import smollm2_model
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, explain_hub_error
-from harness.experiment.chat_template import choose_template, template_switches
 from harness.experiment.conditions import (
     SENTENCE_WORDS,
     SENTENCES,
@@ -25,8 +24,9 @@ from harness.experiment.conditions import (
     TextCondition,
     UnitCondition,
 )
-from harness.experiment.fillers import cut_sentence, draw_words, estimate_tokens
-from harness.experiment.prompt import hash_text
+from harness.experiment.prompts.chat_template import choose_template, template_switches
+from harness.experiment.prompts.fillers import cut_sentence, draw_words, estimate_tokens
+from harness.experiment.prompts.prompt import hash_text
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

@@ -1,0 +1,1 @@
+"""Prompts: template -> prompt -> chat template and tokens -> built prompt -> checked prompts."""
