@@ -56,6 +56,8 @@ NATS_MARGIN = 0.1
 likely."""
 PASSED = ("better", "worse")
 """Verdicts that need a significant test. Only these are bold."""
+NOT_SHOWN = "not shown"
+"""The place of a filler whose other texts give no range."""
 FEWEST_DRAWS = 4
 """With fewer draws of examples, results hold for these examples only."""
 FEWEST_TEXTS = 8

@@ -91,7 +91,9 @@ def read_references(names: str | None, new: Side, metric: str | None = None) -> 
     sides = []
     run_name, _, _ = new.name.rpartition(":")
     for name in filter(None, (names or "").split(",")):
-        if ":" in name or Path(name).exists():
+        # a folder may have the name of a condition
+        is_path = ":" in name or Path(name).exists()
+        if is_path and name not in new.run.samples["condition"].unique():
             sides.append(Side.read(name, metric))
         else:
             sides.append(Side.choose(new.run, name, run_name))
@@ -126,11 +128,15 @@ def compare_pair(
         names = [old.run.name, new.run.name]
     samples = {name: side.samples for name, side in zip(names, sides, strict=False)}
     reference_conditions: dict[str, JsonObject] = {}
-    for number, side in enumerate(references, start=1):
+    for side in references:
         name = f"{side.run.name} {side.name}"
         samples[name] = side.samples
-        text = {"kind": OTHER_TEXT, "of": names[1], "number": number}
-        reference_conditions[name] = {**text, "family": "texts", "named": AFTER_RUN}
+        reference_conditions[name] = {
+            "kind": OTHER_TEXT,
+            "of": names[1],
+            "family": "texts named after the run",
+            "named": AFTER_RUN,
+        }
     # the positive control shows whether a change from its run's baseline would be seen
     if (old.samples["condition"] == old.run.baseline).all():
         for name, fields in old.run.reference_conditions.items():

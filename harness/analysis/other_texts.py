@@ -17,11 +17,9 @@ from scipy.special import chdtri, stdtr, stdtrit
 from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
 from harness.analysis.crossed_effects import measure_error, pool_pairs
 from harness.analysis.paired_tests import Floats
-from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS
+from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN
 from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
 
-NOT_SHOWN = "not shown"
-"""The place of a filler whose texts give no range."""
 BEFORE_RUN, AFTER_RUN, EXPLORATORY = "before the run", "after the run", "not named"
 """When a family was named. Exploratory texts are conditions of a config; they decide nothing."""
 
@@ -104,12 +102,12 @@ def text_table(
 
 def _compare_with_texts(arm: Outcomes, baseline: Outcomes, texts: Sequence[Outcomes]) -> Row:
     """The columns of a condition beside one family."""
+    right = np.array([outcomes.right.sum() for outcomes in (baseline, arm, *texts)])
+    samples = baseline.samples.sum()
     # divided last, so that equal numbers of right samples give equal differences
-    right = [int(outcomes.right.sum()) for outcomes in (arm, *texts)]
-    base = int(baseline.right.sum())
-    effect, *effects = 100 * (np.array(right) - base) / baseline.samples.sum()
+    effect, *effects = 100 * (right[1:] - right[0]) / samples
     row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
-    row |= place_effect(effect, np.array(effects), 100 * base / baseline.samples.sum())
+    row |= place_effect(effect, np.array(effects), 100 * right[0] / samples)
     if len(texts) >= FEWEST_TEXTS:
         row |= pool_pairs([(text, arm) for text in texts])
         row |= estimate_spread(np.array(effects), texts, baseline)

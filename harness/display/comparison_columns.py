@@ -66,7 +66,7 @@ ANSWERS = Column(
     "the rest of the difference is format",
 )
 VERDICT = Column(
-    "verdict role within_margin margin by_format",
+    "verdict role within_margin margin by_format other_texts",
     "verdict",
     verdict,
     f"better, worse: adjusted p < {ALPHA:g}; "

@@ -1,26 +1,28 @@
 """The legends and remarks below the table of a comparison: what its numbers mean, and its tests."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from harness.analysis.other_texts import EXPLORATORY
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
-from harness.constants import ALPHA, FEWEST_DRAWS
+from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED
 from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.format_table import Row
 from harness.display.format_values import (
+    LEVEL,
     define_flips,
     describe_repeat,
     difference,
+    interval,
     label,
     p_value,
     plural,
     points,
 )
-from harness.display.other_texts_sentences import describe_place
 from harness.errors import list_first
 from harness.experiment.conditions import OTHER_INSTRUCTION, POSITIVE_CONTROL
 
@@ -130,6 +132,52 @@ def _describe_places(board: Leaderboard, judged_rows: Sequence[Row]) -> Iterator
         if place and (row["primary"] or not board.primary):
             setting = f"{row['model']}, {row['layout']}, " if has_settings else ""
             yield f"{setting}{label(row['condition'])}: {place}."
+
+
+def find_families(texts: Iterable[Row], contrast: Mapping[Any, Any]) -> list[Row]:
+    """The rows of `text_table` of the families that decide about a row of the comparison."""
+    keys = ("model", "layout", "condition")
+    return [
+        row
+        for row in texts
+        if row["named"] != EXPLORATORY and all(row[key] == contrast[key] for key in keys)
+    ]
+
+
+def describe_place(board: Leaderboard, contrast: Row) -> str:
+    """The verdict together with the place among other texts; empty without texts that decide.
+
+    Args:
+        board: All tables.
+        contrast: A row of the comparison.
+    """
+    families = find_families(records(board.side_tables["texts"]), contrast)
+    if not families:
+        return ""
+    nothing, without = label(board.baseline), label(board.baseline)
+    if board.baseline == BASELINE:
+        nothing, without = "no text", "without a text"
+    others = "other texts of this length"
+    verdict, place = contrast["verdict"], contrast["other_texts"]
+    direction = verdict if verdict in PASSED else "better or worse"
+    sentences = {
+        "above": f"better than {others}",
+        "below": f"worse than {others}",
+        "among": f"not shown to be {direction} than {others}",
+        NOT_SHOWN: f"its place among {others} is not shown",
+    }
+    text = f"{verdict} than {without}" if verdict in PASSED else f"{verdict}"
+    text += f"; {sentences[place]}"
+    if verdict == "inconclusive" and place in ("above", "below"):
+        text = f"differs from {others}, not from {nothing}"
+    facts = []
+    for row in families:
+        fact = row["reason"]
+        if not fact:
+            ends = interval(row["range_low"], row["range_high"], sign=True)
+            fact = f"{row['place']} their {LEVEL} range {ends}"
+        facts.append(f"{row['texts']} {row['kind']}: {fact}")
+    return f"{text} ({'; '.join(facts)})"
 
 
 def _describe_tests(

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from harness.constants import ALPHA, PASSED
+from harness.constants import ALPHA, NOT_SHOWN, PASSED
 
 NONE = "\N{EN DASH}"
 """Text of a missing value."""
@@ -118,8 +118,10 @@ def p_value(value: Any) -> str:
     return repr(value)
 
 
-def verdict(word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any) -> str:
-    """The verdict.
+def verdict(
+    word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any
+) -> str:
+    """The verdict, with the place among other texts if it is shown.
 
     A significant difference has a remark if it may be due to the format of answers alone, or if it
     is within the margin.
@@ -127,13 +129,13 @@ def verdict(word: Any, role: Any, within_margin: Any, margin: Any, by_format: An
     if word is None:
         return NONE if role == "baseline" else str(role)
     remarks = []
-    if by_format:
+    if by_format and word in PASSED:
         remarks.append("format")
-    if within_margin:
+    if within_margin and word in PASSED:
         remarks.append(f"< {margin:g}")
-    if remarks and word in PASSED:
-        return f"{word} ({', '.join(remarks)})"
-    return str(word)
+    if place not in (None, NOT_SHOWN):
+        remarks.append(place)
+    return f"{word} ({', '.join(remarks)})" if remarks else str(word)
 
 
 def points(margin: float) -> str:

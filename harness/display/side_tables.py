@@ -70,10 +70,6 @@ def _show_place(place: Any, named: Any) -> str:
     return f"({place})" if named == other_texts.EXPLORATORY else str(place)
 
 
-def _show_rank(rank: Any, texts: Any) -> str:
-    return f"{rank} of {texts + 1}"
-
-
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
     return f"{number(spread)} {interval(low, high)}"
 
@@ -127,7 +123,7 @@ SIDE_TABLES = (
             ),
             Column("effect range_low range_high", "filler", estimate),
             Column("place named", "place", _show_place),
-            Column("rank texts", "rank", _show_rank),
+            Column("rank", "rank", count),
             Column("as_extreme", "as extreme %", number, optional=True),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value, optional=True),

@@ -14,8 +14,10 @@ from harness.analysis.other_texts import (
     place_effect,
     text_table,
 )
-from harness.analysis.result_tables import make_leaderboard
+from harness.analysis.result_tables import make_leaderboard, records
 from harness.display.comparison_tables import show_comparison
+from harness.display.figures.interval_rows import draw_forest
+from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import as_json
 from harness.errors import ComparisonError
@@ -93,9 +95,11 @@ def texts_of(family, size):
 
 
 @with_cases
-def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected, sentence):
+def test_a_word_holds_only_if_it_holds_for_each_family(
+    families, mless, expected, sentence, word, chip
+):
     """`families` has each family's size and the accuracy of its first text."""
-    references, chances = {}, {"wo": 0.4, "mless": mless}
+    references, chances = {}, {"wo": 0.4, "random": mless, "mless": mless}
     for family, (size, accuracy) in families.items():
         references |= texts_of(family, size)
         accuracies = np.linspace(accuracy, accuracy + 0.1, size)
@@ -105,13 +109,26 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
         name: np.where(arm[0].right, "correct", "incorrect")[:, None]
         for name, arm in setting.items()
     }
-    facts = {"primary": "mless - wo", "contrasts": ["mless - wo"]}
+    facts = {"primary": "mless - wo", "contrasts": ["mless - wo", "mless - random"]}
     board = make_board(verdicts, reference_conditions=references, **facts)
     row = by_condition(board).loc["mless"]
     assert row["other_texts"] == expected
-    assert set(by_condition(board)["role"]) == {"baseline", "tested", "reference"}
     grid = show_comparison(board)
-    assert len(grid.rows) == 2 and f"w/ Mless: {sentence}." in grid.warnings
+    (warning,) = [text for text in grid.warnings if text.startswith("w/ Mless: ")]
+    assert re.sub(r"\[.*?\]", "RANGE", warning) == f"w/ Mless: {sentence}."
+    column = [column.heading for column in grid.columns].index("verdict")
+    assert [cells[column].text for cells in grid.cells[1:3]] == ["exploratory", word]
+    answer, other_answer = make_card(board)["answers"]
+    assert answer["verdict"] == chip
+    assert warning.removeprefix("w/ Mless: ").rstrip(".").lower() in answer["text"].lower()
+    assert answer["text"].startswith("w/ Mless minus w/o: ")
+    assert other_answer["text"].startswith("w/ Mless minus Random sentence: ")
+    figure = draw_forest(board.comparison, records(board.side_tables["texts"]))
+    bands = [band.get_datalim(figure.axes[0].transData) for band in figure.axes[0].collections]
+    rows = [row for row in show_side_tables(board)["texts"].rows if row["place"] != "not shown"]
+    ends = [pytest.approx([row["range_low"], row["range_high"]]) for row in rows]
+    assert [[band.x0, band.x1] for band in bands] == ends
+    assert ("Grey bands" in figure.get_supxlabel()) == bool(rows)
     assert not any(note.startswith("Positive control") for note in grid.notes)
     assert show_side_tables(board)["texts"].rows[0]["named"] == "before the run"
 

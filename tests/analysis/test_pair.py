@@ -103,7 +103,7 @@ def test_other_texts_are_named_after_the_run(tmp_path, command, compare_logs):
     ]
     process = compare_logs(HALF, [0, 0, *HALF[2:]], "--references", ",".join(paths[:7]))
     text = " ".join(process.stdout.split())
-    assert "other texts named after the run is not shown: fewer than 8 texts" in text
+    assert "is not shown (7 texts named after the run: fewer than 8 texts)" in text
 
 
 @with_cases

@@ -16,7 +16,7 @@ from tests.conftest import PATIENCE, needs_vllm, run_program
 from tests.make import ROOT, run_plan
 
 FOLDER = ROOT / "benchmarks"
-HELPER_MODULES = {"attention", "engine_session", "sink"}
+HELPER_MODULES = {"attention", "engine_session", "other_texts", "sink"}
 """Modules that `probe` and `engine` run in processes of their own, and one that reads runs."""
 STARTS_VLLM = {"engine", "stock"}
 MAIN = 'if __name__ == "__main__":'

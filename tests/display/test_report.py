@@ -186,12 +186,12 @@ def read_card(page):
 def test_the_card_answers_the_question(demo_text, effect):
     card = read_card(demo_text)
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
-    answer = "equivalent within 1 point w/ Mless: +0.2 points ["
+    answer = "equivalent within 1 point w/ Mless minus w/o: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
     assert "Noise and control No repeat run and no positive control were made" in card
     assert "<strong" not in demo_text
     page = effect[1]
-    assert '<span class="chip better">better</span> w/ Mless: +' in page
+    assert '<span class="chip better">better</span> w/ Mless minus w/o: +' in page
     # only significant differences are bold
     assert {element.text for element in parse(page).iter("strong")} == {"better"}
 

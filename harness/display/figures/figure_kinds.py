@@ -6,7 +6,7 @@ import pandas
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets
+from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets, records
 from harness.analysis.sweeps import find_sweeps
 from harness.constants import Kind
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
@@ -37,7 +37,7 @@ def draw_figures(
             figure = draw_accuracies(table, title=f"Results on {name_datasets(board.receipt)}")
         elif kind == Kind.FOREST:
             numbers = board.comparison
-            figure = draw_forest(numbers)
+            figure = draw_forest(numbers, records(board.side_tables["texts"]))
         elif find_sweeps(conditions):
             fields = [{"condition": name} | conditions[name].describe() for name in conditions]
             numbers = without_contrasts(board.comparison)

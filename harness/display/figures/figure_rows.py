@@ -12,6 +12,10 @@ from harness.display.figures.figure_style import FONT, INK, LINE_HEIGHT, MUTED, 
 
 ROW_HEIGHT = 0.19
 """The height of a row with one line of text, in inches."""
+BAND_HEIGHT = 0.15
+"""The height of the bands of a row, in inches."""
+BAND_COLOURS = ("#b8b8b8", "#d4d4d4")
+"""Greys, because hues are for conditions; the margin is lighter."""
 COLUMN_WIDTHS = {
     "%": 0.4,
     "points": 0.4,
@@ -32,6 +36,7 @@ class FigureRow(NamedTuple):
         low: The lower end of the interval; NaN for none.
         high: The upper end.
         filled: Whether the mark is filled; else it is white.
+        bands: Ends of grey bands behind the mark, by name, one below the other.
     """
 
     name: str
@@ -41,6 +46,7 @@ class FigureRow(NamedTuple):
     low: float = np.nan
     high: float = np.nan
     filled: bool = True
+    bands: Mapping[str, tuple[float, float]] = {}
 
     @property
     def height(self) -> float:
@@ -120,6 +126,11 @@ def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
     """A mark with the line of its interval; none for a heading."""
     if row.look is None:
         return
+    for index, (low, high) in enumerate(row.bands.values()):
+        top = y + BAND_HEIGHT * (index / len(row.bands) - 0.5)
+        bottom = top + BAND_HEIGHT / len(row.bands)
+        colour = BAND_COLOURS[index % len(BAND_COLOURS)]
+        axes.fill_between([low, high], top, bottom, color=colour, linewidth=0, zorder=0.5)
     colour = row.look.colour
     if not np.isnan(row.low):
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")

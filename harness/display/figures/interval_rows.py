@@ -1,11 +1,13 @@
 """Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import pandas
 from matplotlib.figure import Figure
 
-from harness.constants import PASSED
+from harness.constants import NOT_SHOWN, PASSED
+from harness.display.comparison_remarks import find_families
 from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
 from harness.display.figures.figure_style import (
@@ -14,6 +16,7 @@ from harness.display.figures.figure_style import (
     without_reference_conditions,
     wrapped_label,
 )
+from harness.display.format_table import Row
 from harness.display.format_values import (
     LEVEL,
     count_digits,
@@ -53,18 +56,19 @@ def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
     return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
-def draw_forest(table: pandas.DataFrame) -> Figure:
+def draw_forest(table: pandas.DataFrame, texts: Sequence[Row] = ()) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
+        texts: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
     table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
     for setting, contrasts in split_settings(table).items():
-        rows += _make_setting_rows(setting, contrasts, looks)
+        rows += _make_setting_rows(setting, contrasts, looks, texts)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
@@ -72,6 +76,12 @@ def draw_forest(table: pandas.DataFrame) -> Figure:
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
+    families = dict.fromkeys(chain.from_iterable(row.bands for row in rows))
+    if families:
+        note += (
+            f" Grey bands: {LEVEL} range of one more text of the filler's length "
+            f"({', then '.join(families)})."
+        )
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     names = " / ".join(map(wrapped_label, baselines))
     figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)", zero=True)
@@ -80,7 +90,7 @@ def draw_forest(table: pandas.DataFrame) -> Figure:
 
 
 def _make_setting_rows(
-    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look]
+    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look], texts: Sequence[Row]
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
     # a setting has exactly one baseline
@@ -103,4 +113,10 @@ def _make_setting_rows(
             "verdict": verdict,
         }
         name, look = wrapped_label(row["condition"]), looks[row["condition"]]
-        yield FigureRow(name, cells, look, value, low, high, filled=verdict in PASSED)
+        bands = {
+            family["kind"]: (family["range_low"], family["range_high"])
+            for family in find_families(texts, row)
+            if family["place"] != NOT_SHOWN
+        }
+        is_filled = verdict in PASSED
+        yield FigureRow(name, cells, look, value, low, high, is_filled, bands)

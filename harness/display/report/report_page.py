@@ -13,8 +13,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
-from harness.constants import Kind
-from harness.display.comparison_remarks import has_several_settings, remark_noise, warn_of_ungraded
+from harness.constants import NOT_SHOWN, Kind
+from harness.display.comparison_remarks import (
+    describe_place,
+    has_several_settings,
+    remark_noise,
+    warn_of_ungraded,
+)
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import Row
@@ -32,6 +37,7 @@ from harness.display.report.page_template import fill_template, refuse_other_fil
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.errors import RunError, list_first
+from harness.experiment.conditions import read_contrast
 from harness.runs.attention_file import AttentionView
 from harness.runs.read_runs import Run
 from harness.runs.stored_files import clear_messages, write_whole
@@ -186,14 +192,19 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
     compared_rows = [row for row in rows if row["role"] != "baseline"]
-    primary_rows = [row for row in compared_rows if row["primary"]]
+    tested_name = read_contrast(board.primary)[0] if board.primary else None
+    primary_rows = [
+        row
+        for row in sorted(compared_rows, key=lambda row: not row["primary"])
+        if row["role"] == "tested" and _name_condition(row) == tested_name
+    ]
     answer_rows = primary_rows if primary_rows else compared_rows
     models = {str(row["model"]) for row in rows}
     model = models.pop() if len(models) == 1 else f"{len(models)} models"
     subject = f"{model} on {name_datasets(board.receipt)}"
     question = f"How accurate is {subject}?"
     if answer_rows:
-        conditions = dict.fromkeys(f'"{label(row["condition"])}"' for row in answer_rows)
+        conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in answer_rows)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
     question = name_score(question, board.score)
@@ -201,6 +212,8 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     answers = []
     for row in answer_rows[:CARD_ROWS]:
         text = _describe_difference(row)
+        if place := describe_place(board, row):
+            text += f". {place[0].upper()}{place[1:]}"
         if has_settings:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
@@ -215,17 +228,29 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     return {"question": question, "answers": answers, "facts": facts}
 
 
+def _name_condition(row: Row) -> str:
+    """The condition of a row, whose name is a contrast if the baseline is unusual."""
+    return str(row["condition"]).removesuffix(f" - {row['baseline']}")
+
+
 def _describe_verdict(row: Row) -> str:
     """The verdict for a sentence, with its margin."""
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
+    place = row["other_texts"]
+    if place == NOT_SHOWN:
+        place = "place among other texts not shown"
+    elif place is not None:
+        place += " other texts"
+    word, role = row["verdict"], row["role"]
+    return verdict(word, role, row["within_margin"], margin, row["by_format"], place)
 
 
 def _describe_difference(row: Row) -> str:
     change, _, ends = difference(row["difference"], row["low"], row["high"]).partition(" ")
-    text = f"{label(row['condition'])}: {change} points {ends}".rstrip()
+    names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
+    text = f"{names}: {change} points {ends}".rstrip()
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text
