@@ -9,8 +9,8 @@ import numpy as np
 import pandas
 
 from harness.analysis.count_correct import (
-    Arms,
     Outcomes,
+    OutcomesByCondition,
     Row,
     Setting,
     count_outcomes,
@@ -154,7 +154,7 @@ class Design:
         return {"role": role, "primary": is_primary and is_registered}
 
 
-def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
+def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
     """Compare all conditions with the baseline: one row for each model, layout and condition.
 
     A verdict depends only on the adjusted p-value and the equivalence interval. Intervals are not
@@ -165,7 +165,7 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
         frame: One row per sample, as `mless.load_run` returns it, of one run or several.
             Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
             gives the A/A columns.
-        design: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
+        options: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
             looks, interim, reference_conditions, score.
 
     Returns:
@@ -177,17 +177,17 @@ def compare(frame: pandas.DataFrame, **design: Any) -> pandas.DataFrame:
             or see `Design`.
         ConfigError: a contrast is not written as one.
     """
-    settings = Design(**design)
-    return compare_outcomes(count_outcomes(frame, settings.by, settings.score), settings)
+    design = Design(**options)
+    return compare_outcomes(count_outcomes(frame, design.by, design.score), design)
 
 
 def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.DataFrame:
     """As `compare`, from what was counted of the samples."""
-    settings = group_by_setting(outcomes)
-    _refuse_unknown(settings, design)
+    by_setting = group_by_setting(outcomes)
+    _refuse_unknown(by_setting, design)
     rows: list[Row] = []
-    for arms in settings.values():
-        rows += _compare_arms(arms, design)
+    for by_condition in by_setting.values():
+        rows += _compare_conditions(by_condition, design)
     judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
     model_column, layout_column, *columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *columns]
@@ -195,13 +195,13 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     return pandas.DataFrame(rows, columns=columns).astype(types)
 
 
-def _compare_arms(arms: Arms, design: Design) -> list[Row]:
+def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
-    for name, (condition, baseline_name) in design.pair_conditions(arms).items():
-        if condition not in arms or baseline_name not in arms:
+    for name, (condition, baseline_name) in design.pair_conditions(by_condition).items():
+        if condition not in by_condition or baseline_name not in by_condition:
             continue
-        old, new = arms[baseline_name], arms[condition]
+        old, new = by_condition[baseline_name], by_condition[condition]
         row = {**dict(new[0].setting), "condition": name, "baseline": baseline_name}
         looks = design.looks.get(str(row["model"]), 1)
         row |= {"margin": design.margin, "looks": looks, "role": "baseline"}
@@ -312,16 +312,16 @@ def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row
     return row
 
 
-def _refuse_unknown(settings: Mapping[Setting, Arms], design: Design) -> None:
+def _refuse_unknown(by_setting: Mapping[Setting, OutcomesByCondition], design: Design) -> None:
     """Refuse a setting without the baseline, and a contrast of a condition that no setting has."""
-    for setting, arms in settings.items():
-        if design.baseline not in arms:
+    for setting, by_condition in by_setting.items():
+        if design.baseline not in by_condition:
             location = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(
                 f"{location}: no baseline condition {design.baseline!r} among "
-                f"{list_first([*arms], 6)}. Name one of them as --baseline."
+                f"{list_first([*by_condition], 6)}. Name one of them as --baseline."
             )
-    conditions = set().union(*settings.values())
+    conditions = set().union(*by_setting.values())
     for pair in design.pair_contrasts().values():
         for name in pair:
             if name not in conditions:

@@ -96,7 +96,7 @@ class Outcomes:
         return ", ".join(f"{column} {value}" for column, value in fields.items())
 
 
-Arms = Mapping[str, Sequence[Outcomes]]
+OutcomesByCondition = Mapping[str, Sequence[Outcomes]]
 """The replicates of each condition of one setting."""
 
 
@@ -132,7 +132,7 @@ def count_outcomes(
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
     changed_completions = _count_changed_completions(frame, keys[:-1])
     outcomes = []
-    for (*setting, condition, replicate), table in _sum_by_arm(frame, keys, problems, score):
+    for (*setting, condition, replicate), table in _sum_by_condition(frame, keys, problems, score):
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(split, setting, strict=True)),
@@ -155,10 +155,10 @@ def count_outcomes(
     return outcomes
 
 
-def _sum_by_arm(
+def _sum_by_condition(
     frame: pandas.DataFrame, keys: list[str], problems: Integers, score: str | None
 ) -> Iterator[tuple[Any, Any]]:
-    """For each arm its keys and a sorted table [problem, count x prompt] of its samples."""
+    """The keys and a sorted table [problem, count x prompt] of the samples of each replicate."""
     prompt = ["instruction", "draw"]
     samples = frame[keys].assign(
         problem=problems,
@@ -173,30 +173,30 @@ def _sum_by_arm(
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", *prompt], score)
-    arms: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
-    for key, arm in arms:
+    groups: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
+    for key, group in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
-        table = arm.droplevel(keys).unstack(prompt, fill_value=0)
+        table = group.droplevel(keys).unstack(prompt, fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 
 
 def _count_changed_completions(
-    frame: pandas.DataFrame, arm: list[str]
+    frame: pandas.DataFrame, condition_keys: list[str]
 ) -> dict[Any, tuple[int, int]]:
-    """How many completions of replicate 1 differ from those of replicate 0, by arm and replicate.
+    """How many completions of replicate 1 differ from those of replicate 0, by condition.
 
     Empty if the frame has no completions.
     """
     # of log-probabilities all completions are empty
     if "completion" not in frame or ANSWER_LOGPROB in frame:
         return {}
-    keys = [*arm, "problem_id", "sample_index"]
+    keys = [*condition_keys, "problem_id", "sample_index"]
     first_samples = frame.loc[frame["replicate"] == 0, [*keys, "completion"]]
     repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, "completion"]]
     # an inner join, because a condition that was not run again has nothing to compare
     pairs = first_samples.merge(repeat_samples, on=keys)
     is_changed = pairs["completion_x"] != pairs["completion_y"]
-    changes: Any = is_changed.groupby([pairs[key] for key in arm], observed=True)
+    changes: Any = is_changed.groupby([pairs[key] for key in condition_keys], observed=True)
     return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
 
 
@@ -217,59 +217,62 @@ def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
 
 def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
     """The outcomes of each setting by condition, with the replicates in order."""
-    settings: dict[Setting, dict[str, list[Outcomes]]] = {}
+    by_setting: dict[Setting, dict[str, list[Outcomes]]] = {}
     # the sort is stable, so within a replicate the conditions keep the order of the frame
-    for arm in sorted(outcomes, key=attrgetter("replicate")):
-        settings.setdefault(arm.setting, {}).setdefault(arm.condition, []).append(arm)
-    return settings
+    for replicate in sorted(outcomes, key=attrgetter("replicate")):
+        by_setting.setdefault(replicate.setting, {}).setdefault(replicate.condition, []).append(
+            replicate
+        )
+    return by_setting
 
 
-def refuse_unpaired(baseline: Outcomes, arm: Outcomes) -> None:
+def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     """Refuse two conditions that differ in their problems, numbers of samples or draws of examples.
 
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
     # first each by itself, as missing samples would look like other numbers of samples below
-    for outcomes in (baseline, arm):
-        is_incomplete = outcomes.samples < outcomes.k
+    for sampled in (baseline, outcomes):
+        is_incomplete = sampled.samples < sampled.k
         if is_incomplete.any():
-            names = list_first([str(name) for name in outcomes.problem_ids[is_incomplete]])
+            names = list_first([str(name) for name in sampled.problem_ids[is_incomplete]])
             raise ComparisonError(
-                f"{outcomes.name}: samples are missing: expected {outcomes.repeats} of each "
+                f"{sampled.name}: samples are missing: expected {sampled.repeats} of each "
                 f"problem, not of {names}."
             )
     baseline_text = f"the baseline {baseline.condition}"
-    problems, baseline_problems = set(arm.problem_ids.tolist()), set(baseline.problem_ids.tolist())
+    problems = set(outcomes.problem_ids.tolist())
+    baseline_problems = set(baseline.problem_ids.tolist())
     if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
-            f"{arm.name}: its problems are not those of {baseline_text}: {len(problems)} against "
-            f"{len(baseline_problems)}; only one has {unshared_ids}."
+            f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problems)} "
+            f"against {len(baseline_problems)}; only one has {unshared_ids}."
         )
-    if baseline.k != arm.k:
+    if baseline.k != outcomes.k:
         raise ComparisonError(
-            f"{arm.name}: expected {baseline.repeats} samples per problem as {baseline_text} has, "
-            f"got {arm.repeats}."
+            f"{outcomes.name}: expected {baseline.repeats} samples per problem as {baseline_text} "
+            f"has, got {outcomes.repeats}."
         )
-    if not np.array_equal(baseline.samples_by_prompt, arm.samples_by_prompt):
+    if not np.array_equal(baseline.samples_by_prompt, outcomes.samples_by_prompt):
         raise ComparisonError(
-            f"{arm.name}: its draws of examples are not those of {baseline_text}."
+            f"{outcomes.name}: its draws of examples are not those of {baseline_text}."
         )
 
 
-def measure_accuracy(arm: Outcomes) -> Row:
+def measure_accuracy(outcomes: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
-    scores = arm.right / arm.samples
-    means, weights = average_clusters(scores, arm.clusters)
-    if arm.in_nats:
+    scores = outcomes.right / outcomes.samples
+    means, weights = average_clusters(scores, outcomes.clusters)
+    if outcomes.in_nats:
         low, high = t_interval(means, weights)
     else:
         low, high = score_interval(means, weights=weights)
     return {
         "problems": len(scores),
-        "repeats": arm.repeats,
+        "repeats": outcomes.repeats,
         "accuracy": 100 * float(scores.mean()),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
-        "graded": 100 * float(arm.graded_by_prompt.sum() / arm.samples_by_prompt.sum()),
+        "graded": 100 * float(outcomes.graded_by_prompt.sum() / outcomes.samples_by_prompt.sum()),
     }

@@ -54,10 +54,10 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     scores = (
         samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
     )
-    arms = scores.groupby(keys, observed=True, sort=False)
-    table = arms[["completion_tokens", *shares]].mean()
+    groups = scores.groupby(keys, observed=True, sort=False)
+    table = groups[["completion_tokens", *shares]].mean()
     table[list(shares)] *= 100
-    table["samples"] = arms.size()
+    table["samples"] = groups.size()
     return table[list(MEDIATOR_COLUMNS)].reset_index()
 
 
@@ -83,8 +83,8 @@ def audit_table(
         boxes_after_first=samples["boxes_after_first"] > 0,
     )
     scores = scores.astype(dict.fromkeys(graders, float))
-    arms = scores.groupby(keys, observed=True, sort=False)
-    accuracies = 100 * arms[graders].mean()
+    groups = scores.groupby(keys, observed=True, sort=False)
+    accuracies = 100 * groups[graders].mean()
     # `mean` skips samples that a grader did not judge: they are neither right nor wrong
     problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
     is_baseline = problems.index.isin([baseline], level="condition")
@@ -93,7 +93,7 @@ def audit_table(
     changes = problems[~is_baseline].sub(baseline_means)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
     table = accuracies.join(differences.add_suffix("_difference"))
-    table["boxes_after_first"] = arms["boxes_after_first"].sum()
+    table["boxes_after_first"] = groups["boxes_after_first"].sum()
     columns = []
     for grader in graders:
         columns += [grader, f"{grader}_difference"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas
 
-from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
+from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Row, Setting
 from harness.analysis.crossed_effects import pool_pairs
 from harness.constants import FEWEST_INSTRUCTIONS
 from harness.experiment.conditions import OTHER_INSTRUCTION, OTHER_TEXT, ReferenceConditions
@@ -70,14 +70,14 @@ def merge_instructions(
 
 
 def instructions_table(
-    settings: Mapping[Setting, Arms],
+    by_setting: Mapping[Setting, OutcomesByCondition],
     contrasts: Mapping[str, tuple[str, str]],
     reference_conditions: ReferenceConditions,
 ) -> pandas.DataFrame:
     """Each contrast over all instructions that both of its conditions were asked under.
 
     Args:
-        settings: From `count_correct.group_by_setting`, split by model and layout alone.
+        by_setting: From `count_correct.group_by_setting`, split by model and layout alone.
         contrasts: The condition and what it is compared with, by their entry in the column
             `condition`.
         reference_conditions: As of `merge_instructions`.
@@ -88,23 +88,25 @@ def instructions_table(
         if fields["kind"] == OTHER_INSTRUCTION
     }
     rows: list[Row] = []
-    for setting, arms in settings.items():
+    for setting, by_condition in by_setting.items():
         for name, contrast in contrasts.items():
-            pairs = list(_pair_by_instruction(contrast, arms, names))
+            pairs = list(_pair_by_instruction(contrast, by_condition, names))
             if len(pairs) >= FEWEST_INSTRUCTIONS:
                 rows.append({**dict(setting), "condition": name, **_compare_instructions(pairs)})
     return pandas.DataFrame(rows, columns=list(INSTRUCTION_COLUMNS))
 
 
 def _pair_by_instruction(
-    contrast: tuple[str, str], arms: Arms, names: Mapping[tuple[str, int], str]
+    contrast: tuple[str, str],
+    by_condition: OutcomesByCondition,
+    names: Mapping[tuple[str, int], str],
 ) -> Iterator[tuple[Outcomes, Outcomes]]:
     """The outcomes before and after under each instruction, that of the run first."""
     number, (condition, baseline) = 0, contrast
     # The numbers begin with 0, the run's own instruction, and have no gaps. So the first missing
     # condition ends the loop.
-    while condition in arms and baseline in arms:
-        yield arms[baseline][0], arms[condition][0]
+    while condition in by_condition and baseline in by_condition:
+        yield by_condition[baseline][0], by_condition[condition][0]
         number += 1
         condition, baseline = (names.get((name, number), "") for name in contrast)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 from scipy.special import chdtri, stdtr, stdtrit
 
-from harness.analysis.count_correct import Arms, Outcomes, Row, Setting
+from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Row, Setting
 from harness.analysis.crossed_effects import measure_error, pool_pairs
 from harness.analysis.paired_tests import Floats
 from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN
@@ -52,7 +52,7 @@ TEXT_COLUMNS = {
 
 
 def text_table(
-    settings: Mapping[Setting, Arms],
+    by_setting: Mapping[Setting, OutcomesByCondition],
     conditions: Mapping[str, Condition],
     reference_conditions: ReferenceConditions,
     baseline: str,
@@ -64,8 +64,8 @@ def text_table(
     compared with texts themselves.
 
     Args:
-        settings: From `count_correct.group_by_setting`, split by model and layout alone, under the
-            instruction of the run, because other texts have no other.
+        by_setting: From `count_correct.group_by_setting`, split by model and layout alone, under
+            the instruction of the run, because other texts have no other.
         conditions: The conditions of the config, by name.
         reference_conditions: By name.
         baseline: The condition that the others are compared with.
@@ -89,27 +89,28 @@ def text_table(
             named = fields.get("named", BEFORE_RUN)
             families.setdefault((fields["family"], named, location), []).append(name)
     rows: list[Row] = []
-    for setting, arms in settings.items():
+    for setting, by_condition in by_setting.items():
         for name, location in locations.items():
             for (kind, named, place), text_names in families.items():
-                texts = [arms[text][0] for text in text_names if text in arms]
-                if location == place and name in arms and texts:
+                texts = [by_condition[text][0] for text in text_names if text in by_condition]
+                if location == place and name in by_condition and texts:
                     row = {**dict(setting), "condition": name, "named": named}
                     row["kind"] = kind.replace("_", " ")
-                    rows.append(row | _compare_with_texts(arms[name][0], arms[baseline][0], texts))
+                    old, new = by_condition[baseline][0], by_condition[name][0]
+                    rows.append(row | _compare_with_texts(new, old, texts))
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
-def _compare_with_texts(arm: Outcomes, baseline: Outcomes, texts: Sequence[Outcomes]) -> Row:
+def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Outcomes]) -> Row:
     """The columns of a condition beside one family."""
-    right = np.array([outcomes.right.sum() for outcomes in (baseline, arm, *texts)])
+    right = np.array([outcomes.right.sum() for outcomes in (baseline, tested, *texts)])
     samples = baseline.samples.sum()
     # divided last, so that equal numbers of right samples give equal differences
     effect, *effects = 100 * (right[1:] - right[0]) / samples
     row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * right[0] / samples)
     if len(texts) >= FEWEST_TEXTS:
-        row |= pool_pairs([(text, arm) for text in texts])
+        row |= pool_pairs([(text, tested) for text in texts])
         row |= estimate_spread(np.array(effects), texts, baseline)
     return row
 
@@ -187,8 +188,9 @@ def estimate_spread(effects: Floats, texts: Sequence[Outcomes], baseline: Outcom
         Q-profile: Viechtbauer (2007), doi:10.1002/sim.2514; prediction: Higgins, Thompson and
         Spiegelhalter (2009), doi:10.1111/j.1467-985X.2008.00552.x, with t on texts less one.
     """
-    arms = [baseline, *texts]
-    counts = np.array([arm.sum_by_draw(arm.right_by_prompt) for arm in arms])
+    counts = np.array(
+        [outcomes.sum_by_draw(outcomes.right_by_prompt) for outcomes in (baseline, *texts)]
+    )
     samples = baseline.sum_by_draw(baseline.samples_by_prompt)
     # with fewer draws results hold for these draws, as everywhere
     if len(samples) < FEWEST_DRAWS:

@@ -125,8 +125,8 @@ def _keep_shared_problems(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, in
     Raises:
         ComparisonError: two models have no problem in common.
     """
-    settings = frame.groupby(["model", "layout"], observed=True)["problem_id"]
-    ids_by_setting = [set(names) for names in settings.unique()]
+    ids = frame.groupby(["model", "layout"], observed=True)["problem_id"]
+    ids_by_setting = [set(names) for names in ids.unique()]
     shared_ids, omitted_ids = set.intersection(*ids_by_setting), set.union(*ids_by_setting)
     omitted_ids -= shared_ids
     if not shared_ids:
@@ -190,7 +190,7 @@ def _make_side_tables(
         outcomes, outcomes_by_instruction = [], []
     elif merged is not frame:
         outcomes_by_instruction = count_outcomes(frame, score=design.score)
-    settings = group_by_setting(outcomes)
+    by_setting = group_by_setting(outcomes)
     settings_by_instruction = group_by_setting(outcomes_by_instruction)
     pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
@@ -199,7 +199,7 @@ def _make_side_tables(
     return {
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings_by_instruction, conditions, references, design.baseline),
-        "sweeps": sweep_table(settings, conditions, baseline=design.baseline),
+        "sweeps": sweep_table(by_setting, conditions, baseline=design.baseline),
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),
     }
@@ -207,7 +207,7 @@ def _make_side_tables(
 
 def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:
     """As `Design.pair_conditions`, without the baseline and the reference conditions."""
-    pairs = design.pair_conditions(arm.condition for arm in outcomes)
+    pairs = design.pair_conditions(replicate.condition for replicate in outcomes)
     for name in (design.baseline, *design.reference_conditions):
         pairs.pop(name, None)
     return pairs

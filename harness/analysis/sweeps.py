@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas
 
-from harness.analysis.count_correct import Arms, Row, Setting
+from harness.analysis.count_correct import OutcomesByCondition, Row, Setting
 from harness.analysis.crossed_effects import Difference, estimate_over_draws, to_points
 from harness.analysis.paired_tests import Integers, holm
 from harness.experiment.conditions import Condition
@@ -41,27 +41,30 @@ SWEEP_COLUMNS = {
 
 
 def sweep_table(
-    settings: Mapping[Setting, Arms], conditions: Mapping[str, Condition], *, baseline: str
+    by_setting: Mapping[Setting, OutcomesByCondition],
+    conditions: Mapping[str, Condition],
+    *,
+    baseline: str,
 ) -> pandas.DataFrame:
     """A row for each filler, placement and other text with three lengths or more.
 
     Args:
-        settings: From `count_correct.group_by_setting`, split by model and layout alone.
+        by_setting: From `count_correct.group_by_setting`, split by model and layout alone.
         conditions: The conditions of the config, by name.
         baseline: The condition that all lengths are compared with.
     """
     fillers = group_lengths(conditions)
     rows: list[Row] = []
-    for setting, arms in settings.items():
+    for setting, by_condition in by_setting.items():
         for filler, condition_by_length in fillers.items():
             by_length = {
                 length: name
                 for length, name in condition_by_length.items()
-                if length and name != baseline and name in arms
+                if length and name != baseline and name in by_condition
             }
-            if baseline in arms and len(by_length) >= FEWEST_LENGTHS:
+            if baseline in by_condition and len(by_length) >= FEWEST_LENGTHS:
                 rows.append(
-                    {**dict(setting), **_compare_lengths(filler, by_length, arms, baseline)}
+                    {**dict(setting), **_compare_lengths(filler, by_length, by_condition, baseline)}
                 )
     for row, p in zip(rows, holm([row["p"] for row in rows]).tolist(), strict=True):
         row["p_adjusted"] = p
@@ -69,13 +72,16 @@ def sweep_table(
 
 
 def _compare_lengths(
-    filler: SweptFiller, by_length: Mapping[int, str], arms: Arms, baseline: str
+    filler: SweptFiller,
+    by_length: Mapping[int, str],
+    by_condition: OutcomesByCondition,
+    baseline: str,
 ) -> Row:
     """A row of the table. `by_length` has the condition of each length, shortest first."""
-    old = arms[baseline][0]
+    old = by_condition[baseline][0]
     changes = np.array(
         [
-            old.sum_by_draw(arms[name][0].right_by_prompt - old.right_by_prompt)
+            old.sum_by_draw(by_condition[name][0].right_by_prompt - old.right_by_prompt)
             for name in by_length.values()
         ]
     )

@@ -134,8 +134,8 @@ def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
         for name in lengths
     }
     frame = evaluation(verdicts).samples
-    settings = group_by_setting(count_outcomes(frame))
-    table = sweep_table(settings, lengths, baseline="wo")
+    by_setting = group_by_setting(count_outcomes(frame))
+    table = sweep_table(by_setting, lengths, baseline="wo")
     assert list(table.columns) == list(SWEEP_COLUMNS)
     (row,) = table.to_dict("records")  # two lengths are no sweep
     names = ("filler", "placement", "lengths", "problems")
@@ -149,4 +149,4 @@ def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
     assert row["longest_low"] < extremes < row["longest_high"]
     json.dumps(row)
     assert sweep_table({}, lengths, baseline="wo").empty
-    assert sweep_table(settings, lengths, baseline="s40").empty, "a length itself"
+    assert sweep_table(by_setting, lengths, baseline="s40").empty, "a length itself"

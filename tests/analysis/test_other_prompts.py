@@ -58,16 +58,16 @@ def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placem
     short = {"name": "short", "unit": "/", "count": 20}
     conditions = conditions_of("mless", "random", *SENTENCES, *RANDOM, elsewhere, short)
     accuracies = dict.fromkeys(conditions, 0.5)
-    settings = settings_of(accuracies | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55})
-    table = text_table(settings, conditions, {}, "wo")
+    by_setting = settings_of(accuracies | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55})
+    table = text_table(by_setting, conditions, {}, "wo")
     assert list(table.columns) == list(TEXT_COLUMNS)
     assert set(table["named"]) == {"not named"}
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == [
         ["mless", "sentences", 8],
         ["mless", "random tokens", 8],
     ], "neither one of the texts, nor a filler of another length or placement"
-    ((_, arms),) = settings.items()
-    is_right = {name: outcomes.right for name, (outcomes,) in arms.items()}
+    ((_, by_condition),) = by_setting.items()
+    is_right = {name: outcomes.right for name, (outcomes,) in by_condition.items()}
     texts = ["random", *(entry["name"] for entry in SENTENCES)]
     effects = np.array([is_right["mless"] - is_right[name] for name in texts], dtype=float)
     row, (error, _) = table.iloc[0], crossed_error(effects)
@@ -106,8 +106,8 @@ def test_a_word_holds_only_if_it_holds_for_each_family(
         chances |= dict(zip(texts_of(family, size), accuracies, strict=True))
     (setting,) = settings_of(chances).values()
     verdicts = {
-        name: np.where(arm[0].right, "correct", "incorrect")[:, None]
-        for name, arm in setting.items()
+        name: np.where(replicates[0].right, "correct", "incorrect")[:, None]
+        for name, replicates in setting.items()
     }
     facts = {"primary": "mless - wo", "contrasts": ["mless - wo", "mless - random"]}
     board = make_board(verdicts, reference_conditions=references, **facts)
@@ -144,7 +144,7 @@ def test_the_spread_of_texts_is_estimated_without_noise(spread):
         verdicts = np.where(rng.random(chances.shape) < chances, "correct", "incorrect")
         named_verdicts = {f"t{n}": verdict[:, None] for n, verdict in enumerate(verdicts)}
         baseline, *outcomes = count_outcomes(evaluation(named_verdicts).samples)
-        effects = [100 * (arm.right - baseline.right).mean() for arm in outcomes]
+        effects = [100 * (text.right - baseline.right).mean() for text in outcomes]
         rows.append(estimate_spread(np.array(effects), outcomes, baseline))
     assert np.mean([row["spread"] ** 2 for row in rows]) == pytest.approx(spread**2, rel=0.2, abs=2)
     assert sum(row["spread_low"] <= spread <= row["spread_high"] for row in rows) >= 9
@@ -175,12 +175,13 @@ def accuracies_under(effects):
 
 def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have():
     effects = [0.1, 0.2, -0.05, 0.0, 0.12]
-    settings = settings_of(accuracies_under(effects), n=300)
-    table = instructions_table(settings, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS)
+    by_setting = settings_of(accuracies_under(effects), n=300)
+    table = instructions_table(by_setting, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS)
     (row,) = table.to_dict("records")
-    ((_, arms),) = settings.items()
+    ((_, by_condition),) = by_setting.items()
     changes = [
-        arms[name_under("mless", number)][0].right - arms[name_under("wo", number)][0].right
+        by_condition[name_under("mless", number)][0].right
+        - by_condition[name_under("wo", number)][0].right
         for number in range(5)
     ]
     pooled = pool_changes([(change, 1) for change in changes])
