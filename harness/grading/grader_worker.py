@@ -1,14 +1,12 @@
-"""A worker of the grader pool: its jobs, its process as the parent sees it, and its program.
+"""A worker of the grader pool: a thread of the parent, its process, and this process's program.
 
-A worker is a plain program that exchanges JSON lines with the parent, so text that exploits a
-worker cannot send a pickle. It uses no fork and no threads, and does not import `__main__` again,
-so `GraderPool` works in scripts and notebooks.
+The process is a plain program that exchanges JSON lines with the thread, so text that exploits it
+cannot send a pickle. It uses no fork and no threads, and does not import `__main__` again, so
+`GraderPool` works in scripts and notebooks.
 """
 
 import ctypes
-import errno
 import gc
-import hashlib
 import json
 import os
 import resource
@@ -16,20 +14,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import PriorityQueue, SimpleQueue
+from threading import Thread, Timer
 from typing import Any
 
 from harness.errors import GraderError
-from harness.grading.extract_answer import Grade, Verdict
+from harness.grading.extract_answer import Grade
 from harness.grading.grade_answer import compare
-from harness.grading.other_graders import STEPS, Audit, AuditJob, prepare, run_step
+from harness.grading.other_graders import STEPS, Audit, AuditJob, StepResult, prepare, run_step
 
 GRADER_START_S = 120.0
-"""Time limit for a worker to load its modules."""
+"""Time limit for a process to load its modules."""
+GRADER_STARTS = 3
+"""Processes of a worker in a row that fail to start before the worker gives up."""
 
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores, but high enough that deadlines in
@@ -40,8 +40,8 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
     "from harness.grading.grader_worker import serve; serve(*map(int, sys.argv[2:]))"
 )
-"""The worker's program. It imports the parent's `harness`, even if the working directory or
-PYTHONPATH contains another."""
+"""The program. It imports the parent's `harness`, even if the working directory or PYTHONPATH
+contains another."""
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
@@ -53,145 +53,195 @@ _ENVIRONMENT = {
 so would torch's libraries, which vLLM preloads on a CPU."""
 
 
-class Job:
-    """A text for the workers: its remaining steps, and the columns and remarks so far."""
-
-    def __init__(self, request: Mapping[str, Any], steps: list[str]) -> None:
-        self.request, self.steps = request, steps
-        self.key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
-        self.columns: dict[str, Any] = {}
-        self.remarks: list[str] = []
-        self.is_reproducible = True  # False after a timeout or crash, which may be accidental
-
-    @property
-    def is_comparison(self) -> bool:
-        """Whether the job is a comparison with the gold answer, not an audit."""
-        return "answer" in self.request
-
-    def lose(self, verdict: Verdict, reason: str) -> None:
-        """End the current step without a result, because its worker was lost."""
-        self.is_reproducible = False
-        step = self.steps[0]
-        if step == COMPARE:
-            self.add({"verdict": verdict}, reason)
-        else:
-            self.add(dict.fromkeys(STEPS[step][0]), reason)
-
-    def add(self, columns: Mapping[str, Any], remark: str | None) -> None:
-        """Add the result of the current step."""
-        self.columns |= columns
-        step = self.steps.pop(0)
-        if remark is not None:
-            self.remarks.append(remark if step == COMPARE else f"{step}: {remark}")
-
-    def result(self) -> Grade | Audit:
-        """The result of all steps."""
-        reason = "; ".join(self.remarks) if self.remarks else None
-        if self.is_comparison:
-            return Grade(**self.columns, answer=self.request["answer"], reason=reason)
-        return Audit(**self.columns, reason=reason)
+Job = tuple[int, int, bytes, Mapping[str, Any], Sequence[str]]
+"""Its priority, of which the lowest goes first; its number, which no other job has; its key, which
+equal jobs share; what its graders need; the graders: the comparison, or all of an audit. A worker
+that gets a job without graders ends."""
+Result = tuple[bytes, Grade | Audit | GraderError, bool]
+"""The key of a job; its result, or why the worker gave up; whether it is reproducible, which it is
+not after a timeout or crash, as these may be accidental."""
 
 
-class Worker:
-    """A worker process, as the parent sees it.
+class LostProcess(Exception):
+    """The verdict of a comparison whose process is gone: it hung or ended; and how it ended."""
 
-    Its jobs and its error messages are in files, since a pipe can be full and neither process may
-    wait for the other. The pipe transmits only the length of a job.
+
+class Worker(Thread):
+    """Takes jobs from a queue and lets its process do them. A process that is lost is replaced.
+
+    Args:
+        jobs: The queue of all workers.
+        results: Where the results go.
+        deadline_s: Seconds for one step.
+        memory_bytes: The address space that the process may use.
+        audits: Whether the process loads the other graders when it starts.
     """
 
-    def __init__(self, memory_bytes: int, *, audits: bool) -> None:
-        root = str(Path(__file__).resolve().parents[2])
+    def __init__(
+        self,
+        jobs: PriorityQueue[Job],
+        results: SimpleQueue[Result],
+        *,
+        deadline_s: float,
+        memory_bytes: int,
+        audits: bool,
+    ) -> None:
+        super().__init__(name="mless-grader", daemon=True)
+        self._jobs, self._results, self._deadline_s = jobs, results, deadline_s
+        self._arguments = [str(Path(__file__).parents[2]), str(memory_bytes), str(int(audits))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_expired = self._is_closing = False
+
+    def run(self) -> None:
+        """Grade until a job has no graders, or no process can be started."""
         try:
-            self.requests, self.errors = (tempfile.TemporaryFile(buffering=0) for _ in range(2))
-            # the kernel would end the worker with the thread that starts it, not with the process
-            dies_with_thread = threading.current_thread() is threading.main_thread()
-            descriptor = self.requests.fileno()
-            arguments = map(int, (memory_bytes, descriptor, audits, dies_with_thread))
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, root, *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                bufsize=0,
-                env={**os.environ, **_ENVIRONMENT},
-                pass_fds=[self.requests.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
-            )
-        except OSError as error:
-            raise GraderError(f"no process for grading can be started: {error}.") from None
-        assert self.process.stdin and self.process.stdout
-        self.job_lengths, self.replies = self.process.stdin, self.process.stdout
-        self.is_ready, self.received = False, b""
-        self.job: Job | None = None
-        self.set_clock(GRADER_START_S)
+            self._start_process()
+            while True:
+                _, _, key, request, steps = self._jobs.get()
+                if not steps:
+                    break
+                self._results.put((key, *self._grade(request, steps)))
+        except GraderError as error:
+            self._results.put((b"", error, False))
+        finally:
+            self._end()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the worker is starting or has a job, so that its deadline counts."""
-        return not self.is_ready or self.job is not None
+    def close(self) -> None:
+        """Kill the process. The thread ends too, if the queue has a job without a step for it."""
+        self._is_closing = True
+        if self._process:
+            self._process.kill()
 
-    def set_clock(self, limit_s: float) -> None:
-        """Set the deadline `limit_s` seconds from now."""
-        self.limit_s, self.deadline = limit_s, time.monotonic() + limit_s
+    def _grade(
+        self, request: Mapping[str, Any], steps: Sequence[str]
+    ) -> tuple[Grade | Audit, bool]:
+        """The result of a job, and whether it is reproducible."""
+        columns: dict[str, Any] = {}
+        remarks, is_reproducible = [], True
+        for step in steps:
+            self._start_process()
+            try:
+                step_columns, remark = self._exchange([step, request], self._deadline_s)
+            except LostProcess as loss:
+                is_reproducible = False
+                verdict, remark = loss.args
+                step_columns = (
+                    dict.fromkeys(STEPS[step][0]) if step in STEPS else {"verdict": verdict}
+                )
+            columns |= step_columns
+            if remark is not None:
+                remarks.append(f"{step}: {remark}" if step in STEPS else remark)
+        reason = "; ".join(remarks) or None
+        if "verdict" in columns:
+            return Grade(**columns, answer=request["answer"], reason=reason), is_reproducible
+        return Audit(**columns, reason=reason), is_reproducible
 
-    def give(self, job: Job) -> None:
-        """Give a job to the worker.
+    def _start_process(self) -> None:
+        """Start a process if there is none.
 
         Raises:
-            GraderError: The folder for temporary files is full.
+            GraderError: Three processes in a row did not start, or the pool is closing.
         """
-        self.job = job
-        # JSON in ASCII, so that lone surrogates can be transmitted too
-        request = json.dumps({"steps": job.steps, **job.request}).encode()
-        try:
-            # a worker has one job at a time, so each overwrites the previous one
-            self.requests.seek(0)
-            if self.requests.write(request) < len(request):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise GraderError(
-                f"no job for the graders can be written to {tempfile.gettempdir()}: {error}"
-            ) from None
-        with suppress(BrokenPipeError):  # the worker has died; `replies` will end
-            self.job_lengths.write(b"%d\n" % len(request))
+        for attempt in range(1, GRADER_STARTS + 1):
+            if self._process:
+                return
+            if self._is_closing:
+                raise GraderError("the pool of graders is closed.")
+            try:
+                self._errors = tempfile.TemporaryFile(buffering=0)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _BOOT, *self._arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    # a file, because nobody reads a pipe while the process works
+                    stderr=self._errors,
+                    env={**os.environ, **_ENVIRONMENT},
+                    start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
+                )
+            except OSError as error:
+                raise GraderError(f"no process for grading can be started: {error}.") from None
+            try:
+                self._exchange(None, GRADER_START_S)
+            except LostProcess as loss:
+                if attempt == GRADER_STARTS:
+                    raise GraderError(
+                        f"no grader worker can be started ({attempt} tries; {loss.args[1]}): "
+                        f"{self._message}"
+                    ) from None
 
-    def end(self, patience_s: float) -> tuple[str, str]:
-        """Reap the process. Kill it if it does not end by itself.
+    def _exchange(self, request: Any, limit_s: float) -> StepResult:
+        """Send a grader and its job to the process, or None, and return what it answers.
 
-        Returns:
-            How it ended, and the last line of its error messages.
+        Raises:
+            LostProcess: There is no answer.
         """
+        assert self._process and self._process.stdin and self._process.stdout
+        answer = b""
+        self._has_expired = False
+        timer = Timer(limit_s, self._expire)
+        timer.start()
+        with suppress(BrokenPipeError):  # the process has ended, so it has no answer
+            # JSON in ASCII, so that lone surrogates can be transmitted too
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        timer.cancel()
+        timer.join()
+        # a process that has closed its pipe ends by itself, with an exit code that says why
+        end = self._end(patience_s=1.0) if self._has_expired or not answer else ""
+        # an answer counts even if this thread had to wait until it could read it
+        if answer.endswith(b"\n"):
+            try:
+                columns, remark = json.loads(answer)
+                return dict(columns), remark
+            except (ValueError, TypeError):
+                self._end()
+                raise LostProcess("crashed", "the grader answered nonsense") from None
+        if self._has_expired:
+            raise LostProcess("timeout", f"over {limit_s:g} s")
+        raise LostProcess("crashed", end)
+
+    def _expire(self) -> None:
+        self._has_expired = True
+        if self._process:
+            self._process.kill()
+
+    def _end(self, patience_s: float = 0.0) -> str:
+        """Reap the process. Kill it if it does not end by itself. Return how it ended."""
+        process, self._process = self._process, None
+        if not process:
+            return ""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        self.process.kill()
-        with self.process, self.requests, self.errors:
-            exit_code = self.process.wait()
+            process.wait(patience_s)
+        process.kill()
+        with suppress(BrokenPipeError), process:
+            pass  # closes the pipes
+        exit_code = process.wait()
+        with self._errors as errors:
             # the last 4 KiB: hostile text may have caused endless messages
-            self.errors.seek(max(0, self.errors.seek(0, os.SEEK_END) - 4096))
-            lines = self.errors.read(4096).decode(errors="replace").strip().splitlines()
-        end = f"was killed by signal {-exit_code}"
-        if exit_code >= 0:
-            end = f"ended with exit code {exit_code}"
-        return f"the grader {end}", lines[-1] if lines else "no message"
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
+            lines = errors.read(4096).decode(errors="replace").strip().splitlines()
+        self._message = lines[-1] if lines else "no message"
+        if exit_code < 0:
+            return f"the grader was killed by signal {-exit_code}"
+        return f"the grader ended with exit code {exit_code}"
 
 
-def serve(memory_bytes: int, requests: int, audits: int, dies_with_thread: int) -> None:
-    """Run a worker: prepare the process, report that it is ready, and serve jobs until input ends.
+def serve(memory_bytes: int, audits: int) -> None:
+    """Run the program: prepare the process, and answer each line until input ends.
 
-    A worker uses neither clocks nor signals: the parent kills it if it takes too long. If the
-    parent is gone, the input ends, or the kernel kills the worker.
+    It uses neither clocks nor signals: the parent kills it if it takes too long. If the parent is
+    gone, the input ends, or the kernel kills the process.
 
     Args:
         memory_bytes: The address space that the process may use.
-        requests: The descriptor of the file of requests.
         audits: Whether to load the other graders.
-        dies_with_thread: Whether the kernel kills the worker when the thread that started it ends.
     """
-    if dies_with_thread:
-        # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end workers that hang
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end processes that hang. The kernel
+    # kills the process with the worker's thread, which waits for it.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
-    lengths, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:
         prepare()
     _limit(memory_bytes)
@@ -200,18 +250,18 @@ def serve(memory_bytes: int, requests: int, audits: int, dies_with_thread: int) 
         os.dup2(null, descriptor)
     gc.freeze()  # modules that are loaded stay, so the garbage collector can skip them
     try:
-        replies.write(b"ready\n")
-        for length in lengths:
-            request = json.loads(os.pread(requests, int(length), 0))
-            for step in request.pop("steps"):
-                replies.write(json.dumps(_run_step(step, request)).encode() + b"\n")
+        for line in requests:
+            request = json.loads(line)
+            # first comes null: the parent asks whether the process has started
+            reply = _run_step(*request) if request else ({}, None)
+            replies.write(json.dumps(reply).encode() + b"\n")
     except BrokenPipeError:  # the parent is gone, so nobody needs an answer
         os._exit(0)
     except MemoryError:  # no clean-up can be trusted to work
         os._exit(1)
 
 
-def _run_step(step: str, request: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
     if step != COMPARE:
         return run_step(step, AuditJob(**request))
     grade = compare(request["answer"], *request["targets"], decimal=request["decimal"])

@@ -130,7 +130,7 @@ def as_text(grade: Grade, audit: Audit) -> str:
     return json.dumps(as_record(grade, audit))
 
 
-StepResult = tuple[dict[str, int | None], str | None]
+StepResult = tuple[dict[str, Any], str | None]
 """The columns of a step, and a remark."""
 
 
