@@ -22,9 +22,10 @@ from scipy.special import expit, logit
 
 from benchmarks.report import table
 from benchmarks.runs import ROOT, make_parser, say
-from harness.analysis.other_texts import NOT_SHOWN, place_effect
+from harness.analysis.other_texts import place_effect
 from harness.analysis.paired_tests import Floats
 from harness.analysis.result_tables import make_leaderboard
+from harness.constants import NOT_SHOWN
 from harness.runs.read_runs import Run
 
 SEED, SETTINGS, RUNS, CHUNK = 20_266, 40, 2_000, 100
