@@ -153,8 +153,8 @@ def make_changed_run(control: Control, folder: Path) -> int:
     files = RunFiles(folder)
     golds = {row.doc["id"]: row.doc["answer"] for row in files.prompts}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()
-    arms = files.identity.arms
-    tasks = {task for task, arm in arms.items() if arm.condition in control.of}
+    tasks = files.identity.tasks
+    tasks = {name for name, task in tasks.items() if task.condition in control.of}
 
     def is_suitable(sample: Sample) -> bool:
         if sample.get("task") not in tasks or "\\boxed" not in sample["completion"]:

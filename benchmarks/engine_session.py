@@ -160,8 +160,8 @@ class Session:
     def requests(self, condition: str) -> list[Request]:
         """The requests of a condition, which every side of the benchmark answers."""
         requests = make_requests(self._plan, self.config.resolve_sampling(None))
-        arms = self._plan.arms
-        return [request for request in requests if arms[request.task].condition.name == condition]
+        tasks = self._plan.tasks
+        return [request for request in requests if tasks[request.task].condition.name == condition]
 
     def measure(self, name: str, kind: str, serve: Callable[[StepTimes], None]) -> None:
         """Measure one side: the engine answers all requests."""

@@ -87,7 +87,7 @@ def measure(
         # As in `sweeps.sweep_table`: the mean of all lengths, and the longest minus the shortest.
         mean_p = sign_flip_test(changes.sum(axis=1))
         trend_p = sign_flip_test(changes[:, -1] - changes[:, 0])
-        adjusted = holm([sign_flip_test(arm) for arm in changes.T])
+        adjusted = holm([sign_flip_test(change) for change in changes.T])
         counts += 2 * min(mean_p, trend_p) < ALPHA, adjusted.min() < ALPHA
     sweep, single = (counts / experiments).tolist()
     return sweep, single

@@ -73,7 +73,7 @@ def draw_settings() -> Iterator[dict[str, Any]]:
 
 
 def simulate(setting: dict[str, Any], rng: np.random.Generator) -> Floats:
-    """Percent correct [run, arm] of CHUNK runs: baseline, an arm for each gain, and the texts."""
+    """Percent correct [run, condition] of CHUNK runs: baseline, one for each gain, the texts."""
     shape = (CHUNK, 2 + len(GAINS) + setting["texts"])
     draw_effects: dict[str, Callable[[], npt.NDArray[Any]]] = {
         "normal": lambda: rng.normal(size=shape),
@@ -104,8 +104,8 @@ def measure(setting: dict[str, Any], runs: int) -> dict[str, float]:
     rng = np.random.default_rng([SEED, setting["texts"], setting["problems"]])
     places, covers = [], []
     for _ in range(runs // CHUNK):
-        for baseline, *arms in simulate(setting, rng):
-            tested, texts = np.split(np.array(arms) - baseline, [len(GAINS) + 1])
+        for baseline, *conditions in simulate(setting, rng):
+            tested, texts = np.split(np.array(conditions) - baseline, [len(GAINS) + 1])
             rows = [place_effect(effect, texts, baseline) for effect in tested]
             places.append([row["place"] for row in rows])
             # without a width the range is the mean

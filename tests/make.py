@@ -205,8 +205,8 @@ def write_run(folder, answer, /, *, limit=6, **changes):
 def add_stop(run):
     """Change a run as if it had been sampled with a stop string."""
     header, *records = read_lines(run / JOURNAL)
-    for arm in header["arms"].values():
-        arm["sampling"]["stop"] = ["x"]
+    for task in header["arms"].values():
+        task["sampling"]["stop"] = ["x"]
     write_records(run / JOURNAL, [header, *records])
 
 

@@ -72,8 +72,8 @@ def show_prompts(plan: Plan) -> str:
     The middle of a long filler is left out.
     """
     lines = []
-    for (name, layout), (arm, *_) in _group_arms(plan).items():
-        prompt = arm.prompts[0]
+    for (name, layout), (task, *_) in _group_tasks(plan).items():
+        prompt = task.prompts[0]
         text = ""
         end = 0
         for filler_start, filler_end in prompt.fillers:
@@ -87,30 +87,30 @@ def show_prompts(plan: Plan) -> str:
         count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {count} tokens"
         if prompt.fillers:
-            heading += f", {_count_filler([arm])} of them for the filler"
+            heading += f", {_count_filler([task])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]
     return fold(lines, hyphens=False, indent=0)
 
 
-def _group_arms(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
-    """The arms of each condition and layout.
+def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
+    """The prompts of each condition and layout.
 
     Reference conditions of the same kind are one group, and so are draws of examples.
     """
     groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
-    for arm in plan.arms.values():
+    for task in plan.tasks.values():
         # With --limit, a draw of examples may have no problem.
-        if arm.prompts:
-            name = group_name(arm.condition.kind, arm.condition.name)
-            groups.setdefault((name, str(arm.layout)), []).append(arm)
+        if task.prompts:
+            name = group_name(task.condition.kind, task.condition.name)
+            groups.setdefault((name, str(task.layout)), []).append(task)
     return groups
 
 
-def _count_filler(arms: Sequence[ConditionPrompts]) -> str:
+def _count_filler(tasks: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most."""
     counts: set[int] = set()
-    for arm in arms:
-        counts.update(prompt.filler_tokens for prompt in arm.prompts)
+    for task in tasks:
+        counts.update(prompt.filler_tokens for prompt in task.prompts)
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -120,9 +120,9 @@ def _count_prompt_tokens(plan: Plan) -> int:
     A prompt counts once for each answer whose log-probability is measured.
     """
     count = 0
-    for arm in plan.arms.values():
-        for prompt in arm.prompts:
-            requests = plan.replicates(arm) * max(1, len(prompt.answers))
+    for task in plan.tasks.values():
+        for prompt in task.prompts:
+            requests = plan.replicates(task) * max(1, len(prompt.answers))
             count += requests * len(prompt.token_ids or ())
     return count * plan.config.repeats_per_prompt
 
@@ -138,15 +138,15 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
     yield f"answer    {ANSWER_FORMS[form].format(chance)}"
-    arms_by_note: dict[str, list[str]] = {}
-    for arm in plan.arms.values():
-        notes = arm.notes or arm.violations
+    names_by_note: dict[str, list[str]] = {}
+    for task in plan.tasks.values():
+        notes = task.notes or task.violations
         if notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            names = arms_by_note.setdefault(f"{notes[0]}{more}", [])
-            names.append(f"{arm.condition.name} ({arm.layout})")
-    for note, arms in arms_by_note.items():
-        yield f"note      {list_first(arms)}: {note}"
+            names = names_by_note.setdefault(f"{notes[0]}{more}", [])
+            names.append(f"{task.condition.name} ({task.layout})")
+    for note, names in names_by_note.items():
+        yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS}"
     if plan.thinking and (form == "line" or config.until):
@@ -217,7 +217,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
     yield f"requests  {plan.size}{details}"
     if config.other_texts:
         prompts = [
-            len(arm.prompts) for arm in plan.arms.values() if arm.condition.kind == OTHER_TEXT
+            len(task.prompts) for task in plan.tasks.values() if task.condition.kind == OTHER_TEXT
         ]
         families = [f"{number} {name}" for name, number in config.other_texts.items()]
         text_requests = sum(prompts) * config.repeats_per_prompt
@@ -241,18 +241,18 @@ def _make_prompt_table(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
     unknown = {column.key: "?" for column in PROMPT_COLUMNS}
     rows = []
-    for (name, layout), arms in _group_arms(plan).items():
+    for (name, layout), tasks in _group_tasks(plan).items():
         row = unknown | {"condition": name, "layout": layout}
-        lengths = [*chain.from_iterable(arm.lengths for arm in arms)]
+        lengths = [*chain.from_iterable(task.lengths for task in tasks)]
         if lengths:
-            prompt = arms[0].prompts[0]
+            prompt = tasks[0].prompts[0]
             position = "-"
             if prompt.filler_span:
                 position = "{}-{}".format(*prompt.filler_span)
             if len(prompt.fillers) > 1:
                 position += f" in {len(prompt.fillers)} parts"
             row |= {
-                "filler": _count_filler(arms),
+                "filler": _count_filler(tasks),
                 "position": position,
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",

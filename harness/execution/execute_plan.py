@@ -25,10 +25,10 @@ from harness.experiment.run_config import RunConfig
 from harness.layers_and_heads import count_from_one
 from harness.runs.records import (
     RUN_FORMAT,
-    Arm,
     DatasetFacts,
     Engine,
     Identity,
+    Task,
     as_json,
     stored_prompts,
 )
@@ -180,14 +180,14 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config, dataset = plan.config, plan.full_dataset
     arguments = config.model.model_args
-    arms = {}
-    for task, arm in plan.arms.items():
-        intervention = arm.condition.intervention
-        arms[task] = Arm(
-            condition=arm.condition.name,
-            layout=str(arm.layout),
+    tasks = {}
+    for name, task in plan.tasks.items():
+        intervention = task.condition.intervention
+        tasks[name] = Task(
+            condition=task.condition.name,
+            layout=str(task.layout),
             samples=config.repeats_per_prompt,
-            replicates=plan.replicates(arm),
+            replicates=plan.replicates(task),
             sampling=sampling,
             intervention=intervention.model_dump(mode="json") if intervention else None,
         )
@@ -202,7 +202,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         prompts_sha256=plan.prompts_sha256,
         contrasts=list(config.tested),
         primary=config.primary_contrast,
-        arms=arms,
+        tasks=tasks,
         examples=plan.example_ids,
         model=model_fingerprint(
             str(plan.model_arguments.get("pretrained") or config.model.name),
@@ -261,8 +261,8 @@ def finish(files: RunFiles) -> None:
         return  # files that did not change keep their date and versions
     config = sessions[-1]["config"]
     facts = as_json(files.identity)
-    # the config names all arms, and their sampling is the same
-    first_arm, *_ = facts.pop("arms").values()
+    # the config names all tasks, and their sampling is the same
+    first_task, *_ = facts.pop("arms").values()
     if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
         # the same samples, graded again, so the receipt states what it stated
         config = stored_receipt["config"]
@@ -276,7 +276,7 @@ def finish(files: RunFiles) -> None:
             **facts,
             **as_json(scored_by),
             "config": config,
-            "sampling": first_arm["sampling"],
+            "sampling": first_task["sampling"],
             "problems": len({prompt.doc["id"] for prompt in files.prompts}),
             "timing": timing,
             **software(),

@@ -95,10 +95,10 @@ class HeldReplies:
         if least == most:
             return
         sample = self._differences[least]
-        arm = self._plan.arms[sample.task]
+        task = self._plan.tasks[sample.task]
         raise EngineError(
             f"The server counts {sample.server_tokens} tokens in the prompt of problem "
-            f"{sample.problem_id} under {arm.condition.name}, which has {sample.prompt_tokens}. "
+            f"{sample.problem_id} under {task.condition.name}, which has {sample.prompt_tokens}. "
             f"Its count of other prompts differs by {most:+}, so it cuts or changes prompts, or "
             "model.model_args.tokenizer is not its tokenizer."
         )

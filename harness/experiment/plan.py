@@ -52,7 +52,7 @@ class Plan:
         config: The config, with its layouts filled in.
         dataset: The problems of the run, at most `limit`.
         full_dataset: All problems of the dataset, examples included.
-        arms: The prompts of each condition, layout and draw of examples, by lm-eval's task name.
+        tasks: The prompts of each condition, layout and draw of examples, by the task's name.
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none.
         layout_reason: Why the run has these layouts.
@@ -65,7 +65,7 @@ class Plan:
     config: RunConfig
     dataset: Dataset
     full_dataset: Dataset
-    arms: Mapping[str, ConditionPrompts]
+    tasks: Mapping[str, ConditionPrompts]
     limit: int | None = None
     example_ids: ExampleIds | None = None
     layout_reason: str
@@ -81,12 +81,12 @@ class Plan:
     @property
     def size(self) -> int:
         """The number of completions to generate."""
-        prompts = sum(self.replicates(arm) * len(arm.prompts) for arm in self.arms.values())
+        prompts = sum(self.replicates(task) * len(task.prompts) for task in self.tasks.values())
         return prompts * self.config.repeats_per_prompt
 
-    def replicates(self, arm: ConditionPrompts) -> int:
+    def replicates(self, task: ConditionPrompts) -> int:
         """The number of runs of a condition: 2 with a repeat run."""
-        is_repeated = arm.condition.name in self.config.replicated_conditions
+        is_repeated = task.condition.name in self.config.replicated_conditions
         return self.config.replicates if is_repeated else 1
 
     @property
@@ -96,9 +96,9 @@ class Plan:
         Reference conditions of the same kind share a line, and so do all draws and samples.
         """
         lines = {}
-        for task, arm in self.arms.items():
-            name = self.config.task_name(self.dataset.name, arm.condition.name, arm.layout)
-            lines[task] = group_name(arm.condition.kind, name)
+        for task_name, task in self.tasks.items():
+            name = self.config.task_name(self.dataset.name, task.condition.name, task.layout)
+            lines[task_name] = group_name(task.condition.kind, name)
         return lines
 
     @cached_property
@@ -108,12 +108,12 @@ class Plan:
 
     @property
     def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
-        """Task, arm, problem and prompt of every prompt: by problem, then in the order of arms."""
+        """Name, task, problem and prompt of every prompt: by problem, then by task."""
         order = {problem.id: index for index, problem in enumerate(self.dataset.problems)}
         rows = []
-        for task, arm in self.arms.items():
-            for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
-                rows.append((task, arm, problem, prompt))
+        for name, task in self.tasks.items():
+            for problem, prompt in zip(task.problems, task.prompts, strict=True):
+                rows.append((name, task, problem, prompt))
         return sorted(rows, key=lambda row: order[row[2].id])
 
 
@@ -166,15 +166,15 @@ def make_plan(
             config.seed,
         )
         settings = replace(settings, scored=config.answer, other_answers=other_answers)
-    arms = _build_arms(config, dataset, draws, model, settings, advance)
+    tasks = _build_tasks(config, dataset, draws, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
-        _refuse_open_reasoning(arms.values(), thinking)
-    _refuse_equal_texts(arms.values())
+        _refuse_open_reasoning(tasks.values(), thinking)
+    _refuse_equal_texts(tasks.values())
     return Plan(
         config=config,
         dataset=dataset,
         full_dataset=full_dataset,
-        arms=arms,
+        tasks=tasks,
         limit=limit,
         example_ids=example_ids,
         layout_reason=layout_reason,
@@ -184,9 +184,9 @@ def make_plan(
     )
 
 
-def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) -> None:
+def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
     """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
-    for prompt in chain.from_iterable(arm.prompts for arm in arms):
+    for prompt in chain.from_iterable(task.prompts for task in tasks):
         if start := find_opened(prompt.text, thinking)[0]:
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
@@ -194,14 +194,14 @@ def _refuse_open_reasoning(arms: Iterable[ConditionPrompts], thinking: Markers) 
             )
 
 
-def _refuse_equal_texts(arms: Iterable[ConditionPrompts]) -> None:
+def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
     names: dict[tuple[Any, ...], str] = {}
-    for arm in arms:
-        condition = arm.condition
+    for task in tasks:
+        condition = task.condition
         # with --limit, a draw of examples may have no problem
-        text = arm.prompts[0].text if arm.prompts else condition.name
-        key = (arm.layout, arm.draw, str(condition.intervention), text)
+        text = task.prompts[0].text if task.prompts else condition.name
+        key = (task.layout, task.draw, str(condition.intervention), text)
         earlier_name = names.setdefault(key, condition.name)
         if condition.kind == OTHER_TEXT and earlier_name != condition.name:
             raise ConfigError(
@@ -283,7 +283,7 @@ def _choose_layouts(
     return layouts, reason
 
 
-def _build_arms(
+def _build_tasks(
     config: RunConfig,
     dataset: Dataset,
     draws: Sequence[Draw | None],
@@ -324,9 +324,9 @@ def _build_arms(
         groups.append((problems, conditions, group_settings))
     total = sum(len(problems) * count_builds(conditions) for problems, conditions, _ in groups)
     prompt_numbers = count(1)
-    arms = {}
+    tasks = {}
     for problems, conditions, group_settings in groups:
-        for arm in build_checked_prompts(
+        for task in build_checked_prompts(
             problems,
             conditions,
             group_settings,
@@ -334,11 +334,11 @@ def _build_arms(
             max_gen_toks=config.max_gen_toks,
             advance=lambda: advance(next(prompt_numbers), total),
         ):
-            task = config.task_name(
-                dataset.name, arm.condition.name, arm.layout, arm.draw, arm.sample
+            name = config.task_name(
+                dataset.name, task.condition.name, task.layout, task.draw, task.sample
             )
-            arms[task] = arm
-    return arms
+            tasks[name] = task
+    return tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,21 +422,23 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
         counts: Counter[object] = Counter()
-        for sample, (task, arm, problem, prompt) in product(range(config.repeats_per_prompt), rows):
+        for sample, (name, task, problem, prompt) in product(
+            range(config.repeats_per_prompt), rows
+        ):
             # over all draws, so that further samples leave the indices of the first unchanged
-            sample_index = sample * config.draws + max((arm.sample or arm.draw) - 1, 0)
-            is_chat_api = arm.layout is Layout.CHAT and config.model.templates_itself
+            sample_index = sample * config.draws + max((task.sample or task.draw) - 1, 0)
+            is_chat_api = task.layout is Layout.CHAT and config.model.templates_itself
             # Engines may give equal requests different samples, so the second of them needs a key
             # of its own.
             key = (
                 sample_index,
                 problem.id,
-                prompt.prompt_token_sha256 or (prompt.prompt_sha256, arm.layout),
+                prompt.prompt_token_sha256 or (prompt.prompt_sha256, task.layout),
                 hash_json(prompt.intervention),
             )
             seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             yield Request(
-                task=task,
+                task=name,
                 problem_id=problem.id,
                 sample_index=sample_index,
                 replicate=replicate,

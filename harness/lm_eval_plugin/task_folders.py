@@ -57,7 +57,7 @@ def write_wrapped(
     wrapped_conditions = _read_conditions(conditions)
     stock_file = _find_task(task)
     tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    baseline, *arms = build_checked_prompts(
+    baseline, *built_conditions = build_checked_prompts(
         [Problem(id="problem", problem=_QUESTION, answer="?")],
         [named_conditions()[BASELINE], *wrapped_conditions],
         PromptSettings(),
@@ -67,8 +67,8 @@ def write_wrapped(
     instruction = baseline.prompts[0].prompt.text.removesuffix(_QUESTION)
     files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
     names, messages = [], []
-    for condition, arm in zip(wrapped_conditions, arms, strict=True):
-        name, prompt = f"{task}_{condition.name}", arm.prompts[0]
+    for condition, condition_prompts in zip(wrapped_conditions, built_conditions, strict=True):
+        name, prompt = f"{task}_{condition.name}", condition_prompts.prompts[0]
         token_count = "tokens not counted"
         if model:
             token_count = f"{prompt.filler_tokens} filler tokens in the tokenizer of {model}"

@@ -171,11 +171,11 @@ def build_source(
     """
     model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
     settings = PromptSettings(layout=Layout(layout))
-    arms = build_checked_prompts(dataset.problems, conditions, settings, model)
+    tasks = build_checked_prompts(dataset.problems, conditions, settings, model)
     prompts = []
-    for arm in arms:
-        for problem, built_prompt in zip(dataset.problems, arm.prompts, strict=True):
-            stored_prompt = StoredPrompt.of(dataset.source, arm, problem, built_prompt)
+    for task in tasks:
+        for problem, built_prompt in zip(dataset.problems, task.prompts, strict=True):
+            stored_prompt = StoredPrompt.of(dataset.source, task, problem, built_prompt)
             prompts.append(AnsweredPrompt(**structs.asdict(stored_prompt)))
     return Source(
         name=f"{dataset.name} ({dataset.source})",

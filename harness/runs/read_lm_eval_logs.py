@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas
 
 
-Arms = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
+LogsByCondition = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
 """By condition and layout, the log and its prompts."""
 
 
@@ -50,15 +50,15 @@ def read_logs(
     logs = [log for _, log in named_logs]
     _refuse_other_settings(logs)
     problems = _merge_problems(logs)
-    arms = _collect_arms(name, named_logs)
-    about = _describe_logs(name, logs, arms, len(problems))
-    order = [BASELINE, *named_conditions(), *(condition for condition, _ in arms)]
+    logs_by_condition = _group_logs(name, named_logs)
+    about = _describe_logs(name, logs, logs_by_condition, len(problems))
+    order = [BASELINE, *named_conditions(), *(condition for condition, _ in logs_by_condition)]
     # a log may have lost its results file, which names the model
     results = next((log.results for log in logs if log.results.model), logs[0].results)
     prompts: list[AnsweredPrompt] = []
     # tables have this order: the study's conditions first, the others as their files come
-    for arm in sorted(arms, key=lambda arm: (arm[1], order.index(arm[0]))):
-        prompts += arms[arm][1]
+    for key in sorted(logs_by_condition, key=lambda key: (key[1], order.index(key[0]))):
+        prompts += logs_by_condition[key][1]
     return {
         "name": name,
         "about": about,
@@ -72,7 +72,7 @@ def read_logs(
 
 
 def _describe_logs(
-    name: str, logs: Sequence[SampleLog], arms: Arms, problem_count: int
+    name: str, logs: Sequence[SampleLog], logs_by_condition: LogsByCondition, problem_count: int
 ) -> JsonObject:
     """The facts of the logs for a table's receipt: see `read_runs.Run.about`."""
     settings = dict(next((log.settings for log in logs if log.settings), {}))
@@ -96,19 +96,19 @@ def _describe_logs(
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": first.config.model,
-        "reference_conditions": _reference_conditions(arms),
+        "reference_conditions": _reference_conditions(logs_by_condition),
         "seed": first.config.random_seed,
         "created": created,
         "versions": {"lm-eval": first.lm_eval_version},
         "git_revision": first.git_hash,
-        "logs": {f"{arm[0]}, {arm[1]}": str(log.path) for arm, (log, _) in arms.items()},
+        "logs": {", ".join(key): str(log.path) for key, (log, _) in logs_by_condition.items()},
     }
 
 
-def _reference_conditions(arms: Arms) -> dict[str, JsonObject]:
-    """The reference conditions among the arms, by name, each with its `Condition.reference`."""
+def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonObject]:
+    """The reference conditions among the logs', by name, each with its `Condition.reference`."""
     references = {}
-    for _, (prompt, *_) in arms.values():
+    for _, (prompt, *_) in logs_by_condition.values():
         doc = prompt.doc
         # under another name that the user gave it is an ordinary condition
         if is_ours(doc) and doc.get("kind") and prompt.condition == doc["condition"]:
@@ -116,14 +116,14 @@ def _reference_conditions(arms: Arms) -> dict[str, JsonObject]:
     return references
 
 
-def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Arms:
+def _group_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> LogsByCondition:
     """The prompts of all logs, under the conditions that the user or the documents name.
 
     Raises:
         RunError: a condition is not known, or has two logs.
         ComparisonError: prompts of a problem differ in more than their documents.
     """
-    arms: Arms = {}
+    logs_by_condition: LogsByCondition = {}
     first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
     for named_condition, log in logs:
         for prompt in log.prompts:
@@ -132,10 +132,12 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
                 raise RunError(
                     f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
                 )
-            arm_log, prompts = arms.setdefault((condition, prompt.layout), (log, []))
-            if arm_log is not log:
+            stored_log, prompts = logs_by_condition.setdefault(
+                (condition, prompt.layout), (log, [])
+            )
+            if stored_log is not log:
                 raise RunError(
-                    f"{name} holds two logs of condition {condition!r}: {arm_log.path} and "
+                    f"{name} holds two logs of condition {condition!r}: {stored_log.path} and "
                     f"{log.path}."
                 )
             prompts.append(prompt)
@@ -148,7 +150,7 @@ def _collect_arms(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Ar
                     f"around its document's than in {first.task}. lm_eval --cache_requests sends "
                     "prompts of earlier commands; run it without."
                 )
-    return arms
+    return logs_by_condition
 
 
 def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:

@@ -239,9 +239,9 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     receipt, identity = files.receipt, files.identity
     engine, config = receipt["engine"], receipt["config"]
     model = config["model"]
-    # all arms of a run have the same sampling, so any arm will do
-    arm = next(iter(identity.arms.values()))
-    sampling = arm.sampling.lm_eval()
+    # all tasks of a run have the same sampling, so any task will do
+    task = next(iter(identity.tasks.values()))
+    sampling = task.sampling.lm_eval()
     # the key is there only if the answer is a line
     if "answer" in identity.config:
         sampling["answer"] = "line"
@@ -273,7 +273,7 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         "endpoint": config.get("endpoint", "accuracy"),
         "sampling": sampling,
         "settings": settings,
-        "greedy": arm.sampling.greedy,
+        "greedy": task.sampling.greedy,
         "backend": engine["name"],
         "engine": " ".join(filter(None, engine_facts)),
         "contrasts": [contrast_name(*contrast) for contrast in identity.contrasts],

@@ -104,7 +104,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     @staticmethod
     def of(
         task: str,
-        arm: ConditionPrompts,
+        condition_prompts: ConditionPrompts,
         problem: Problem,
         built: BuiltPrompt,
         *,
@@ -114,18 +114,20 @@ class StoredPrompt(Struct, omit_defaults=True):
         """The stored form of a built prompt of a condition."""
         return StoredPrompt(
             task=task,
-            condition=arm.condition.name,
-            layout=str(arm.layout),
+            condition=condition_prompts.condition.name,
+            layout=str(condition_prompts.layout),
             prompt=built.text,
             prompt_sha256=built.prompt_sha256,
             prompt_token_sha256=built.prompt_token_sha256,
-            doc=make_document(problem, built.prompt, arm.condition, arm.layout),
+            doc=make_document(
+                problem, built.prompt, condition_prompts.condition, condition_prompts.layout
+            ),
             answer_prefix=built.answer_prefix,
             thinking=thinking,
             read=read,
-            draw=arm.draw,
+            draw=condition_prompts.draw,
             other_answers=built.other_answers,
-            sample=arm.sample,
+            sample=condition_prompts.sample,
         )
 
     @property
@@ -191,7 +193,7 @@ class StoredPrompt(Struct, omit_defaults=True):
 
 
 def stored_prompts(plan: Plan) -> list[StoredPrompt]:
-    """The stored form of every prompt of a plan, by problem and then by arm."""
+    """The stored form of every prompt of a plan, by problem and then by task."""
     return [
         StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows
     ]
@@ -348,8 +350,8 @@ class Score(Graded, frozen=True, kw_only=True, gc=False):
     key: str
 
 
-class Arm(Struct, kw_only=True):
-    """A condition in a layout and draw of examples, which is a task for lm-eval.
+class Task(Struct, kw_only=True):
+    """A condition in a layout and draw of examples, as one task.
 
     Attributes:
         condition, layout: Their names.
@@ -409,7 +411,7 @@ class Identity(Struct, kw_only=True):
         prompts_sha256: Hash of all prompts.
         contrasts: The comparisons that were named before the run.
         primary: The primary contrast.
-        arms: By task.
+        tasks: By name.
         examples: The ids of the examples; None if there are none.
         looks: The number of times that each contrast is tested: once, and again whenever a finished
             run gets more problems or samples.
@@ -424,7 +426,7 @@ class Identity(Struct, kw_only=True):
     prompts_sha256: str
     contrasts: list[Contrast]
     primary: Contrast | None
-    arms: Annotated[dict[str, Arm], Meta(min_length=1)]
+    tasks: Annotated[dict[str, Task], Meta(min_length=1)] = msgspec.field(name="arms")
     examples: ExampleIds | None = None
     looks: int = 1
     model: Fingerprint

@@ -137,9 +137,9 @@ class RunFiles:
             graded_samples[index.find(sample)].append((sample, self.scores[sample.key]))
         names, expected_count = [], 0
         for prompt, pairs in zip(self.prompts, graded_samples, strict=True):
-            arm = self.identity.arms[prompt.task]
-            expected_count += arm.replicates * arm.samples
-            if len(pairs) < arm.replicates * arm.samples:
+            task = self.identity.tasks[prompt.task]
+            expected_count += task.replicates * task.samples
+            if len(pairs) < task.replicates * task.samples:
                 names.append(f"{prompt.doc['id']} ({prompt.task})")
         if names:
             raise JournalError(
@@ -185,7 +185,7 @@ def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
         are_intact = all(
-            hash_text(prompt.prompt) == prompt.prompt_sha256 and prompt.task in identity.arms
+            hash_text(prompt.prompt) == prompt.prompt_sha256 and prompt.task in identity.tasks
             for prompt in prompts
         )
         if are_intact and hash_prompts(prompts) == identity.prompts_sha256:

@@ -210,11 +210,12 @@ def _describe_changes(
             "prompts_sha256": requested_header["prompts_sha256"],
         }
         header["dataset"] = requested_header["dataset"] | {"name": stored_identity.dataset.name}
-        for task, arm in header["arms"].items():
+        tasks, requested_tasks = header["arms"], requested_header["arms"]
+        for name, task in tasks.items():
             for key in ("samples", "replicates"):
-                arm[key] = max(arm[key], requested_header["arms"][task][key])
-        if all(requested_header["arms"][task] == arm for task, arm in header["arms"].items()):
-            header["arms"] = requested_header["arms"]
+                task[key] = max(task[key], requested_tasks[name][key])
+        if all(requested_tasks[name] == task for name, task in tasks.items()):
+            header["arms"] = requested_tasks
             for key in GROWING_SETTINGS:
                 header["config"][key] = requested_header["config"].get(key)
     return [*changed_prompts, *differences(header, requested_header)]
@@ -246,9 +247,9 @@ def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredP
     if planned_count and len({prompt.doc["id"] for prompt in prompts}) <= planned_count:
         return False
     return any(
-        counts[arm.condition] > stored_counts[arm.condition]
-        or identity.arms[task].samples > arm.samples
-        for task, arm in files.identity.arms.items()
+        counts[task.condition] > stored_counts[task.condition]
+        or identity.tasks[name].samples > task.samples
+        for name, task in files.identity.tasks.items()
     )
 
 

@@ -326,8 +326,8 @@ def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
         conditions, settings = [as_condition("wo")], PromptSettings(scored=read)
         return build_checked_prompts([problem], conditions, settings, limited, max_gen_toks=1)
 
-    (arm,) = check(10_000, read="box")
-    length = len(arm.prompts[0].token_ids) + 1
+    (task,) = check(10_000, read="box")
+    length = len(task.prompts[0].token_ids) + 1
     assert check(length)
     answer = len(toy_tokenizer.encode("\\boxed{" + "2 + 2}", add_special_tokens=False))
     assert check(length + answer, read="box")
@@ -343,9 +343,9 @@ def score_prompts(tokenizer, *, answer="42", condition="wo", others=(), **settin
     )
     model = ModelTokenizer(name="x", tokenizer=tokenizer)
     conditions = [as_condition(condition)]
-    (arm,) = build_checked_prompts([problem], conditions, settings, model)
-    decoded = [[*map(tokenizer.decode, tokens)] for tokens in arm.prompts[0].answers]
-    return decoded, arm.notes
+    (task,) = build_checked_prompts([problem], conditions, settings, model)
+    decoded = [[*map(tokenizer.decode, tokens)] for tokens in task.prompts[0].answers]
+    return decoded, task.notes
 
 
 @with_cases

@@ -141,7 +141,7 @@ def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp
     index = ["condition", "problem_id", "sample_index"]
     completions = frame.set_index(index)["completion"].sort_index()
     assert completions["twin"].equals(completions["mless"]), "the same prompt under the same seed"
-    sampling = RunFiles(tmp_path / "run").identity.arms["demo_wo"].sampling
+    sampling = RunFiles(tmp_path / "run").identity.tasks["demo_wo"].sampling
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
 
 

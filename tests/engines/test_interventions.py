@@ -222,7 +222,7 @@ def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hi
     settings = config(["wo", {**SLASHES, "intervention": change}], **PRODUCTS)
     plan, _ = plan_requests(settings, 1)
     assert RunConfig.model_validate(settings.as_written()) == settings
-    (prompt,) = plan.arms["products_slashes"].prompts
+    (prompt,) = plan.tasks["products_slashes"].prompts
     resolved = prompt.intervention
     assert resolved == {**resolved, "scale": False, "bias": False, **hidden}
     stop = resolved["start"] + resolved["size"]

@@ -10,9 +10,9 @@ from tests.make import with_cases
 
 def hold(is_chat, replies):
     """The numbers of the replies that are stored after each reply and after the last; the error."""
-    arm = SimpleNamespace(condition=SimpleNamespace(name="mless"))
+    task = SimpleNamespace(condition=SimpleNamespace(name="mless"))
     model = SimpleNamespace(templates_itself=is_chat)
-    plan = SimpleNamespace(config=SimpleNamespace(model=model), arms={"t": arm})
+    plan = SimpleNamespace(config=SimpleNamespace(model=model), tasks={"t": task})
     batches = []
     for number, (sent, count, *reason) in enumerate(replies):
         token_ids = None if sent is None else (0,) * sent

@@ -40,8 +40,8 @@ def build(tokenizer, *conditions, problems=PROBLEMS, **settings):
     return build_checked_prompts(problems, conditions, settings, model)
 
 
-def filler_sizes(arm):
-    return {prompt.filler_tokens for prompt in arm.prompts}
+def filler_sizes(task):
+    return {prompt.filler_tokens for prompt in task.prompts}
 
 
 texts = st.text("abcdefghij ABCxyz0123456789$\\{}()+-=.,/?\n", min_size=1, max_size=60).filter(
@@ -56,8 +56,8 @@ fillers = st.fixed_dictionaries(
 @given(text=texts, filler=fillers)
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, filler):
     problems = make_problems(p=text)
-    (arm,) = build(any_tokenizer, as_condition({"name": "x", **filler}), problems=problems)
-    assert filler_sizes(arm) == {filler["count"]}
+    (task,) = build(any_tokenizer, as_condition({"name": "x", **filler}), problems=problems)
+    assert filler_sizes(task) == {filler["count"]}
 
 
 @with_cases
@@ -90,5 +90,5 @@ def test_a_token_that_covers_filler_and_problem_is_refused():
 
 def test_the_published_filler_straddles_the_full_stop_in_tokenizers_that_merge():
     tokenizer = build_tokenizer("qwen2", bos=False)
-    (arm,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
-    assert {(prompt.straddling, prompt.filler_tokens) for prompt in arm.prompts} == {(1, 54)}
+    (task,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
+    assert {(prompt.straddling, prompt.filler_tokens) for prompt in task.prompts} == {(1, 54)}

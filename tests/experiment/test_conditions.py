@@ -109,8 +109,8 @@ def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
 def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
     problems, condition = PROBLEMS[:6], make_condition(values)
     assert as_condition(condition.recorded()) == condition
-    (arm,) = build(any_tokenizer, condition, problems=problems)
-    for problem, prompt in zip(problems, arm.prompts, strict=True):
+    (task,) = build(any_tokenizer, condition, problems=problems)
+    for problem, prompt in zip(problems, task.prompts, strict=True):
         assert prompt.text.count(problem.problem) == (3 if values == THRICE else 1)
         has_cue = values.get("question", values.get("template", "")).endswith("Answer:")
         assert prompt.text.endswith(values.get("answer_prefix") or ("Answer:" if has_cue else ""))
@@ -122,9 +122,9 @@ def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(any_tokeni
 
 
 def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vanish():
-    (arm,) = build(build_tokenizer("qwen2", bos=False), make_condition(LINE_BREAKS))
-    assert arm.notes
-    assert not arm.violations
+    (task,) = build(build_tokenizer("qwen2", bos=False), make_condition(LINE_BREAKS))
+    assert task.notes
+    assert not task.violations
     llama3 = build_tokenizer("llama3", bos=True)
     with pytest.raises(PromptMismatchError, match="the filler is not in the prompt"):
         build(llama3, make_condition(BLANKS), layout=Layout.CHAT)
@@ -133,8 +133,8 @@ def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vani
 @pytest.mark.parametrize(("layout", "separator"), [(Layout.RAW, SEPARATOR), (Layout.CHAT, "")])
 def test_a_filler_in_the_answer_is_where_the_model_continues(toy_tokenizer, layout, separator):
     conditions = map(make_condition, (PREFIX_BEHIND_FILLER, IN_ANSWER, ONLY_PREFIX))
-    arms = build(toy_tokenizer, WO, *conditions, layout=layout)
-    plain, *prompts = (arm.prompts[0] for arm in arms)
+    built = build(toy_tokenizer, WO, *conditions, layout=layout)
+    plain, *prompts = (task.prompts[0] for task in built)
     filler = " ".join(["/"] * 30)
     answers = [separator + text for text in (filler + SEPARATOR + PREFIX, filler, PREFIX)]
     assert [prompt.answer_prefix for prompt in prompts] == answers
@@ -225,9 +225,9 @@ def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
     conditions = [{"name": name, **keys} for name, keys in {"plain": random, **values}.items()]
     settings = {"conditions": conditions, "repeats": 2, "gen_kwargs": {"temperature": 1}}
     texts = {}
-    for _, arm, _, prompt in make_plan(make_config(**settings), limit=4).rows:
+    for _, task, _, prompt in make_plan(make_config(**settings), limit=4).rows:
         fillers = {segment.text for segment in prompt.prompt.segments if segment.role == "filler"}
-        texts.setdefault(arm.condition.name, []).extend(fillers)
+        texts.setdefault(task.condition.name, []).extend(fillers)
     plain = texts["plain"]
     assert [len({*drawn}) for drawn in texts.values()] == [8, 8, 8, 8, 8, 4]
     assert plain == texts["placed"] == texts["twice"] == texts["masked"]
@@ -258,7 +258,7 @@ def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path):
 
 def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer):
     empty = WO.model_copy(update={"instruction": ""})
-    plain, changed = (arm.prompts[0] for arm in build(toy_tokenizer, WO, empty))
+    plain, changed = (task.prompts[0] for task in build(toy_tokenizer, WO, empty))
     assert plain.text.endswith(changed.text) and plain.text != changed.text
 
 

@@ -101,8 +101,8 @@ def test_a_users_own_examples_are_in_all_prompts(tmp_path):
 def test_each_draw_has_its_own_instruction():
     texts = ["Go", "Solve", "Answer"]
     fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
-    arms = make_plan(make_config(fewshot=fewshot, dataset={"make": "products"})).arms.values()
-    assert {(arm.draw, arm.prompts[0].text.split()[0]) for arm in arms} == {
+    tasks = make_plan(make_config(fewshot=fewshot, dataset={"make": "products"})).tasks.values()
+    assert {(task.draw, task.prompts[0].text.split()[0]) for task in tasks} == {
         *enumerate(texts, start=1)
     }
 
@@ -177,7 +177,7 @@ def test_former_placements_are_written_as_questions(layout, question, sha256):
     fewshot = {"num_fewshot": 3, "seed": 1}
     settings = {"layouts": [layout], "fewshot": fewshot, "conditions": ["wo", condition]}
     rows = make_plan(make_config(**settings), limit=4).rows
-    hashes = [prompt.prompt_sha256 for _, arm, _, prompt in rows if arm.condition.filler]
+    hashes = [prompt.prompt_sha256 for _, task, _, prompt in rows if task.condition.filler]
     assert sha256 in [hash[:16] for hash in hashes]
 
 
@@ -194,8 +194,8 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
             continue  # a template that drops the assistant's turns, which is refused
         _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, draw=draw)
-        for arm in filled:
-            assert filler_sizes(arm) == {28 if arm.condition.template else 7}
+        for task in filled:
+            assert filler_sizes(task) == {28 if task.condition.template else 7}
 
 
 def test_a_filler_that_the_templates_text_merges_with_is_refused():

@@ -100,7 +100,9 @@ def plan_of(*overrides, limit=None):
 
 def test_the_checked_token_ids_are_those_of_the_requests(toy_tokenizer):
     plan, requests = plan_of("layouts=[raw,chat]", limit=3)
-    checked = {id(prompt.token_ids): prompt for arm in plan.arms.values() for prompt in arm.prompts}
+    checked = {
+        id(prompt.token_ids): prompt for task in plan.tasks.values() for prompt in task.prompts
+    }
     assert len(checked) == len(requests) == len(plan.rows)
     for request in requests:
         assert checked[id(request.prompt_token_ids)].text == request.prompt

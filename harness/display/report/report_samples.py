@@ -67,7 +67,7 @@ def pack_samples(
 ) -> tuple[str, list[str]]:
     """The packed list of problems, with the position of each in the blocks, and the packed blocks.
 
-    Samples are grouped by arm: the number of the setting (model and layout) and the condition.
+    Samples are grouped: by the number of the setting (model and layout) and the condition.
 
     Args:
         samples: From `read_samples`.
@@ -79,26 +79,26 @@ def pack_samples(
     names = {condition["name"] for condition in conditions}
     settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
 
-    def name_arm(row: Row) -> str:
+    def name_group(row: Row) -> str:
         return f"{settings.index((row['model'], row['layout']))} {row['condition']}"
 
     problems: dict[str, dict[str, list[Row]]] = {}
     for row in samples:
         if row["condition"] in names:
-            arms = problems.setdefault(row["problem_id"], {})
-            arms.setdefault(name_arm(row), []).append(row)
+            groups = problems.setdefault(row["problem_id"], {})
+            groups.setdefault(name_group(row), []).append(row)
     entries = []
     details = []
-    for number, arms in enumerate(problems.values()):
-        entries.append(_describe_problem(arms) | {"at": divmod(number, REPORT_BLOCK)})
-        details.append(_describe_samples(arms))
+    for number, groups in enumerate(problems.values()):
+        entries.append(_describe_problem(groups) | {"at": divmod(number, REPORT_BLOCK)})
+        details.append(_describe_samples(groups))
     index = {
         "baseline": baseline,
         "conditions": conditions,
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": GRADERS,
         "flips": {
-            name_arm(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows
+            name_group(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows
         },
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "problems": entries,
@@ -107,20 +107,20 @@ def pack_samples(
     return pack(index), [pack(details[start : start + REPORT_BLOCK]) for start in starts]
 
 
-def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
+def _describe_problem(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
     """A problem in the list, with what it is filtered by.
 
-    `right` has the number of correct samples of the first run by arm, and the number of all.
+    `right` has the number of correct samples of the first run of each group, and the number of all.
     """
-    row = next(iter(arms.values()))[0]
+    row = next(iter(groups.values()))[0]
     doc = row["prompt"].doc
     text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
     if len(text) > REPORT_SNIPPET:
         text = f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}"
     right = {}
-    for arm, rows in arms.items():
+    for group, rows in groups.items():
         correct = [row["correct"] for row in rows if row["replicate"] == 0]
-        right[arm] = (int(sum(correct)), len(correct))
+        right[group] = (int(sum(correct)), len(correct))
     return {
         "id": row["problem_id"],
         "subject": row["subject"] or None,
@@ -131,13 +131,13 @@ def _describe_problem(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
     }
 
 
-def _describe_samples(arms: Mapping[str, Sequence[Row]]) -> JsonObject:
-    """The prompts and samples of one problem by arm."""
+def _describe_samples(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
+    """The prompts and samples of one problem, of each group."""
     prompts: JsonObject = {}
     samples: JsonObject = {}
-    for arm, rows in arms.items():
-        prompts[arm] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
-        samples[arm] = []
+    for group, rows in groups.items():
+        prompts[group] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
+        samples[group] = []
         for row in rows:
-            samples[arm].append({name: row.get(name) for name in SAMPLE_COLUMNS})
+            samples[group].append({name: row.get(name) for name in SAMPLE_COLUMNS})
     return {"prompts": prompts, "samples": samples}

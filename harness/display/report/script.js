@@ -78,13 +78,13 @@
   let filterCount = 0; // number of the last filtering: an earlier one may end later
 
   const fieldValue = (name) => form.elements[name].value;
-  const armOf = (name) => `${fieldValue("setting")} ${name}`;
+  const groupOf = (name) => `${fieldValue("setting")} ${name}`;
   const labelOf = (name) => data.conditions.find((condition) => condition.name === name).label;
   const pair = () => [...new Set([data.baseline, fieldValue("condition")])];
 
   /** How a problem changed: up, down, right, wrong, same, or null where one of the two is missing. */
   function outcome(problem) {
-    const [before, after] = [problem.right[armOf(data.baseline)], problem.right[armOf(fieldValue("condition"))]];
+    const [before, after] = [problem.right[groupOf(data.baseline)], problem.right[groupOf(fieldValue("condition"))]];
     if (!before || !after) return null;
     if (after[0] !== before[0]) return after[0] > before[0] ? "up" : "down";
     return after[0] === after[1] ? "right" : after[0] === 0 ? "wrong" : "same";
@@ -115,7 +115,7 @@
   }
 
   function setConditions(value) {
-    const answered = data.conditions.filter((condition) => data.problems.some((problem) => problem.right[armOf(condition.name)]));
+    const answered = data.conditions.filter((condition) => data.problems.some((problem) => problem.right[groupOf(condition.name)]));
     const compared = answered.filter((condition) => condition.name !== data.baseline);
     options("condition", (compared.length ? compared : answered).map((condition) => [condition.name, condition.label]), value);
   }
@@ -123,7 +123,7 @@
   /** The text of a problem that is searched: its row in the list, its question, and the samples of both conditions. */
   async function searchableText(problem) {
     const detail = await readDetail(problem);
-    const sides = pair().map((name) => [detail.prompts[armOf(name)], detail.samples[armOf(name)] || []]);
+    const sides = pair().map((name) => [detail.prompts[groupOf(name)], detail.samples[groupOf(name)] || []]);
     const texts = sides.flatMap(([prompt, samples]) => [
       ...(prompt ? prompt.parts.filter(([role]) => role === "problem" || role === "prompt").map(([, text]) => text) : []),
       ...samples.flatMap((sample) => [sample.completion, sample.answer]),
@@ -146,7 +146,7 @@
     }
     if (number !== filterCount) return; // the filters have changed meanwhile
     rows = matches;
-    const sum = data.flips[armOf(fieldValue("condition"))];
+    const sum = data.flips[groupOf(fieldValue("condition"))];
     const flips = data.conditions.length > 1 && sum ? ` Flips in the table above: ${data.define_flips}: ${sum.replaceAll(" ", "\u00a0")}.` : "";
     $(".count").textContent = rows.length
       ? `${rows.length} of ${answered.length} problems listed${query ? " with any outcome" : ""}.${flips}`
@@ -162,7 +162,7 @@
 
   function more() {
     const next = rows.slice(listedCount, listedCount + SHOWN).map(([problem, kind], number) => {
-      const of = (name) => problem.right[armOf(name)];
+      const of = (name) => problem.right[groupOf(name)];
       const right = ([hits, samples]) => (samples > 1 ? `${hits} of ${samples}` : hits ? "right" : "wrong");
       const change = `${SIGNS[kind]} ${words()[kind]}`;
       return make(
@@ -221,11 +221,11 @@
 
   function side(detail, name) {
     const slot = data.conditions.find((condition) => condition.name === name).slot;
-    const [prompt, baselinePrompt] = [detail.prompts[armOf(name)], detail.prompts[armOf(data.baseline)]];
+    const [prompt, baselinePrompt] = [detail.prompts[groupOf(name)], detail.prompts[groupOf(data.baseline)]];
     const hasTokens = prompt && prompt.tokens !== null;
     const longer = hasTokens && baselinePrompt && baselinePrompt.tokens !== null ? prompt.tokens - baselinePrompt.tokens : 0;
-    const baselineSamples = name === data.baseline ? [] : detail.samples[armOf(data.baseline)] || [];
-    const samples = detail.samples[armOf(name)] || [];
+    const baselineSamples = name === data.baseline ? [] : detail.samples[groupOf(data.baseline)] || [];
+    const samples = detail.samples[groupOf(name)] || [];
     return make(
       "section",
       { class: `s${slot}` },

@@ -95,7 +95,7 @@ def build_checked_prompts(
     build = partial(_build_prompts, problems, settings=settings, model=model, advance=advance)
     # the prompts without a filler, which conditions with the same words share
     references: dict[Condition, tuple[BuiltPrompt, ...]] = {}
-    arms: list[ConditionPrompts] = []
+    tasks: list[ConditionPrompts] = []
     for condition in conditions:
         plain_condition = condition.without_filler()
         if plain_condition not in references:
@@ -103,7 +103,7 @@ def build_checked_prompts(
         prompts = reference = references[plain_condition]
         if condition.filler:
             prompts = build(condition)
-        arm = ConditionPrompts(
+        task = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
@@ -112,16 +112,16 @@ def build_checked_prompts(
             sample=settings.sample,
         )
         if model is not None:
-            arm = _check_prompts(arm, reference)
-            if not arms:  # once, because all conditions have the same problems
+            task = _check_prompts(task, reference)
+            if not tasks:  # once, because all conditions have the same problems
                 examples = settings.draw.examples if settings.draw else ()
-                notes = (*_find_control_tokens([*problems, *examples], model), *arm.notes)
-                arm = replace(arm, notes=notes)
+                notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
+                task = replace(task, notes=notes)
             if settings.scored is not None:
-                arm = _add_answers(arm, settings, model)
-            _refuse_faults(arm, model, max_gen_toks)
-        arms.append(arm)
-    return arms
+                task = _add_answers(task, settings, model)
+            _refuse_faults(task, model, max_gen_toks)
+        tasks.append(task)
+    return tasks
 
 
 def count_builds(conditions: Sequence[Condition]) -> int:
@@ -162,7 +162,7 @@ def _build_prompts(
 
 
 def _add_answers(
-    arm: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
+    task: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
 ) -> ConditionPrompts:
     r"""Add the tokens of all scored answers to the prompts, and notes on merges and lengths.
 
@@ -174,14 +174,14 @@ def _add_answers(
     the label's end goes to the answer instead.
 
     Args:
-        arm: The prompts of a condition.
+        task: The prompts of a condition.
         settings: Their settings.
         model: The tokenizer.
     """
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
     prompts: list[BuiltPrompt] = []
     counts = Counter[str]()
-    for problem, prompt in zip(arm.problems, arm.prompts, strict=True):
+    for problem, prompt in zip(task.problems, task.prompts, strict=True):
         label, end = _make_label(prompt, settings)
         stem = label.rstrip(" ")
         others = settings.other_answers.get(problem.id, ())
@@ -197,13 +197,13 @@ def _add_answers(
                 remarks.add(OTHER_LENGTH)
         counts.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
-    notes = arm.notes
+    notes = task.notes
     if counts:
         sentences = [
             f"{count} of {len(prompts)} gold answers {remark}" for remark, count in counts.items()
         ]
         notes = (f"{'; '.join(sorted(sentences))}.", *notes)
-    return replace(arm, prompts=tuple(prompts), notes=notes)
+    return replace(task, prompts=tuple(prompts), notes=notes)
 
 
 def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
@@ -228,12 +228,12 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
-def _check_prompts(arm: ConditionPrompts, references: Sequence[BuiltPrompt]) -> ConditionPrompts:
+def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) -> ConditionPrompts:
     """Add the broken guarantees and the interventions to the prompts of one condition."""
-    condition = arm.condition
+    condition = task.condition
     faults: dict[tuple[bool, str], None] = {}  # a set would lose the order
     prompts = []
-    for problem, prompt, reference in zip(arm.problems, arm.prompts, references, strict=True):
+    for problem, prompt, reference in zip(task.problems, task.prompts, references, strict=True):
         location = f"problem {problem.id}"
         faults |= dict.fromkeys(_find_faults(location, condition, prompt, reference))
         if condition.intervention:
@@ -241,7 +241,7 @@ def _check_prompts(arm: ConditionPrompts, references: Sequence[BuiltPrompt]) -> 
             prompt = _add_intervention(condition.intervention, location, prompt, reference)
         prompts.append(prompt)
     return replace(
-        arm,
+        task,
         prompts=tuple(prompts),
         violations=tuple(text for is_violation, text in faults if is_violation),
         notes=tuple(text for is_violation, text in faults if not is_violation),
@@ -301,12 +301,12 @@ def _find_faults(
         )
 
 
-def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
+def _refuse_faults(task: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
     """Raise PromptMismatchError for the first violation, or if the context is too short."""
     fault = ""
-    longest = max((prompt.request_length for prompt in arm.prompts), default=0)
-    if arm.violations and arm.layout is not Layout.AS_PUBLISHED:
-        fault = arm.violations[0]
+    longest = max((prompt.request_length for prompt in task.prompts), default=0)
+    if task.violations and task.layout is not Layout.AS_PUBLISHED:
+        fault = task.violations[0]
     elif model.context_length is not None and longest + max_gen_toks > model.context_length:
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
@@ -316,5 +316,5 @@ def _refuse_faults(arm: ConditionPrompts, model: ModelTokenizer, max_gen_toks: i
         )
     if fault:
         raise PromptMismatchError(
-            f"Condition {arm.condition.name!r}, layout {arm.layout}, {model.name}: {fault}"
+            f"Condition {task.condition.name!r}, layout {task.layout}, {model.name}: {fault}"
         )
