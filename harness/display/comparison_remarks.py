@@ -159,6 +159,9 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
         nothing, without = "no text", "without a text"
     others = "other texts of this length"
     verdict, place = contrast["verdict"], contrast["other_texts"]
+    if place == NOT_SHOWN and not any(row["reason"] for row in families):
+        # The families differ, so a difference from all of them is not shown.
+        place = "among"
     direction = verdict if verdict in PASSED else "better or worse"
     sentences = {
         "above": f"better than {others}",

@@ -121,13 +121,15 @@ SIDE_TABLES = (
                 partial(interval, sign=True),
                 "that of the difference of one more such text on these problems and draws",
             ),
-            Column("effect range_low range_high", "filler", estimate),
+            Column("effect range_low range_high", "filler", estimate, optional=True),
             Column("place named", "place", _show_place),
             Column("rank", "rank", count),
-            Column("as_extreme", "as extreme %", number, optional=True),
+            Column("as_extreme", "as extreme %", partial(number, digits=0)),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
             Column("new_p", "p", p_value, optional=True),
-            Column("spread spread_low spread_high", f"spread [{LEVEL}]", _show_spread),
+            Column(
+                "spread spread_low spread_high", f"spread [{LEVEL}]", _show_spread, optional=True
+            ),
         ),
         remarks=(
             "range, as extreme: with fewer than 19 texts they rest on a normal distribution.",
