@@ -69,6 +69,12 @@ OtherTexts = Annotated[
 Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
+_FREE_KEYS = "output audit name dataset primary contrasts".split()
+"""Keys whose values may differ when a run is continued."""
+_RECORDED_KEYS = "replicates layouts instruction gen_kwargs repeats max_gen_toks until seed".split()
+"""Keys that are recorded with their defaults too."""
+
+
 class RunConfig(Strict):
     """One experiment."""
 
@@ -389,30 +395,15 @@ class RunConfig(Strict):
         name, the audit, what is tested (the identity of a run has its own `contrasts`), and the
         memory and the scheduling of the engine.
         """
-        values = self.as_written()
-        for key in ("output", "audit", "name", "dataset", "primary", "contrasts"):
-            del values[key]
-        for key in (
-            "baseline",
-            "across",
-            "other_texts",
-            "positive_control",
-            "fewshot",
-            "template",
-            "question",
-            "thinking",
-            "planned",
-        ):
-            # left out, so that None, False and an empty list are no difference between runs
-            if not values[key]:
-                del values[key]
+        changed_keys = self.model_dump(exclude_defaults=True).keys()
+        values = {
+            key: value
+            for key, value in self.as_written().items()
+            if key not in _FREE_KEYS and (key in changed_keys or key in _RECORDED_KEYS)
+        }
         if self.other_texts:
             # the arms have the number of texts, which may grow
             values["other_texts"] = sorted(self.other_texts)
-        if self.answer == "box":
-            del values["answer"]
-        if self.endpoint == "accuracy":
-            del values["endpoint"]
         if isinstance(self.fewshot, ExamplesConfig):
             del values["fewshot"]  # the run's identity has the examples
         elif self.fewshot and not self.fewshot.instructions:

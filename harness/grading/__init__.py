@@ -10,7 +10,6 @@ from harness.grading.other_graders import (
     AuditJob,
     as_record,
     as_text,
-    column,
 )
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Verdict",
     "as_record",
     "as_text",
-    "column",
     "describe_gold",
     "grade",
     "read_elements",

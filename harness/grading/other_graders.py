@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
-from msgspec import Meta, Struct, structs
+from msgspec import Struct, structs
 
 from harness.boxes import read_boxes
 from harness.grading.authors_rule import authors_rule
@@ -65,20 +65,9 @@ class AuditJob:
         return ["math_verify"] if self.line else list(STEPS)
 
 
-def column(meaning: str, kind: str | None = None) -> Meta:
-    """Describe a field as a column of `mless.load_run`.
-
-    Args:
-        meaning: The meaning of the column.
-        kind: The column's type in exports, if the field's own type does not tell it.
-    """
-    return Meta(description=meaning, extra={"kind": kind})
-
-
 class AuditColumns(Struct, frozen=True, kw_only=True):
     """The verdicts of the other graders. None: the grader did not end, failed, or was left out.
 
-    Records, tables and exports take their columns and descriptions from this class.
     `boxes_after_first` uses our extraction, which skips an empty box.
 
     Attributes:
@@ -91,16 +80,10 @@ class AuditColumns(Struct, frozen=True, kw_only=True):
             have gone on to another problem.
     """
 
-    math_verify: Annotated[
-        bool | None, column("audit: lm-eval's call of math_verify on the full text")
-    ] = None
-    authors_rule: Annotated[
-        bool | None, column("audit: the study's rule, which accepts substrings")
-    ] = None
-    authors_rule_strict: Annotated[bool | None, column("audit: the study's rule with equality")] = (
-        None
-    )
-    boxes_after_first: Annotated[int | None, column("number of boxes after the first")] = 0
+    math_verify: bool | None = None
+    authors_rule: bool | None = None
+    authors_rule_strict: bool | None = None
+    boxes_after_first: int | None = 0
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):

@@ -1,7 +1,6 @@
 """The records of a run, each declared once: prompts, samples, scores, sessions, identity, receipt.
 
-A declaration validates, serialises and names the columns of `mless.load_run`. Fields that a
-declaration does not name may hold anything.
+A declaration validates and serialises. Fields that it does not name may hold anything.
 """
 
 from __future__ import annotations
@@ -9,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, JsonObject
+from harness.constants import JsonObject
 from harness.errors import EngineError, RunError
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
@@ -24,7 +23,7 @@ from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
-from harness.grading import AuditColumns, Verdict, column
+from harness.grading import AuditColumns, Verdict
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.reasoning_markers import Markers, family_markers, find_opened
 
@@ -48,15 +47,15 @@ class Keyed(Struct):
 class Document(Struct):
     """A problem under a condition, as `prompt.make_document` makes it."""
 
-    id: Annotated[str, column("the problem's id in its dataset")]
+    id: str
     problem: str
-    answer: Annotated[str, column("the gold answer")]
-    subject: Annotated[str, column("the problem's subject")]
-    level: Annotated[int, column("the problem's level")]
+    answer: str
+    subject: str
+    level: int
     condition: str
     system: str
     segments: list[Segment]
-    cluster: Annotated[str, column("the problem's cluster, by default its text")] = ""
+    cluster: str = ""
 
 
 _WORD_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
@@ -78,26 +77,16 @@ class StoredPrompt(Struct, omit_defaults=True):
     """
 
     task: str
-    condition: Annotated[str, column("the condition's name", "category")]
-    layout: Annotated[
-        str,
-        column(
-            "raw, chat or as_published",
-            "category",
-        ),
-    ]
+    condition: str
+    layout: str
     prompt: str
-    prompt_sha256: Annotated[str, column("hash of the prompt's text")]
-    prompt_token_sha256: Annotated[
-        str | None, column("hash of the prompt's token ids; missing if they are unknown")
-    ]
+    prompt_sha256: str
+    prompt_token_sha256: str | None
     doc: JsonObject
     answer_prefix: str = ""
     thinking: Markers = ()
     read: str = "box"
-    draw: Annotated[
-        int, column("number of the draw of examples, from 1; no column without several draws")
-    ] = 0
+    draw: int = 0
     other_answers: tuple[str, ...] = ()
     sample: int = 0
 
@@ -271,24 +260,15 @@ class Sample(Keyed, kw_only=True, gc=False):
 
     task: str
     problem_id: str
-    sample_index: Annotated[int, column("number of the sample among the problem's samples, from 0")]
-    replicate: Annotated[
-        int,
-        column("0 for the first run of the condition, 1 for its repeat run (A/A)"),
-    ] = 0
-    seed: Annotated[
-        int | None, column("the sample's seed; missing if decoding is greedy", "int64")
-    ] = None
+    sample_index: int
+    replicate: int = 0
+    seed: int | None = None
     prompt_token_sha256: str | None
-    prompt_tokens: Annotated[int | None, column("tokens of the prompt")] = None
-    completion: Annotated[str, column("the text that the model generated")]
-    completion_tokens: Annotated[int | None, column("tokens of the completion")]
-    finish_reason: Annotated[
-        str | None, column("stop, length, or as a server spells it; missing if it reports none")
-    ] = None
-    server_tokens: Annotated[
-        int | None, column("tokens of the prompt by a server's count; missing without one")
-    ] = None
+    prompt_tokens: int | None = None
+    completion: str
+    completion_tokens: int | None
+    finish_reason: str | None = None
+    server_tokens: int | None = None
     answer_score: AnswerScore | None = None
 
     @property
@@ -330,18 +310,10 @@ class Sample(Keyed, kw_only=True, gc=False):
 class Graded(AuditColumns, frozen=True, kw_only=True):
     """A grade with its audit, as our tasks write it into sample logs."""
 
-    verdict: Annotated[
-        Verdict,
-        column(
-            "correct, incorrect, no_box, truncated, unfinished, refused, timeout, crashed or "
-            "no_reply"
-        ),
-    ]
-    answer: Annotated[
-        str | None, column("content of the last closed box, or the first line; missing if empty")
-    ]
-    reason: Annotated[str | None, column("why a sample was refused")] = None
-    audit_reason: Annotated[str | None, column("why an audit grader gave no verdict")] = None
+    verdict: Verdict
+    answer: str | None
+    reason: str | None = None
+    audit_reason: str | None = None
 
 
 class Score(Graded, frozen=True, kw_only=True, gc=False):
@@ -500,68 +472,6 @@ class ScoredBy(Struct, kw_only=True):
     format: Format = RUN_FORMAT
     grader_version: int = GRADER_VERSION
     task_version: float
-
-
-_KINDS = {int: "int32", bool: "bool"}
-
-
-def _columns(form: type[Struct], *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
-    """Type and meaning of fields of a form; `renamed` maps the name of a column to its field."""
-    hints = get_type_hints(form, include_extras=True)
-    columns = {}
-    fields = {name: name for name in names} | renamed
-    for column_name, field in fields.items():
-        field_type, meta = get_args(hints[field])
-        # an optional field, `int | None`, has the kind of its value
-        types = (field_type, *get_args(field_type))
-        kind = next((_KINDS[member] for member in types if member in _KINDS), "string")
-        columns[column_name] = (meta.extra["kind"] or kind, meta.description)
-    return columns
-
-
-SAMPLE_COLUMNS: dict[str, tuple[str, str]] = {
-    "model": ("string", "the model's label"),
-    **_columns(StoredPrompt, "condition", "layout"),
-    "filler": (
-        "string",
-        "the repeated text, or the kind of filler; missing without a filler",
-    ),
-    "filler_tokens": ("int32", "the filler's number of tokens; missing if none is stated"),
-    "placement": ("string", "the filler's placement, or `template`; missing without a filler"),
-    "words": (
-        "string",
-        "the condition's template, question, instruction or answer prefix; empty if it has none",
-    ),
-    **_columns(Document, problem_id="id"),
-    **_columns(Sample, "sample_index", "replicate"),
-    **_columns(StoredPrompt, "draw"),
-    **_columns(Document, "subject", "level", "cluster"),
-    **_columns(Graded, "verdict"),
-    "correct": ("bool", "whether the verdict is correct"),
-    **_columns(Graded, "answer"),
-    **_columns(Document, target="answer"),
-    ANSWER_LOGPROB: (
-        "float64",
-        "log-probability of the gold answer and its end, in nats; only for this endpoint, as the "
-        "next three",
-    ),
-    ANSWER_SHARE: (
-        "float64",
-        "logarithm of the gold answer's share of the probability of all its answers, in nats",
-    ),
-    "answer_tokens": (
-        "int32",
-        "tokens of the gold answer and its end",
-    ),
-    "chance": ("float64", "how often a gold answer comes first by chance, in percent"),
-    **_columns(Sample, "completion", "finish_reason", "seed"),
-    **_columns(StoredPrompt, "prompt_sha256", "prompt_token_sha256"),
-    **_columns(Sample, "prompt_tokens", "server_tokens", "completion_tokens"),
-    **_columns(Graded, "reason"),
-    **_columns(AuditColumns, *AuditColumns.__struct_fields__),
-    **_columns(Graded, "audit_reason"),
-}
-"""Type and meaning of each column of `mless.load_run`, in their order."""
 
 
 def as_json(record: Struct) -> JsonObject:

@@ -14,12 +14,19 @@ from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
 from harness.grading.answer_forms import has_other_form
 from harness.reasoning_markers import find_opened
-from harness.runs.records import SAMPLE_COLUMNS, Sample, Score, StoredPrompt
+from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import RunFiles
 
 if TYPE_CHECKING:
     import pandas
 
+SAMPLE_COLUMNS = f"""
+model condition layout filler filler_tokens placement words problem_id sample_index replicate draw
+subject level cluster verdict correct answer target {ANSWER_LOGPROB} {ANSWER_SHARE} answer_tokens
+chance completion finish_reason seed prompt_sha256 prompt_token_sha256 prompt_tokens server_tokens
+completion_tokens reason math_verify authors_rule authors_rule_strict boxes_after_first audit_reason
+""".split()
+"""The columns of `load_run`, in their order. docs/samples.md has their types and meanings."""
 _SAMPLE_TYPES = {
     **dict.fromkeys(("sample_index", "replicate"), np.int32),
     **dict.fromkeys(("finish_reason", "seed", "prompt_token_sha256"), object),
@@ -42,7 +49,7 @@ def load_run(
     once. So `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`.
     `analysis.compare` makes the A/A columns of a frame with both replicates.
 
-    Columns: those of `records.SAMPLE_COLUMNS`, in their order. `draw` is there if there are several
+    Columns: those of SAMPLE_COLUMNS, in their order. `draw` is there if there are several
     draws of examples, and `answer_logprob`, `answer_share`, `answer_tokens` and `chance` if that is
     the endpoint. A value that a backend or grader does not report is missing.
 
