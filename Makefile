@@ -76,11 +76,10 @@ bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)
 
 # Simulated experiments with a known truth: error rates, coverage and power of the statistics, into
-# benchmarks/CALIBRATION.md, SWEEPS.md and OTHER_TEXTS.md (about 25 minutes on two cores), and the picture
+# benchmarks/CALIBRATION.md and OTHER_TEXTS.md (about 25 minutes on two cores), and the picture
 # docs/figures/other-texts.png of the committed example.
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
-	.venv/bin/python -m benchmarks.sweep_calibration
 	.venv/bin/python -m benchmarks.text_calibration
 
 # A real run changed by hand in nine ways, each of which the tables must call by its name, into benchmarks/CONTROLS.md

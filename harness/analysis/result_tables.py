@@ -13,7 +13,6 @@ from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_instructions import instructions_table, merge_instructions
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.sample_scores import choose_score
-from harness.analysis.sweeps import sweep_table
 from harness.constants import BASELINE, GOLD_FIRST
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
@@ -190,7 +189,6 @@ def _make_side_tables(
         outcomes, outcomes_by_instruction = [], []
     elif merged is not frame:
         outcomes_by_instruction = count_outcomes(frame, score=design.score)
-    by_setting = group_by_setting(outcomes)
     settings_by_instruction = group_by_setting(outcomes_by_instruction)
     pairs = _pair_conditions(outcomes, design)
     references = design.reference_conditions
@@ -199,7 +197,6 @@ def _make_side_tables(
     return {
         "instructions": instructions_table(settings_by_instruction, pairs, references),
         "texts": text_table(settings_by_instruction, conditions, references, design.baseline),
-        "sweeps": sweep_table(by_setting, conditions, baseline=design.baseline),
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),
     }

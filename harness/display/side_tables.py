@@ -14,7 +14,6 @@ from harness.analysis import (
     mediators_and_audit,
     other_instructions,
     other_texts,
-    sweeps,
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
@@ -55,10 +54,6 @@ class SideTable:
     columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
     on_request: bool = False
-
-
-def _show_lengths(lengths: Any) -> str:
-    return str(lengths).replace(" ", ", ")
 
 
 def _show_grader(accuracy: Any, change: Any) -> str:
@@ -135,22 +130,6 @@ SIDE_TABLES = (
             "range, as extreme: with fewer than 19 texts they rest on a normal distribution.",
             "In brackets: exploratory, because the texts were not named before the run. The mean "
             "and the spread, for new texts and problems, decide nothing.",
-        ),
-    ),
-    SideTable(
-        key="sweeps",
-        heading="Lengths of a filler, points",
-        meanings=sweeps.SWEEP_COLUMNS,
-        words=("model", "layout", "filler", "placement", "words"),
-        columns=(
-            Column("lengths", "tokens", _show_lengths),
-            Column("difference low high", f"all lengths [{LEVEL}]", difference),
-            Column(
-                "longest_less_shortest longest_low longest_high",
-                "longest minus shortest",
-                difference,
-            ),
-            Column("p_adjusted", "p adj.", p_value),
         ),
     ),
     SideTable(

@@ -1,19 +1,12 @@
-import json
-
 import numpy as np
 import pytest
 
-from benchmarks.sweep_calibration import EFFECTS, NONE, measure, simulate
 from harness.analysis import estimate_difference
-from harness.analysis.count_correct import count_outcomes, group_by_setting
 from harness.analysis.crossed_effects import (
     crossed_error,
     estimate_over_draws,
     pool_changes,
 )
-from harness.analysis.sweeps import SWEEP_COLUMNS, estimate_trend, sweep_table
-from harness.experiment.expand_conditions import read_conditions
-from tests.make import evaluation
 
 
 def test_the_pooled_difference_is_the_mean_of_models_and_the_test_is_over_problems():
@@ -95,58 +88,3 @@ def test_no_interval_for_new_models_is_shorter_than_that_for_these():
     row = pool_changes([(np.repeat([-1, 0], [3, 297]), 1)] * 4)
     assert row["new_low"] <= row["low"] < row["high"] <= row["new_high"]
     assert row["new_p"] >= row["p"]
-
-
-def test_a_sweep_is_tested_by_its_mean_and_by_its_longest_minus_its_shortest_length():
-    changes = simulate(EFFECTS["monotone, 0 to 4 points"], "coins", np.random.default_rng(1)).T
-    clusters = np.arange(changes.shape[1])
-    samples = np.ones((1, len(clusters)), dtype=int)
-    mean, extremes = estimate_trend(changes[:, None], samples, clusters)
-    expected = estimate_difference(changes.sum(axis=0), 8)
-    assert (mean.difference, mean.p) == (pytest.approx(changes.mean()), expected.p)
-    expected = estimate_difference(changes[-1] - changes[0], 1)
-    assert (extremes.difference, extremes.p) == (pytest.approx(expected.difference), expected.p)
-    unchanged = estimate_trend(0 * changes[:, None], samples, clusters)
-    assert [estimate.p for estimate in unchanged] == [1, 1]
-
-
-def test_in_simulations_a_sweep_errs_rarely():
-    """benchmarks/sweep_calibration.py compares its power with that of single lengths."""
-    assert measure(NONE, "coins", 150)[0] < 0.1 and measure(NONE, "skewed", 40, 100, 20)[0] < 0.15
-
-
-SLASHES = [{"name": f"s{n}", "unit": "/", "count": n, "placement": "random"} for n in (40, 10, 25)]
-WORDS = [{"name": f"h{n}", "unit": "he", "count": n, "placement": "random"} for n in (10, 25)]
-TEXTS = [{"name": f"t{n}", "sentence": n // 10, "count": n} for n in (10, 25, 40)]
-
-
-@pytest.fixture
-def lengths():
-    """Conditions of several lengths."""
-    single = {"name": "own", "text": "a b"}
-    return read_conditions({"conditions": ["wo", single, *SLASHES, *WORDS, *TEXTS]})
-
-
-def test_the_table_has_a_row_for_each_filler_and_placement(lengths):
-    rng = np.random.default_rng(1)
-    verdicts = {
-        name: np.where(rng.random((200, 1)) < 0.5 + 0.4 * (name == "s25"), "correct", "incorrect")
-        for name in lengths
-    }
-    frame = evaluation(verdicts).samples
-    by_setting = group_by_setting(count_outcomes(frame))
-    table = sweep_table(by_setting, lengths, baseline="wo")
-    assert list(table.columns) == list(SWEEP_COLUMNS)
-    (row,) = table.to_dict("records")  # two lengths are no sweep
-    names = ("filler", "placement", "lengths", "problems")
-    assert [row[name] for name in names] == ["/", "random", "10 25 40", 200]
-    accuracy = 100 * frame.groupby("condition")["correct"].mean()
-    mean = accuracy[["s10", "s25", "s40"]].mean()
-    assert row["difference"] == pytest.approx(mean - accuracy["wo"])
-    assert row["low"] < row["difference"] < row["high"] and row["p"] == row["p_adjusted"] < 0.05
-    extremes = row["longest_less_shortest"]
-    assert extremes == pytest.approx(accuracy["s40"] - accuracy["s10"])
-    assert row["longest_low"] < extremes < row["longest_high"]
-    json.dumps(row)
-    assert sweep_table({}, lengths, baseline="wo").empty
-    assert sweep_table(by_setting, lengths, baseline="s40").empty, "a length itself"
