@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
+.PHONY: demo example example-anew other-texts test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
 # The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
 # make demo OUTPUT=another/folder
@@ -19,8 +19,9 @@ demo: .venv/installed
 	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run=$(OUTPUT) -o $(OUTPUT)
 	.venv/bin/mless report $(OUTPUT) -o $(OUTPUT)/report.html
 
-# The committed example run, results/example: generated where it is not whole (15 minutes on two cores; an interruption is
-# continued), then all that is made of it (2 minutes): tables, traces, figures, report, and the notebook's outputs.
+# The committed example run, results/example: generated where it is not whole (35 minutes on two busy cores; an
+# interruption is continued), then all that is made of it (2 minutes): tables, traces, figures, report, and the
+# notebook's outputs.
 EXAMPLE = results/example
 TABLE = .venv/bin/mless table $(EXAMPLE) --mediators --audit --explain --format
 PROBE = .venv/bin/mless probe $(EXAMPLE) --model smollm2 --layers 1-13 --conditions mless,mless-first,random,random-first
@@ -42,8 +43,22 @@ $(EXAMPLE)/run.json: | .venv/installed
 # All of it again, samples too, in a folder beside; the old run goes when the new one is whole.
 example-anew:
 	$(MAKE) $(EXAMPLE).part/run.json EXAMPLE=$(EXAMPLE).part
+	xz --force $(EXAMPLE).part/*.jsonl
 	rm -rf $(EXAMPLE) && mv $(EXAMPLE).part $(EXAMPLE)
 	$(MAKE) example
+
+# Would other texts have done the same, in three tasks and at two places? docs/figures/other-texts-by-task.png. Slashes
+# between instruction and examples of products are those of the example.
+TASKS = products-first capitals capitals-first opposites opposites-first
+other-texts: .venv/installed $(TASKS:%=results/other-texts-%/run.json)
+	.venv/bin/python -m benchmarks.other_texts $(EXAMPLE) $(TASKS:%=results/other-texts-%)
+
+results/other-texts-products-first/run.json: SETTINGS = --set repeats=3
+results/other-texts-capitals%: SETTINGS = --set repeats=1 --set 'dataset={path: configs/problems/capitals.jsonl}'
+results/other-texts-opposites%: SETTINGS = --set repeats=1 --set 'dataset={path: configs/problems/opposites.jsonl}'
+results/other-texts-%/run.json: | .venv/installed
+	.venv/bin/mless run configs/runs/other-texts.yaml --output $(@D) $(SETTINGS) \
+		--set 'primary=mless$(findstring -first,$*) - wo' --set name=$*
 
 # Three processes: one starts engines, and often waits for them; the others do all the rest meanwhile.
 THREE = -n 3 --no-loadscope-reorder
