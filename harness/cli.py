@@ -40,7 +40,7 @@ COMMANDS = {
         "attention_probe.commands.probe": (
             "mless probe results/example --flip changed --controls -o flipped.traces"
         ),
-        "attention_probe.commands.attention": "mless attention flipped.traces -o page.html",
+        "attention_probe.commands.heads": "mless heads flipped.traces -o page.html",
         "attention_probe.commands.figure": "mless figure configs/figures/qwen-heads-12-13-14.yaml",
     },
     "Use lm-eval, check the installation": {

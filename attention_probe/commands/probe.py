@@ -125,7 +125,7 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
             f"traces  {output}",
             f"layers  {layers}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
-            f"next    mless attention {output} -o page.html",
+            f"next    mless heads {output} -o page.html",
         ]
     typer.echo("\n".join(lines))
 

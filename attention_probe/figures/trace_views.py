@@ -65,9 +65,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
     if not header.options.get("rows"):
         notes.append(NO_ROWS)
     if len(problems) < len(shared):
-        notes.append(
-            f"The first {len(problems)} of {len(shared)} problems: mless attention shows all."
-        )
+        notes.append(f"The first {len(problems)} of {len(shared)} problems: mless heads shows all.")
     facts = {
         # all runs have a folder of the name `attention`, so the run's name stands before it
         "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",

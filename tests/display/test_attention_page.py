@@ -163,7 +163,7 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     first = write_pairs(tmp_path / "first.traces", problems=1)
     second = write_pairs(tmp_path / "second.traces", rows=0, header={"model": "other"}.items())
     page = tmp_path / "page.html"
-    result = command("attention", first, second, "-o", page)
+    result = command("heads", first, second, "-o", page)
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout == f"page  {page} ({page.stat().st_size / 1e6:.1f} MB)\n"
     facts, problems = read_scripts(page.read_text())
@@ -174,14 +174,14 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     expected = make_traced("p1", "mless").measures
     for index, region in enumerate(TOKEN_REGIONS):
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
-    result = command("attention", first, "-o", first / "header.json")
+    result = command("heads", first, "-o", first / "header.json")
     refused(result, "header.json is no report: expected an .html file")
 
 
 def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):
     path = write_pairs(tmp_path / "some.traces", problems=3)
     view = read_view(path, most_bytes=10)
-    note = "The first 1 of 3 problems: mless attention shows all."
+    note = "The first 1 of 3 problems: mless heads shows all."
     assert len(view.prompts) == 1 and note in view.facts["notes"]
     assert len(read_view(path, PAGE_BYTES).prompts) == 3
 

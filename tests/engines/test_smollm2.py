@@ -125,7 +125,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
         f"table {folder} --explain",
         f"show {folder} --changed",
         f"probe {folder} --n 4 --layers 1-2 --conditions {conditions} -o {traces}",
-        f"attention {traces} -o {tmp_path}/attention.html",
+        f"heads {traces} -o {tmp_path}/attention.html",
         f"report {folder} --traces {traces} -o {page}",
     ):
         succeed(mless, *command.split())

@@ -1,4 +1,4 @@
-"""`mless attention`: look at the attention of single heads and tokens."""
+"""`mless heads`: look at the attention of single heads and tokens."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 
-def attention(
+def heads(
     traces: Annotated[
         list[Path], typer.Argument(help="Folders of traces, as `mless probe` writes them.")
     ],
