@@ -38,7 +38,7 @@ Integers = NDArray[np.int64]
 HEADER = "header.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TraceEntry:
     """The facts that identify a trace.
 
@@ -63,7 +63,7 @@ class TraceEntry:
     filler_span: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Trace(TraceEntry):
     """What was measured of one prompt; ARRAYS and MEASURES define the arrays, their axes and units.
 
@@ -90,7 +90,7 @@ FACTS = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAY
 """The fields of a trace that are not arrays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceHeader:
     """The facts that all traces of one folder share; traces of another kind are refused.
 

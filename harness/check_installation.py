@@ -28,7 +28,7 @@ HUB_SECONDS = 3.0
 """Time limit for an answer of the hub."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Check:
     """The outcome of one check.
 

@@ -35,7 +35,7 @@ _FIRST_TOKEN_SINKS = ("llama", "gemma")
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CurveSettings:
     """Which weights are in a curve, and at which x.
 

@@ -76,7 +76,7 @@ _LEXEMES = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reference:
     """Threshold and bins of the prompt without filler, which its other conditions share.
 

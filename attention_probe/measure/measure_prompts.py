@@ -27,7 +27,7 @@ AVERAGES = 3
 """The number of sets in `query_sets`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """Which measurements to make.
 

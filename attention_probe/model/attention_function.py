@@ -40,7 +40,7 @@ ATTENTION = "mless_capture"
 """The name in both registries."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CausalMask:
     """Which keys each query may see, as a rule, because a stored mask would be quadratic in size.
 

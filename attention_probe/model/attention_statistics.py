@@ -18,7 +18,7 @@ class CaptureFinished(Exception):
     """Ends a forward pass as soon as the capture is complete; it never leaves `capture`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LayerCapture:
     """The numbers of one layer's attention. Weights are after softmax, in float32.
 
@@ -32,7 +32,7 @@ class LayerCapture:
     rows: Float[Tensor, "head row key"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CaptureRequest:
     """What to keep of a forward pass.
 
@@ -47,7 +47,7 @@ class CaptureRequest:
     row_count: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Capture:
     """The request of one forward pass, and its result, which the pass fills.
 

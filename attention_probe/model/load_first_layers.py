@@ -39,7 +39,7 @@ MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """Prefix of the names of the text model's tensors in older and newer multimodal checkpoints."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LoadedModel:
     """The first layers of a model, ready to run.
 

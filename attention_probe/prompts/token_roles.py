@@ -39,7 +39,7 @@ ROLES = built_prompts.TOKEN_ROLES
 FILLER, COMPLETION = map(ROLES.index, ("filler", "completion"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizedPrompt:
     """A prompt's tokens. All arrays have one entry for each token.
 

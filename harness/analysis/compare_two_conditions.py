@@ -19,7 +19,7 @@ from harness.runs.join_runs import describe_problem_differences
 from harness.runs.read_runs import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Side:
     """One of the two conditions.
 

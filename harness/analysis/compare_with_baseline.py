@@ -75,7 +75,7 @@ _COUNTS = (
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Design:
     """What is compared with what, and which differences are tested.
 

@@ -22,7 +22,7 @@ Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcomes:
     """Counts of one condition in one replicate. A prompt is an instruction with a draw of examples.
 

@@ -60,7 +60,7 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     return row | {"p": effect.p} | to_points(effect)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CrossedDifference:
     """The mean difference if prompts and problems are both samples of larger populations.
 

@@ -37,7 +37,7 @@ def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats
     return np.bincount(clusters, values) / sizes, weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PairedDifference:
     """The mean difference between two conditions, its sign-flip test, and the inverted test.
 

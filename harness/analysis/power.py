@@ -17,7 +17,7 @@ EFFECT_STEPS = 12
 """Halvings of the range of effects: far finer than the precision of the simulated runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A planned comparison of a condition with the baseline.
 

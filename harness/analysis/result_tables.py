@@ -20,7 +20,7 @@ from harness.runs.join_runs import join
 from harness.runs.read_runs import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Leaderboard:
     """All tables of some runs.
 

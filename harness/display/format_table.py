@@ -25,7 +25,7 @@ _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """A cell: its text, its key for sorting, and whether it is bold because a test was passed."""
 
@@ -34,7 +34,7 @@ class Cell:
     strong: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """One column of a table.
 
@@ -71,7 +71,7 @@ class Column:
         return Cell(text=self.format(*values), key=str(sort_value), strong=is_strong)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """A table before it is written in a format.
 

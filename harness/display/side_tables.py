@@ -33,7 +33,7 @@ from harness.display.format_values import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SideTable:
     """A table beside the comparison.
 

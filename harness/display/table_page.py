@@ -20,7 +20,7 @@ SCHEMA = "mless-table/2"
 """Name and version of the JSON that `as_json` writes: docs/tables.md."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TableOptions:
     """The content and the format of a page.
 

@@ -16,7 +16,7 @@ from harness.experiment.plan import Request
 from harness.finish_reasons import read_reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Completion:
     """The completion of one request.
 

@@ -23,7 +23,7 @@ FRUITLESS_STARTS = 3
 """After this number of starts in a row without a sample no engine is started any more."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Engine:
     """One engine of the pool.
 

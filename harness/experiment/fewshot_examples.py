@@ -23,7 +23,7 @@ POOL_FACTOR = 5
 draws then share about a fifth of their examples, and there are far more draws than a run uses."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Draw:
     """The examples in all prompts of a draw.
 

@@ -45,7 +45,7 @@ class ExplicitSampling(Strict):
 _FIELDS = tuple(ExplicitSampling.model_fields)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """The effective parameters of all requests of a run.
 

@@ -341,7 +341,7 @@ def _build_tasks(
     return tasks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """One completion to generate.
 

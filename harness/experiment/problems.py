@@ -154,7 +154,7 @@ def refuse_other_golds(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """One problem with its answer.
 
@@ -260,7 +260,7 @@ AnyDataset = Annotated[
 """A config's `dataset`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Problems and their source: a file, a hub name with its revision, or generator settings."""
 

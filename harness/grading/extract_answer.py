@@ -28,7 +28,7 @@ GRADED = ("correct", "incorrect")
 TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GradeJob:
     """A completion to be graded.
 
@@ -62,7 +62,7 @@ class GradeJob:
         return tuple(map(with_decimal_points, targets)) if self.decimal == "," else targets
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Grade:
     """The grader's verdict on one completion.
 

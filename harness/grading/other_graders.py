@@ -22,7 +22,7 @@ from harness.grading.extract_answer import Grade
 from harness.reasoning_markers import Markers, skip_reasoning
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AuditJob:
     r"""A completion for the other graders.
 

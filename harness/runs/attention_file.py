@@ -7,7 +7,7 @@ from typing import Any
 from harness.constants import JsonObject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionView:
     """What the interactive view shows of one model.
 

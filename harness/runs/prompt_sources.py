@@ -79,7 +79,7 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         return [(role, text) for role, text in chunks if text]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """A problem under all conditions in which the model got it.
 
@@ -111,7 +111,7 @@ class Problem:
         return self.matched_to is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Problems and their prompts, in one layout.
 

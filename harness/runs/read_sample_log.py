@@ -41,7 +41,7 @@ _IDS = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
 """Names of fields in which copies of a document may differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleLog:
     """A sample log.
 

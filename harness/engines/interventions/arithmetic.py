@@ -22,7 +22,7 @@ RequestIntervention = Mapping[str, Any]
 """The intervention on a request, as the config's intervention resolves it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fillers:
     """The fillers of several sequences, as tensors [sequence, 1, 1] on the device.
 

@@ -32,7 +32,7 @@ OTHER_LENGTH = "are compared with answers of another number of tokens, as too fe
 """Remarks on gold answers whose log-probability is measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ConditionPrompts:
     """The prompts of one condition in one layout, and the guarantees that they break.
 

@@ -77,7 +77,7 @@ class Layout(StrEnum):
     AS_PUBLISHED = "as_published"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """A stretch of prompt text with one role."""
 
@@ -90,7 +90,7 @@ def join_texts(segments: Iterable[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Prompt:
     """A prompt as it is requested, before a template and a tokenizer.
 
@@ -143,7 +143,7 @@ class Prompt:
         return messages if self.system else messages[1:]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PromptSettings:
     """What the prompts of several conditions share.
 
@@ -209,7 +209,7 @@ class PromptSettings:
         return example, question
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Draft:
     """The segments of a prompt before its filler is inserted. Some segments may have no text.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelTokenizer:
     """A model's tokenizer and context length: all that its prompts depend on.
 
