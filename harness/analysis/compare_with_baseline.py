@@ -48,8 +48,6 @@ COMPARISON_COLUMNS = {
     "graded": "percent of samples with a graded answer",
     "wrong_to_right": "problems from wrong to right, mean over sample pairs with equal examples",
     "right_to_wrong": "problems from right to wrong",
-    "solved_only_with": "problems solved in at least one sample of the condition alone",
-    "solved_only_without": "problems solved in at least one sample of the baseline alone",
     "role": "baseline, tested, exploratory, or reference (positive control)",
     "primary": "whether this is the primary contrast",
     "tests": "tests that share the 5 percent",
@@ -68,10 +66,7 @@ COMPARISON_COLUMNS = {
     "other_texts": "above, among, below or not shown: place among other texts, in each family",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = (
-    *("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed"),
-    *("solved_only_with", "solved_only_without"),
-)
+_COUNTS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
 _BOOLEANS = ("primary", "within_margin", "by_format")
 
 
@@ -225,7 +220,6 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     right, right_before = new.right_by_prompt, old.right_by_prompt
     samples = old.samples_by_prompt
     gains, losses = _count_flips(old, new)
-    solved_only_with, solved_only_without = _count_solved(old, new)
     difference = estimate_over_draws(
         old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
     )
@@ -253,8 +247,6 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         **to_points(answered_difference, answered_columns),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "solved_only_with": solved_only_with,
-        "solved_only_without": solved_only_without,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         "within_margin": is_within and difference.clusters >= fewest,
@@ -279,19 +271,14 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
         of samples.
     """
     if new.in_nats:
-        return _count_solved(old, new)
+        gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
+        return float(gained.sum()), float(lost.sum())
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
     pairs = old.k * int(samples.max())
     gains = ((samples - right_before) * right).sum() / pairs
     losses = (right_before * (samples - right)).sum() / pairs
     return float(gains), float(losses)
-
-
-def _count_solved(old: Outcomes, new: Outcomes) -> tuple[int, int]:
-    """Numbers of problems that only the new, and only the old outcomes solve at least once."""
-    gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
-    return int(gained.sum()), int(lost.sum())
 
 
 def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:

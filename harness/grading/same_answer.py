@@ -12,7 +12,6 @@ from contextlib import suppress
 from itertools import chain, product, starmap
 
 from harness.grading.answer_elements import (
-    BASED,
     COLONS,
     COMMAS,
     CONDITIONS,
@@ -213,9 +212,8 @@ def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
 
 def _agrees_in_chain(term: str, last: str) -> bool:
     """Whether a term of a chain may equal the last term. A term that is not readable may."""
-    if BASED.fullmatch(term) or BASED.fullmatch(last):
-        with suppress(ValueError):
-            return integer_value(term) == integer_value(last)
+    with suppress(ValueError):
+        return integer_value(term) == integer_value(last)
     if _same_answer(term, last):
         return True
     is_balanced = brackets(f"({term})")[0] == "()"

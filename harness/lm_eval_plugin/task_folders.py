@@ -163,18 +163,13 @@ def _find_task(name: str) -> str:
         if "class" not in settings and settings.get("output_type", _GENERATES) == _GENERATES:
             generating.append(task)
     if name not in generating:
-        if name not in manager.task_index:
-            reason = "lm-eval has no such task"
-        elif name in manager.all_groups:
-            reason = "it is a group of tasks; name one of them"
-        elif "class" in (manager.task_index[name].cfg or {}):
-            reason = "it is written in Python, so no filler can be inserted"
-        else:
-            reason = "it compares log-likelihoods, so no filler can be inserted"
         family = name.partition("_")[0]
         relatives = [task for task in generating if task.startswith(family)]
         near = list_near(name, relatives or generating, 3)
-        raise ConfigError(f"--wrap {name}: {reason}. Tasks that generate text: {near}.")
+        raise ConfigError(
+            f"--wrap {name}: expected a single task of lm-eval that generates text and is written "
+            f"in YAML, such as {near}."
+        )
     path = Path(str(manager.task_index[name].yaml_path))
     return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 

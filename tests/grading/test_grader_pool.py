@@ -133,17 +133,6 @@ def test_a_long_job_is_submitted_at_once_and_survives_the_absence_of_the_parent(
     assert audit.reason is None and audit.authors_rule_strict and audit.math_verify
 
 
-def test_replies_in_time_are_read_after_a_long_absence(auditing):
-    expected = run_job(auditing, audit_job(r"\boxed{3}"))  # lm-eval's graders are loaded now
-    workers = children()
-    auditing.submit("audit", audit_job(r"so \boxed{3}"))
-    auditing.submit("grade", sum_job(4))
-    time.sleep(2.5)  # all replies of the audit are in the pipe; the grade waits in the pool
-    results = dict(auditing.drain())
-    assert results["audit"] == expected and expected.reason is None and results["grade"].correct
-    assert children() == workers
-
-
 def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     """lm-eval's call of math_verify has no limit: it tries to compute this number."""
     text = r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"
