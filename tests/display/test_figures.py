@@ -15,9 +15,20 @@ from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
 from harness.display.figures.interval_rows import draw_accuracies, draw_forest
+from harness.display.figures.lines import draw_dose
 from harness.display.format_values import MINUS
+from harness.experiment.conditions import as_condition
 from tests.commands.test_cli import refused
-from tests.make import CONTROL, GREEDY_RUN, REGISTERED, compare_rows, drawn, evaluation, with_cases
+from tests.make import (
+    CONTROL,
+    GREEDY_RUN,
+    REGISTERED,
+    compare_rows,
+    drawn,
+    evaluation,
+    verdicts_by_count,
+    with_cases,
+)
 
 MODELS = {
     "Qwen2.5-Math-1.5B": (0.5, 0.25),
@@ -142,6 +153,31 @@ def test_the_forest_has_the_noise_first_and_then_all_intervals_and_fills_signifi
     assert [text for text in texts if text in verdicts] == verdicts
     printed = [json.loads(text.replace("+", "")) for text in texts if text.startswith("[")]
     assert np.allclose(printed, intervals, atol=0.5)
+
+
+def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_length():
+    fillers = [{}, {"unit": "/", "count": 40}, {"unit": "/", "count": 5}]
+    fillers += [{"unit": "he", "count": 5}, {"unit": "he", "count": 9}]
+    conditions, verdicts = {}, {}
+    for name, filler, correct in zip("wabcd", fillers, (80, 160, 90, 84, 76), strict=True):
+        name = name.replace("w", "wo")
+        conditions[name] = as_condition({"name": name, **filler} if filler else name)
+        verdicts[name] = {"correct": correct, "incorrect": 200 - correct}
+    table = compare(evaluation(verdicts_by_count(verdicts)).read())
+    figure = draw_dose(table, conditions)
+    assert not cut_off(figure) and not covered(figure)
+    (axes,) = figure.axes
+    assert axes.get_legend_handles_labels()[1] == ["/", "he"]
+    lines = [line.get_xydata().round() for line in axes.lines if len(line.get_xdata()) == 3]
+    assert np.array_equal(lines, [[[0, 0], [5, 5], [40, 40]], [[0, 0], [5, 2], [9, -2]]])
+    intervals, marks = axes.collections[::2], axes.collections[1::2]
+    rows = table.set_index("condition")[["low", "high"]]
+    for drawn_intervals, names in zip(intervals, ("ba", "cd"), strict=True):
+        segments = [segment[:, 1] for segment in drawn_intervals.get_segments()]
+        assert np.array_equal(segments, rows.loc[[*names]])
+    colours = [[to_hex(face) for face in mark.get_facecolors()] for mark in marks]
+    colour = looks(conditions)["a"].colour
+    assert colours == [[colour, colour], ["#ffffff", "#ffffff"]]
 
 
 def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 import yaml
 
-from harness.analysis.sweeps import group_lengths
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
+from harness.display.figures.lines import find_sweeps
 from harness.display.report.report_samples import read_samples
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
@@ -197,8 +197,8 @@ def test_a_count_of_0_leaves_out_only_the_filler(sweep, names):
 @with_cases
 def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
     conditions = make_config(sweep={**sweep, "count": [0, 5, 9]}).conditions
-    groups = group_lengths({condition.name: condition for condition in conditions})
-    assert [filler.filler for filler in groups] == lines
+    groups = find_sweeps({condition.name: condition for condition in conditions})
+    assert [filler for filler, *_ in groups] == lines
     assert [sorted(by_length) for by_length in groups.values()] == [[0, 5, 9]] * 2
     grouped = [name for by_length in groups.values() for name in by_length.values()]
     assert {*grouped} | {"wo"} == {*names_of(conditions)}

@@ -1,6 +1,6 @@
-"""Sweeps: lines of differences over the length of the filler."""
+"""Lines of differences over the length of the filler."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,12 +8,35 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.analysis.sweeps import SweptFiller, find_sweeps
 from harness.constants import PASSED
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT
 from harness.display.format_values import LEVEL
 from harness.experiment.conditions import Condition
+
+
+def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], dict[int, str]]:
+    """For each filler with two lengths or more, the condition of each length, in their order.
+
+    A filler is its description, placement and other words of the prompt. Length 0, the last, is a
+    condition without a filler that has the same words, if there is one. A condition that states no
+    number of tokens has no length.
+    """
+    lengths: dict[tuple[str, ...], dict[int, str]] = {}
+    without_filler: dict[str, str] = {}
+    for name, condition in conditions.items():
+        if condition.filler is None:
+            without_filler.setdefault(condition.words, name)
+        elif condition.filler_tokens:
+            columns = condition.describe()
+            filler = (columns["filler"], columns["placement"], condition.words)
+            # a later condition of the same length has the same prompt, so the first stands for both
+            lengths.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
+    sweeps = {filler: names for filler, names in lengths.items() if len(names) > 1}
+    for (*_, words), names in sweeps.items():
+        if words in without_filler:
+            names[0] = without_filler[words]
+    return sweeps
 
 
 def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> Figure:
@@ -25,17 +48,13 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         table: From `harness.analysis.compare`, with the reference conditions.
         conditions: The conditions of the configs, by name.
     """
-    doses = find_sweeps(conditions)
-    condition_looks = figure_style.looks(conditions)
-    looks = {}
-    for filler, lengths in doses.items():
-        # the look of its first condition, so that the study's fillers look as in all other figures
-        has_length = [name for length, name in lengths.items() if length]
-        looks[filler] = condition_looks[min(has_length, key=[*conditions].index)]
-    names = _name_fillers(doses)
+    sweeps = find_sweeps(conditions)
+    looks = figure_style.looks(conditions)
     settings = figure_style.split_settings(table)
     baseline = figure_style.wrapped_label(table["baseline"].iloc[0])
-    step = 0.012 * max(max(lengths) for lengths in doses.values())
+    step = 0.012 * max(map(max, sweeps.values()))
+    # placement and words, which the legend has only where they differ
+    differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
         "cover each other are moved apart a little."
@@ -50,26 +69,19 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             differences = figure_style.without_reference_conditions(rows).set_index("condition")
             # The baseline is the point with no filler and has no difference from itself.
             differences = differences.fillna({"difference": 0.0})
-            for index, (filler, lengths) in enumerate(doses.items()):
-                points = differences.reindex(list(lengths.values())).assign(x=list(lengths))
-                points = points.dropna(subset="role")
-                shift = step * (index - (len(doses) - 1) / 2)
-                points["x"] += np.where(points["x"] > 0, shift, 0)
-                _draw_filler(axes, points, looks[filler], names[filler])
+            for index, (filler, names) in enumerate(sweeps.items()):
+                points = differences.reindex([*names.values()]).assign(x=[*names])
+                points = points.dropna(subset="role").sort_values("x")
+                shift = step * (index - (len(sweeps) - 1) / 2)
+                points["x"] += shift * (points["x"] > 0)
+                fields = filler if differ else filler[:1]
+                legend = ", ".join(figure_style.spell(field) for field in fields if field)
+                # the look of its first condition, so that the study's fillers look as in all
+                # other figures
+                look = looks[next(iter(names.values()))]
+                _draw_filler(axes, points, look, figure_style.wrapped_label(legend))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
-
-
-def _name_fillers(fillers: Iterable[SweptFiller]) -> dict[SweptFiller, str]:
-    """The name of each filler in the legend, with its placement and words where they differ."""
-    differ = len({(filler.placement, filler.words) for filler in fillers}) > 1
-    names = {}
-    for filler in fillers:
-        fields = [filler.filler]
-        if differ:
-            fields += [field for field in (filler.placement, filler.words) if field]
-        names[filler] = figure_style.wrapped_label(", ".join(map(figure_style.spell, fields)))
-    return names
 
 
 def _draw_filler(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str) -> None:
@@ -78,13 +90,14 @@ def _draw_filler(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, 
     axes.plot(points["x"], points["difference"], **line)
     compared = points[points["role"] != "baseline"]
     axes.vlines(compared["x"], compared["low"], compared["high"], color=look.colour, linewidth=0.9)
-    for is_filled, rows in compared.groupby(compared["verdict"].isin(PASSED)):
-        axes.plot(
-            rows["x"],
-            rows["difference"],
-            look.marker,
-            color=look.colour,
-            markerfacecolor=look.colour if is_filled else "white",
-            markersize=0.6 * FONT,
-        )
+    faces = np.where(compared["verdict"].isin(PASSED), look.colour, "white")
+    axes.scatter(
+        compared["x"],
+        compared["difference"],
+        s=(0.6 * FONT) ** 2,  # the area in square points
+        c=faces,
+        marker=look.marker,
+        edgecolors=look.colour,
+        zorder=2,
+    )
     axes.plot([], [], marker=look.marker, label=name, **line)
