@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture, softmax_layers
@@ -27,7 +27,7 @@ LayerSums = Mapping[int, Float[Tensor, "head key"]]
 def self_check(
     loaded: LoadedModel,
     prompts: Sequence[TokenizedPrompt],
-    record: Record,
+    record: RecordOptions,
     float32_model: LoadedModel | None = None,
 ) -> dict[str, Any]:
     """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.model.load_first_layers import LoadedModel, default_device, load_model
 from attention_probe.prompts.token_roles import GAP, without_gap
 from harness import smollm2_model
@@ -46,7 +46,7 @@ class ProbeSettings:
     model: str | None = None
     layers: tuple[int, ...] = (0,)
     conditions: tuple[str, ...] = ()
-    record: Record = field(default_factory=Record)
+    record: RecordOptions = field(default_factory=RecordOptions)
     dtype: Dtype = "float32"
     device: str | None = None
     engine: JsonObject | None = None

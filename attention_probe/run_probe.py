@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING
 from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
-from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, tokenize
+from attention_probe.prompts.token_roles import (
+    PromptsByCondition,
+    TokenizedPrompt,
+    tokenize_problem,
+)
 from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
-from harness.analysis.choose_problems import Criterion, count_outcomes, select
+from harness.analysis.choose_problems import Criterion, count_flips, select
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.prompts.prompt import Layout
 from harness.runs import versions_and_hashes
-from harness.runs.prompt_sources import Problem, Source
+from harness.runs.prompt_sources import AnsweredProblem, Source
 from harness.runs.records import as_json
 
 if TYPE_CHECKING:
@@ -81,7 +85,7 @@ def run_probe(
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
     prompts = {
-        problem_id: tokenize(
+        problem_id: tokenize_problem(
             problem,
             tokenizer,
             conditions=settings.conditions,
@@ -92,7 +96,7 @@ def run_probe(
     selection = {
         # a figure's prompts are a criterion too, with further fields
         "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
-        "outcomes": count_outcomes(source, criterion),
+        "outcomes": count_flips(source, criterion),
         "problems": len(problems),
     }
     facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
@@ -141,7 +145,7 @@ def keep_freed_memory() -> None:
 def refuse_differing_traces(
     traces: AttentionTraces,
     prompts: Mapping[str, PromptsByCondition],
-    problems: Mapping[str, Problem],
+    problems: Mapping[str, AnsweredProblem],
 ) -> None:
     """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
     for prompt in flatten_prompts(prompts):
@@ -176,7 +180,7 @@ def select_missing(
 def add_missing_traces(
     traces: AttentionTraces,
     prompts: Mapping[str, PromptsByCondition],
-    problems: Mapping[str, Problem],
+    problems: Mapping[str, AnsweredProblem],
     measure: Measure,
     advance: Advance,
 ) -> None:
@@ -196,7 +200,9 @@ def add_missing_traces(
         advance(finished, len(prompts))
 
 
-def make_trace(problem: Problem, prompt: TokenizedPrompt, measured_fields: JsonObject) -> Trace:
+def make_trace(
+    problem: AnsweredProblem, prompt: TokenizedPrompt, measured_fields: JsonObject
+) -> Trace:
     """The trace of one prompt of a selected problem, with its measured fields."""
     return Trace(
         problem_id=problem.id,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
+from harness.array_types import Floats, Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
@@ -32,8 +33,6 @@ from harness.runs.stored_files import clear_messages, write_atomic, write_whole
 if TYPE_CHECKING:
     from filelock import FileLock
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 HEADER = "header.json"
 

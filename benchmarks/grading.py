@@ -138,7 +138,7 @@ def count_errors(limit: int | None) -> list[Row]:
     from lm_eval.tasks.hendrycks_math.utils import is_equiv
 
     from harness.grading import AuditJob, GraderPool
-    from harness.grading.grade_answer import compare
+    from harness.grading.grade_answer import compare_answers
 
     pairs = []
     for rule in yaml.safe_load(LABELS.read_text("utf-8")):
@@ -151,7 +151,7 @@ def count_errors(limit: int | None) -> list[Row]:
             pool.submit(index, AuditJob(prompt="", completion=boxed, target=gold, solution=""))
         audits: dict[int, Any] = dict(pool.drain())
     graders = {
-        "mless": [compare(answer, gold).correct for answer, gold, _ in pairs],
+        "mless": [compare_answers(answer, gold).correct for answer, gold, _ in pairs],
         "Math-Verify": [audits[index].math_verify for index in range(len(pairs))],
         "hendrycks_math": [is_equiv(answer, gold) for answer, gold, _ in pairs],
     }

@@ -16,7 +16,8 @@ from scipy import stats
 
 from benchmarks.report import table
 from benchmarks.runs import make_parser
-from harness.analysis.paired_tests import Floats, sign_flip_test
+from harness.analysis.paired_tests import sign_flip_test
+from harness.array_types import Floats
 from harness.constants import ALPHA
 
 PROBLEMS = (8, 15, 50, 100, 300)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.figures.figure_config import PromptsConfig
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import open_source
 from attention_probe.prompts.token_roles import ROLES
@@ -98,7 +98,10 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
         HarnessError: The stored traces are of something else, or new ones cannot be measured.
     """
     settings = ProbeSettings(
-        model=model, layers=LAYERS, conditions=("wo", *FILLED), record=Record(activations=True)
+        model=model,
+        layers=LAYERS,
+        conditions=("wo", *FILLED),
+        record=RecordOptions(activations=True),
     )
     source = open_source(prompts, FILLED, settings.load_tokenizer)
     path = folder / f"{source.prompts_sha256[:8]}.traces"

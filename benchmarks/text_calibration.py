@@ -23,8 +23,8 @@ from scipy.special import expit, logit
 from benchmarks.report import table
 from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.other_texts import place_effect
-from harness.analysis.paired_tests import Floats
 from harness.analysis.result_tables import make_leaderboard
+from harness.array_types import Floats
 from harness.constants import NOT_SHOWN
 from harness.runs.read_runs import Run
 

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 JsonObject = dict[str, Any]
 """An object of JSON: a line of a journal or a log, a receipt, a document."""
+Row = dict[str, Any]
+"""A row of a table, by column."""
 
 # The study: arXiv 2510.01032
 BASELINE = "wo"

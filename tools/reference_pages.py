@@ -53,7 +53,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "an entry of series": figures.SeriesConfig,
         "prompts": PromptsConfig,
         "bars": figures.BarsConfig,
-        "an entry of models": figures.ModelConfig,
+        "an entry of models": figures.ActivationModel,
     },
 }
 INTRODUCTION = """# Configs

@@ -20,7 +20,8 @@ import pandas
 
 from attention_probe.measure.measure_definitions import SHARE
 from attention_probe.prompts.token_roles import FILLER
-from attention_probe.traces import AttentionTraces, Floats, Integers, Trace, TraceHeader
+from attention_probe.traces import AttentionTraces, Trace, TraceHeader
+from harness.array_types import Floats, Integers
 from harness.constants import DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name

@@ -75,7 +75,7 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
     from attention_probe import run_probe
-    from attention_probe.measure.measure_prompts import Record
+    from attention_probe.measure.measure_prompts import RecordOptions
     from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.choose_prompts import PromptsConfig
     from harness.display.progress import progress_bar
@@ -99,7 +99,7 @@ def probe(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
-        record=Record(
+        record=RecordOptions(
             completion=queries == "completion" or rows == "answer",
             activations=activations,
             rows=rows,

@@ -19,7 +19,8 @@ from attention_probe.measure.measure_activations import (
     COVERED,
     activation_unit,
 )
-from attention_probe.traces import AttentionTraces, Floats, Trace
+from attention_probe.traces import AttentionTraces, Trace
+from harness.array_types import Floats
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
 from harness.display.format_values import LEVEL

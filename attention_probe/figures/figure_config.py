@@ -94,7 +94,7 @@ class BarsConfig(Strict):
         return self
 
 
-class ModelConfig(Strict):
+class ActivationModel(Strict):
     """One panel of activations."""
 
     model: str
@@ -173,7 +173,7 @@ class FigureConfig(Strict):
     """The columns of panels, at most three."""
     rows: tuple[RowConfig, ...] = ()
     """The rows of panels."""
-    models: tuple[ModelConfig, ...] = ()
+    models: tuple[ActivationModel, ...] = ()
     """The panels of activations."""
     bars: BarsConfig | None = None
     """Accuracies as bars."""

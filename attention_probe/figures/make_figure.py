@@ -11,7 +11,7 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import read_bars, read_curves
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
 from attention_probe.run_probe import Advance, run_probe
@@ -50,7 +50,7 @@ def make_figure(
             model=model,
             layers=layers,
             conditions=config.conditions,
-            record=Record(activations=config.kind != "curves"),
+            record=RecordOptions(activations=config.kind != "curves"),
             device=device,
         )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)

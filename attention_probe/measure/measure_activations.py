@@ -77,7 +77,7 @@ _LEXEMES = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class ReferenceActivations:
     """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
@@ -89,7 +89,7 @@ class Reference:
     top: float
 
     @classmethod
-    def of(cls, activations: Float[Tensor, "token width"]) -> Reference:
+    def of(cls, activations: Float[Tensor, "token width"]) -> ReferenceActivations:
         """The reference of the problem's tokens in the prompt without filler.
 
         Raises:
@@ -109,7 +109,9 @@ def activation_unit(name: str) -> str:
 
 
 def measure_activations(
-    activations: Float[Tensor, "token width"], reference: Reference, tokens: Sequence[str]
+    activations: Float[Tensor, "token width"],
+    reference: ReferenceActivations,
+    tokens: Sequence[str],
 ) -> tuple[dict[str, float], Int32[np.ndarray, " bin"]]:
     """The numbers of one prompt's tokens, and the histogram of |a|.
 
@@ -152,7 +154,9 @@ def measure_activations(
 
 
 def _near_zero_shares(
-    magnitude: NDArray[np.float32], reference: Reference, classes: Int8[np.ndarray, " token"]
+    magnitude: NDArray[np.float32],
+    reference: ReferenceActivations,
+    classes: Int8[np.ndarray, " token"],
 ) -> dict[str, float]:
     """The numbers of `measure_activations` about values near zero, of all tokens and by class."""
     numbers: dict[str, float] = {}

@@ -6,7 +6,7 @@ The numbers are those of `measure_prompts`, without position gaps and activation
 from attention_probe.measure.measure_prompts import (
     AVERAGES,
     FieldsByCondition,
-    Record,
+    RecordOptions,
     average_sums,
     query_sets,
 )
@@ -21,7 +21,7 @@ from harness.engines.vllm_engine import VLLMEngine
 
 
 def measure_in_engine(
-    engine: VLLMEngine, prompts: PromptsByCondition, record: Record
+    engine: VLLMEngine, prompts: PromptsByCondition, record: RecordOptions
 ) -> FieldsByCondition:
     """Measure a problem as `measure_problem` does: each stored row is a set with a single query."""
     common = common_tokens(prompts)

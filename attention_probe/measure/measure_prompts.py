@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 
-from attention_probe.measure.measure_activations import Reference, measure_activations
+from attention_probe.measure.measure_activations import ReferenceActivations, measure_activations
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.load_first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
-from harness.engines.attention_sums import Floats, means
+from harness.engines.attention_sums import Weights, means
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
 
@@ -28,7 +28,7 @@ AVERAGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record:
+class RecordOptions:
     """Which measurements to make.
 
     Attributes:
@@ -55,7 +55,9 @@ class Record:
 QuerySets = Bool[np.ndarray, "query_set seq"]
 
 
-def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_], record: Record) -> QuerySets:
+def query_sets(
+    prompt: TokenizedPrompt, common: NDArray[np.bool_], record: RecordOptions
+) -> QuerySets:
     """The sets of queries over which attention is averaged.
 
     They are all queries, the common ones, and the problem's among these. With `completion` each is
@@ -66,7 +68,7 @@ def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_], record: Recor
     return np.stack([np.ones_like(common), common, common & prompt.has_role("problem")])
 
 
-def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Floats) -> dict[str, Any]:
+def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
     """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
     curves = means(sums, sets)
     # each token is in exactly one region
@@ -86,7 +88,7 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Floats) -> dict
 
 
 def measure_problem(
-    loaded: LoadedModel, prompts: PromptsByCondition, record: Record
+    loaded: LoadedModel, prompts: PromptsByCondition, record: RecordOptions
 ) -> FieldsByCondition:
     """Measure a problem: the measured fields of a `Trace` by condition.
 
@@ -117,7 +119,7 @@ def measure_problem(
             problem = np.flatnonzero(common[condition] & prompt.has_role("problem"))
             activations = captured.activations[problem]
             # the thresholds of all conditions are those of the baseline
-            reference = reference or Reference.of(activations)
+            reference = reference or ReferenceActivations.of(activations)
             texts = _read_texts(prompt, problem)
             numbers, histogram = measure_activations(activations, reference, texts)
             fields |= {"activations": numbers, "activation_histogram": histogram}

@@ -24,7 +24,7 @@ from harness.experiment.prompts import built_prompts
 from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.tokenizer import encode, token_texts
-from harness.runs.prompt_sources import AnsweredPrompt, Problem
+from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -96,8 +96,8 @@ PromptsByCondition = Mapping[str, TokenizedPrompt]
 """One problem's prompts by condition."""
 
 
-def tokenize(
-    problem: Problem,
+def tokenize_problem(
+    problem: AnsweredProblem,
     tokenizer: PreTrainedTokenizerBase,
     *,
     conditions: Sequence[str],
@@ -161,7 +161,7 @@ def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
 
 
 def _build_prompt(
-    problem: Problem, condition: str, tokenizer: PreTrainedTokenizerBase
+    problem: AnsweredProblem, condition: str, tokenizer: PreTrainedTokenizerBase
 ) -> BuiltPrompt:
     """The problem's stored prompt under the condition, with its tokens."""
     if condition not in problem.prompts:

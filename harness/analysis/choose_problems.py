@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
 from harness.errors import ConfigError, list_near
-from harness.runs.prompt_sources import AnsweredPrompt, Problem, Source
+from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.yaml_settings import Strict
 
 FLIPS: tuple[Flip, ...] = get_args(Flip)
@@ -64,7 +64,7 @@ class Criterion(Strict):
         """Whether problems with this outcome are selected."""
         return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
 
-    def classify(self, problem: Problem) -> str:
+    def classify(self, problem: AnsweredProblem) -> str:
         """The outcome of a problem: one of `FLIPS`, or `UNDECIDED`."""
         before = _measure_share_right(problem.prompts.get(self.baseline))
         after = _measure_share_right(problem.prompts.get(self.condition))
@@ -82,7 +82,7 @@ def _measure_share_right(prompt: AnsweredPrompt | None) -> float | None:
     return prompt.verdicts.count("correct") / len(prompt.verdicts)
 
 
-def select(source: Source, criterion: Criterion) -> tuple[Problem, ...]:
+def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     """The problems of a source that meet a criterion, in the source's order, then the controls.
 
     All have their outcome.
@@ -126,12 +126,12 @@ def _explain_lack(source: Source, criterion: Criterion, matching: int) -> str:
     message = f"no problem {kind}"
     if matching:
         message = f"expected {criterion.n} problems {kind}, got {matching}"
-    outcomes = count_outcomes(source, criterion)
+    outcomes = count_flips(source, criterion)
     counts = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in outcomes.items())
     return f"{source.name}: {message}: {counts}."
 
 
-def count_outcomes(source: Source, criterion: Criterion) -> dict[str, int]:
+def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
     """The number of problems of each outcome among the criterion's subject, level and ids.
 
     Empty if nothing was graded.
@@ -152,7 +152,7 @@ def _classify_problems(source: Source, criterion: Criterion) -> dict[str, str]:
     return {problem.id: criterion.classify(problem) for problem in source.problems}
 
 
-def _list_candidates(source: Source, criterion: Criterion) -> list[Problem]:
+def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
     """The problems of the criterion's subject, level and ids.
 
     Raises:
@@ -198,11 +198,11 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
 
 
 def match_controls(
-    flipped: Sequence[Problem],
-    unflipped: Sequence[Problem],
+    flipped: Sequence[AnsweredProblem],
+    unflipped: Sequence[AnsweredProblem],
     outcomes: Mapping[str, str],
     draw: random.Random,
-) -> list[tuple[Problem, Problem]]:
+) -> list[tuple[AnsweredProblem, AnsweredProblem]]:
     """Match each flipped problem with a control: an unflipped problem of the same subject.
 
     No control is used twice. A problem of the same cluster, such as the same problem after other

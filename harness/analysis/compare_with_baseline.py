@@ -11,7 +11,6 @@ import pandas
 from harness.analysis.count_correct import (
     Outcomes,
     OutcomesByCondition,
-    Row,
     Setting,
     count_outcomes,
     group_by_setting,
@@ -22,7 +21,7 @@ from harness.analysis.crossed_effects import estimate_over_draws, to_points
 from harness.analysis.paired_tests import average_clusters, fewest_problems
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NATS, explain_unmeasured, judge
-from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN
+from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN, Row
 from harness.errors import ComparisonError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
 

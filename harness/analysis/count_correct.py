@@ -9,15 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas
 
-from harness.analysis.paired_tests import Integers, average_clusters
+from harness.analysis.paired_tests import average_clusters
 from harness.analysis.sample_scores import NATS_SCORES, choose_score, sum_samples
 from harness.analysis.score_interval import score_interval, t_interval
-from harness.constants import ANSWER_LOGPROB, CHANCE
+from harness.array_types import Integers
+from harness.constants import ANSWER_LOGPROB, CHANCE, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
-Row = dict[str, Any]
-"""A row of a table, by column. A row of `compare` without a difference is a baseline."""
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
 

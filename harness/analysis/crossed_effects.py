@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Outcomes, Row
-from harness.analysis.paired_tests import Floats, Integers, PairedDifference, estimate_difference
-from harness.constants import ALPHA, FEWEST_DRAWS
+from harness.analysis.count_correct import Outcomes
+from harness.analysis.paired_tests import PairedDifference, estimate_difference
+from harness.array_types import Floats, Integers
+from harness.constants import ALPHA, FEWEST_DRAWS, Row
 
 PROMPTS_HEEDED = 0.7
 """If the variance due to prompts exceeds this share of the variance due to problems, prompts limit

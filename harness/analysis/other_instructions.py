@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas
 
-from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Row, Setting
+from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Setting
 from harness.analysis.crossed_effects import pool_pairs
-from harness.constants import FEWEST_INSTRUCTIONS
+from harness.constants import FEWEST_INSTRUCTIONS, Row
 from harness.experiment.conditions import OTHER_INSTRUCTION, OTHER_TEXT, ReferenceConditions
 
 INSTRUCTION_COLUMNS = {

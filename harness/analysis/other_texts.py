@@ -14,10 +14,10 @@ import numpy as np
 import pandas
 from scipy.special import chdtri, stdtr, stdtrit
 
-from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Row, Setting
+from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Setting
 from harness.analysis.crossed_effects import measure_error, pool_pairs
-from harness.analysis.paired_tests import Floats
-from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN
+from harness.array_types import Floats
+from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN, Row
 from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
 
 BEFORE_RUN, AFTER_RUN, EXPLORATORY = "before the run", "after the run", "not named"

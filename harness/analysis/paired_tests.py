@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtr, betaincinv
 
+from harness.array_types import Floats, Integers
 from harness.constants import ALPHA, DEFAULT_SEED
 
 EXACT_SIGN_FLIPS = 20_000
@@ -20,9 +21,6 @@ second."""
 SIGN_PATTERNS = 10_000
 """Random sign patterns of an interval. Its ends are then accurate to 2 percent of a standard error.
 Where the mean change is exactly 0 there are as many of each direction."""
-
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats]:

@@ -18,7 +18,7 @@ EFFECT_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PlannedComparison:
     """A planned comparison of a condition with the baseline.
 
     Attributes:
@@ -39,7 +39,7 @@ class Plan:
     spread: float = 0.0
 
 
-def detection_power(effect: float, **plan: Any) -> float:
+def detection_power(effect: float, **options: Any) -> float:
     """Share of simulated runs of a plan in which a true difference is found, in its direction.
 
     Some problems are undecided: each of their samples is a coin whose chances the condition shifts
@@ -53,26 +53,26 @@ def detection_power(effect: float, **plan: Any) -> float:
     Args:
         effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not
             matter.
-        plan: The fields of `Plan`: n, discordance, k, alpha, prompts, spread.
+        options: The fields of `PlannedComparison`: n, discordance, k, alpha, prompts, spread.
 
     Raises:
         ComparisonError: the discordance is out of range, or below the effect.
     """
-    size, settings = abs(effect), Plan(**plan)
+    size, plan = abs(effect), PlannedComparison(**options)
     # independent samples of one problem disagree at most half of the time
-    largest = 1 if settings.k == 1 else 0.5
-    if not (0 < settings.discordance <= largest and size <= settings.discordance):
+    largest = 1 if plan.k == 1 else 0.5
+    if not (0 < plan.discordance <= largest and size <= plan.discordance):
         smallest = f"at least the effect, {size:g}," if size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {smallest} and up to {largest:g} with k = {settings.k}, "
-            f"got {settings.discordance:g}."
+            f"discordance: expected {smallest} and up to {largest:g} with k = {plan.k}, "
+            f"got {plan.discordance:g}."
         )
-    if settings.prompts > 1:
-        return _power_over_prompts(size, settings)
-    return _power_of_one_prompt(size, settings)
+    if plan.prompts > 1:
+        return _power_over_prompts(size, plan)
+    return _power_of_one_prompt(size, plan)
 
 
-def _power_over_prompts(size: float, plan: Plan) -> float:
+def _power_over_prompts(size: float, plan: PlannedComparison) -> float:
     """The power of the test for new prompts."""
     rng = np.random.default_rng(DEFAULT_SEED)
     effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
@@ -91,7 +91,7 @@ def _power_over_prompts(size: float, plan: Plan) -> float:
     return float((effects.mean(axis=1) + noise > critical).mean())
 
 
-def _power_of_one_prompt(size: float, plan: Plan) -> float:
+def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
     """The power of the sign-flip test.
 
     A sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h
@@ -112,11 +112,11 @@ def _power_of_one_prompt(size: float, plan: Plan) -> float:
     return float((problems @ changes - 1 > critical).mean())
 
 
-def minimal_detectable_effect(**plan: Any) -> float:
+def minimal_detectable_effect(**options: Any) -> float:
     """The least true difference that is found with a power of 80 percent, as a share.
 
     Args:
-        plan: The fields of `Plan`, as in `detection_power`.
+        options: The fields of `PlannedComparison`, as in `detection_power`.
 
     Returns:
         NaN if even the greatest possible difference has less power.
@@ -124,12 +124,12 @@ def minimal_detectable_effect(**plan: Any) -> float:
     Raises:
         ComparisonError: see `detection_power`.
     """
-    low, high = 0.0, Plan(**plan).discordance
-    if detection_power(high, **plan) < POWER:
+    low, high = 0.0, PlannedComparison(**options).discordance
+    if detection_power(high, **options) < POWER:
         return math.nan
     for _ in range(EFFECT_STEPS):
         middle = (low + high) / 2
-        if detection_power(middle, **plan) >= POWER:
+        if detection_power(middle, **options) >= POWER:
             high = middle
         else:
             low = middle

@@ -8,12 +8,12 @@ import pandas
 
 from harness.analysis.answer_shares import answer_table
 from harness.analysis.compare_with_baseline import Design, compare_outcomes
-from harness.analysis.count_correct import Outcomes, Row, count_outcomes, group_by_setting
+from harness.analysis.count_correct import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_instructions import instructions_table, merge_instructions
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.sample_scores import choose_score
-from harness.constants import BASELINE, GOLD_FIRST
+from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.join_runs import join

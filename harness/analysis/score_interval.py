@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import ndtri, stdtrit
 
-from harness.analysis.paired_tests import Floats, Integers
+from harness.array_types import Floats, Integers
 from harness.constants import ALPHA
 
 ROOT_GAP = 1e-12

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from harness.analysis.count_correct import Row
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, PASSED, POWER
+from harness.constants import ALPHA, PASSED, POWER, Row
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
 FEWEST_CLUSTERS_OF_NATS = 50

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Explain, FormatName, Metric, Score
+from harness.commands.options import Explain, FormatName, Metric, ScoreName
 
 EXIT_CODES = {True: 0, False: 1, None: 3}
 """The exit code of the gate: whether B is shown to lose less than POINTS; None if neither."""
@@ -16,7 +16,7 @@ def compare(
     ],
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
-    score: Score = None,
+    score: ScoreName = None,
     not_worse_by: Annotated[
         float | None,
         typer.Option(

@@ -20,11 +20,11 @@ Metric = Annotated[
         help="Metric that decides right or wrong in logs of other tasks.",
     ),
 ]
-Score = Annotated[
+ScoreName = Annotated[
     str | None,
     typer.Option(
         metavar="avg@K|pass@K|maj@K",
-        help="Score of a problem with several samples, instead of its share of right samples.",
+        help="ScoreName of a problem with several samples, instead of its share of right samples.",
     ),
 ]
 Decimal = Annotated[

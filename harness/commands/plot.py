@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Metric, RunNames, Score
+from harness.commands.options import Baseline, Metric, RunNames, ScoreName
 from harness.constants import DEFAULT_SEED, Kind
 
 
@@ -16,7 +16,7 @@ def plot(
     ] = None,
     baseline: Baseline = None,
     metric: Metric = None,
-    score: Score = None,
+    score: ScoreName = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "figures"
     ),

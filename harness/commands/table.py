@@ -10,7 +10,7 @@ from harness.commands.options import (
     FormatName,
     Metric,
     RunNames,
-    Score,
+    ScoreName,
 )
 from harness.constants import Split
 
@@ -27,7 +27,7 @@ def table(
     ] = None,
     baseline: Baseline = None,
     metric: Metric = None,
-    score: Score = None,
+    score: ScoreName = None,
     mediators: Annotated[
         bool,
         typer.Option("--mediators", help="Add missing boxes, truncation, lengths and loops."),

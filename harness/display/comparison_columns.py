@@ -78,7 +78,7 @@ VERDICT = Column(
     numeric=False,
     strong=True,
 )
-FLIPS = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
+FLIP_COLUMN = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
 BARE = Column("difference role low high", "", _mark_exploratory, strong=True)
 """A difference in the leaderboard, under the label of its condition.
 

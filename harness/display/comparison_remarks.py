@@ -9,9 +9,8 @@ from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
-from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED
+from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS
-from harness.display.format_table import Row
 from harness.display.format_values import (
     LEVEL,
     define_flips,

@@ -7,10 +7,11 @@ from typing import Any
 import pandas
 
 from harness.analysis.result_tables import Leaderboard, records
+from harness.constants import Row
 from harness.display import comparison_columns
 from harness.display.comparison_columns import word
 from harness.display.comparison_remarks import explain_comparison
-from harness.display.format_table import Column, Row, Table
+from harness.display.format_table import Column, Table
 from harness.display.format_values import LEVEL, describe_clusters, label, plural
 
 _TITLE_NOUNS = {
@@ -39,7 +40,7 @@ def show_comparison(board: Leaderboard) -> Table:
     if any(_depends_on_format(row) for row in rows):
         columns.append(comparison_columns.ANSWERS)
     else:
-        columns.append(comparison_columns.FLIPS)
+        columns.append(comparison_columns.FLIP_COLUMN)
     facts, warnings, remarks = explain_comparison(board, rows)
     columns = [*word_columns, *_fill_legends(columns, facts)]
     return Table(title, rows, columns, remarks, warnings)

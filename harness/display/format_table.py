@@ -7,11 +7,10 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from harness.constants import PASSED
+from harness.constants import PASSED, Row
 from harness.display.format_values import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
@@ -19,7 +18,6 @@ TABLE_WIDTH = 80
 NOTE_LINES = 5
 """The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
-Row = Mapping[str, Any]
 
 _PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
 """Plain text has a hyphen for minus and for a missing value, so that programs can read it."""

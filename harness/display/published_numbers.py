@@ -33,7 +33,7 @@ class ModelAccuracies(Strict):
     conditions: dict[str, float]
 
 
-class Reference(Strict):
+class PublishedTable(Strict):
     """One table of published numbers.
 
     Attributes:
@@ -47,7 +47,7 @@ class Reference(Strict):
     accuracies: tuple[ModelAccuracies, ...] = Field(min_length=1)
 
 
-def read_reference(name: str) -> Reference:
+def read_reference(name: str) -> PublishedTable:
     """Read a YAML file of reference numbers, or one in results/reference/ by its name.
 
     Raises:
@@ -60,10 +60,10 @@ def read_reference(name: str) -> Reference:
     if not path.is_file():
         names = ", ".join(sorted(file.stem for file in shipped_folder.glob("*.yaml")))
         raise ConfigError(f"Reference {name!r}: expected a YAML file, or one of {names}.")
-    return validate(Reference, read_values(path, "reference"), path)
+    return validate(PublishedTable, read_values(path, "reference"), path)
 
 
-def reference_table(comparison: pandas.DataFrame, reference: Reference) -> pandas.DataFrame:
+def reference_table(comparison: pandas.DataFrame, reference: PublishedTable) -> pandas.DataFrame:
     """The reference's numbers next to those of runs, for the same models and conditions.
 
     Models that were not run are left out. If none of them was run, all have rows without numbers of
@@ -92,7 +92,7 @@ def reference_table(comparison: pandas.DataFrame, reference: Reference) -> panda
     ]
 
 
-def show_reference(table: pandas.DataFrame, reference: Reference) -> Table:
+def show_reference(table: pandas.DataFrame, reference: PublishedTable) -> Table:
     """The table in text. It judges no agreement, because the set-ups differ."""
     rows = records(table)
     shared_values, word_columns = describe_words(rows, ("model", "layout", "condition"))

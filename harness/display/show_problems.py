@@ -10,12 +10,12 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.choose_problems import Criterion, count_outcomes
+from harness.analysis.choose_problems import Criterion, count_flips
 from harness.display.format_table import fold
 from harness.display.format_values import label, visible
 from harness.errors import RunError, list_near
 from harness.experiment.conditions import contrast_name
-from harness.runs.prompt_sources import AnsweredPrompt, Problem, Source
+from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.runs.read_runs import Run
 
 _STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
@@ -26,7 +26,7 @@ _CHANGES = {"wrong_to_right": (False, True), "right_to_wrong": (True, False)}
 
 def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     """The lines above the problems that changed: the contrast, and the number of the problems."""
-    outcomes = count_outcomes(source, criterion)
+    outcomes = count_flips(source, criterion)
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
     # with prompts of each draw of examples, or of each sample, a problem counts once for each
@@ -41,7 +41,9 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     return fold([selection, advice], hyphens=False)
 
 
-def print_changes(console: Console, problems: Iterable[Problem], criterion: Criterion) -> None:
+def print_changes(
+    console: Console, problems: Iterable[AnsweredProblem], criterion: Criterion
+) -> None:
     """Print the problems of a criterion, each with a completion under both of its conditions.
 
     Of several samples, the first with the verdict of the outcome is printed, else the first.

@@ -16,10 +16,10 @@ from harness.analysis import (
     other_texts,
 )
 from harness.analysis.result_tables import Leaderboard
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS, show_word
 from harness.display.comparison_tables import describe_words, rows_of_conditions
-from harness.display.format_table import Column, Row, Table
+from harness.display.format_table import Column, Table
 from harness.display.format_values import (
     LEVEL,
     count,

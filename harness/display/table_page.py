@@ -17,7 +17,7 @@ from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 
 SCHEMA = "mless-table/2"
-"""Name and version of the JSON that `as_json` writes: docs/tables.md."""
+"""Name and version of the JSON that `table_json` writes: docs/tables.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +96,16 @@ def write_board(
 ) -> str:
     """A comparison in a format: as text with these tables, as JSON with published numbers."""
     if form == "csv":
-        return as_csv(board)
+        return table_csv(board)
     if form == "json":
-        return as_json(board, reference)
+        return table_json(board, reference)
     footer = [receipt_line(receipt) for receipt in board.receipt]
     if not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, footer, explain=explain)
 
 
-def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
+def table_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
     """All tables as JSON in ASCII, with published numbers. docs/tables.md has the schema."""
     values: dict[str, Any] = {
         "schema": SCHEMA,
@@ -126,7 +126,7 @@ def as_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> s
     return json.dumps(values, indent=2, allow_nan=False, default=str)
 
 
-def as_csv(board: Leaderboard) -> str:
+def table_csv(board: Leaderboard) -> str:
     """The comparison as CSV with quoted strings; the receipt in lines that begin with `#`."""
     rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
     receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt

@@ -18,7 +18,8 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.resources import cache_folder
 
-Floats = NDArray[np.float32]
+Weights = NDArray[np.float32]
+"""Weights of attention, or their sums."""
 
 
 def open_recorder(
@@ -68,9 +69,9 @@ def single_queries(count: int, token_count: int, set_count: int) -> list[list[in
     return list(sets.tolist())
 
 
-def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]:
+def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights]:
     """The sums [layer, set, head, key] of each request, in their order."""
-    sums: dict[str, Floats] = {}
+    sums: dict[str, Weights] = {}
     for finished in engine.stream(requests):
         for request, completion in finished:
             assert completion.attention is not None  # because the request has `record`
@@ -78,7 +79,7 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Floats]
     return [sums[request.problem_id] for request in requests]
 
 
-def separate_rows(sums: Floats, count: int) -> Floats:
+def separate_rows(sums: Weights, count: int) -> Weights:
     """The weights [layer, head, query, key] of the last queries, from sums over each alone."""
     rows = sums[:, :count].swapaxes(1, 2).copy()
     queries = np.arange(count)
@@ -87,7 +88,7 @@ def separate_rows(sums: Floats, count: int) -> Floats:
     return rows
 
 
-def means(sums: Floats, sets: ArrayLike) -> Floats:
+def means(sums: Weights, sets: ArrayLike) -> Weights:
     """The mean weight [layer, set, head, key] over the queries of each set but the last.
 
     It is NaN where a key has no later query in the set.
@@ -96,5 +97,5 @@ def means(sums: Floats, sets: ArrayLike) -> Floats:
     # [set, key] the queries of a set that come after a key
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_weights: Floats = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
+        mean_weights: Weights = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
     return mean_weights

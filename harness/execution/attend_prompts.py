@@ -13,7 +13,7 @@ from harness import smollm2_model
 from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
 from harness.display.report.report_samples import pack
 from harness.engines.attention_sums import (
-    Floats,
+    Weights,
     means,
     open_recorder,
     record_sums,
@@ -44,7 +44,7 @@ class Page(str):
         return f'<iframe srcdoc="{escape(self)}" style="{style}"></iframe>'
 
 
-class PromptAttention(list[Floats]):
+class PromptAttention(list[Weights]):
     """For each prompt [layer, head, position], the mean weight of a token over all later queries.
 
     It is NaN at the last position, which has no later query.
@@ -60,7 +60,7 @@ class PromptAttention(list[Floats]):
     model: str
     layers: Sequence[int]
     tokens: Sequence[tuple[str, ...]]
-    rows: Sequence[Floats]
+    rows: Sequence[Weights]
 
     def show(self) -> Page:
         """The interactive page. A notebook displays it if it is the last value of a cell."""

@@ -14,7 +14,7 @@ from harness.yaml_settings import Strict
 GENERATE_TOP_K = 50
 """The default top_k of transformers' `generate`, if the model's generation_config has none."""
 
-Source = Literal["greedy", "model_default", "server_default", "explicit"]
+SamplingSource = Literal["greedy", "model_default", "server_default", "explicit"]
 
 _UNSUPPORTED = (
     "num_beams no_repeat_ngram_size typical_p epsilon_cutoff eta_cutoff diversity_penalty "
@@ -59,7 +59,7 @@ class Sampling:
         stop: Strings that end a completion.
     """
 
-    source: Source = "greedy"
+    source: SamplingSource = "greedy"
     temperature: float | None = 0.0
     top_p: float = 1.0
     top_k: int = 0

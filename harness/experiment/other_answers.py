@@ -19,7 +19,7 @@ from harness.decimal_commas import with_decimal_points
 from harness.errors import DataError
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.prompt import hash_text
-from harness.grading.grade_answer import compare
+from harness.grading.grade_answer import compare_answers
 
 NUMBER = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
 FRACTION = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")
@@ -98,7 +98,7 @@ def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
     read = with_decimal_points if problem.decimal else str
     for answer in dict.fromkeys(other.answer for other in others):
         targets = map(read, (*accepted, *chosen))
-        if compare(read(answer), *targets).verdict == "incorrect":
+        if compare_answers(read(answer), *targets).verdict == "incorrect":
             chosen.append(answer)
         if len(chosen) == OTHER_ANSWERS:
             return tuple(chosen)

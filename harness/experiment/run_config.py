@@ -66,7 +66,7 @@ OtherTexts = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"sentences": value}),
 ]
-Contrast = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
+ContrastName = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
 
 
 _FREE_KEYS = "output audit name dataset primary contrasts".split()
@@ -98,10 +98,10 @@ class RunConfig(Strict):
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
     """The condition to compare with. By default `wo`, else the first."""
-    contrasts: tuple[Contrast, ...] | None = None
+    contrasts: tuple[ContrastName, ...] | None = None
     """The tested contrasts. By default every condition minus the baseline; with `--model` only
     `mless - wo` and `mless - random`, and all others are exploratory."""
-    primary: Contrast | None = None
+    primary: ContrastName | None = None
     """The primary contrast. By default `mless` minus the baseline."""
     replicates: int = Field(default=1, ge=1, le=2)
     """2 adds a repeat run (A/A) of the primary contrast, else of the first."""

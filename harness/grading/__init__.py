@@ -9,7 +9,7 @@ from harness.grading.other_graders import (
     AuditColumns,
     AuditJob,
     as_record,
-    as_text,
+    spell_grade,
 )
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "GraderPool",
     "Verdict",
     "as_record",
-    "as_text",
     "describe_gold",
     "grade",
     "read_elements",
+    "spell_grade",
 ]

@@ -23,7 +23,9 @@ BASED = re.compile(
 """A numeral with its base as subscript: a number, or a word such as `two`."""
 _BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
-NAMES = re.compile(r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z")
+GEOMETRIC_NAMES = re.compile(
+    r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
+)
 """The beginning of a name of a geometric figure, which is no product of letters."""
 MATRIX = re.compile(
     r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)"
@@ -62,7 +64,7 @@ def _split_entries(text: str) -> list[str]:
 
 def is_readable(atom: str) -> bool:
     """Whether a piece of `split_atoms` is words, a name, a symbol, or a formula with a value."""
-    is_text = readable_words(atom) or is_name(atom) or NAMES.match(atom)
+    is_text = readable_words(atom) or is_name(atom) or GEOMETRIC_NAMES.match(atom)
     if is_text or BASED.fullmatch(atom) or atom in _SYMBOLS:
         return True
     return has_value(without_unit(atom)[0])

@@ -41,10 +41,10 @@ def grade(
     """
     job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, line=line)
     answer = read_answer(job)
-    return answer if isinstance(answer, Grade) else compare(answer, target)
+    return answer if isinstance(answer, Grade) else compare_answers(answer, target)
 
 
-def compare(answer: str, *targets: str, decimal: str | None = None) -> Grade:
+def compare_answers(answer: str, *targets: str, decimal: str | None = None) -> Grade:
     """Grade the content of a box against the accepted answers.
 
     The length of the texts bounds the cost. Even so, text of a model is compared only in worker

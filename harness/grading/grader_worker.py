@@ -23,8 +23,15 @@ from typing import Any
 
 from harness.errors import GraderError
 from harness.grading.extract_answer import Grade
-from harness.grading.grade_answer import compare
-from harness.grading.other_graders import STEPS, Audit, AuditJob, StepResult, prepare, run_step
+from harness.grading.grade_answer import compare_answers
+from harness.grading.other_graders import (
+    STEPS,
+    Audit,
+    AuditJob,
+    StepResult,
+    prepare_graders,
+    run_step,
+)
 
 GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
@@ -243,7 +250,7 @@ def serve(memory_bytes: int, audits: int) -> None:
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:
-        prepare()
+        prepare_graders()
     _limit(memory_bytes)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):  # a broken installation has reported its error before
@@ -264,7 +271,7 @@ def serve(memory_bytes: int, audits: int) -> None:
 def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
     if step != COMPARE:
         return run_step(step, AuditJob(**request))
-    grade = compare(request["answer"], *request["targets"], decimal=request["decimal"])
+    grade = compare_answers(request["answer"], *request["targets"], decimal=request["decimal"])
     return {"verdict": grade.verdict}, grade.reason
 
 

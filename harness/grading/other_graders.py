@@ -108,7 +108,7 @@ def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
     return {**asdict(grade), **columns, "audit_reason": audit_reason}
 
 
-def as_text(grade: Grade, audit: Audit) -> str:
+def spell_grade(grade: Grade, audit: Audit) -> str:
     """`as_record` as JSON: the filtered response in our tasks."""
     return json.dumps(as_record(grade, audit))
 
@@ -168,7 +168,7 @@ def run_step(step: str, job: AuditJob) -> StepResult:
         return dict.fromkeys(columns), type(error).__name__
 
 
-def prepare() -> None:
+def prepare_graders() -> None:
     """Load math_verify and its parser, about a second, before the first step needs them.
 
     The step reports an error in its column.

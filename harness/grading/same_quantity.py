@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from harness.grading.answer_elements import BASED, NAMES
+from harness.grading.answer_elements import BASED, GEOMETRIC_NAMES
 from harness.grading.units_and_words import agree, number_word, without_unit
 from harness.grading.values import approximate, same_values
 
@@ -90,4 +90,8 @@ def integer_value(text: str) -> int:
 
 
 def _same_formula(answer: str, target: str) -> bool:
-    return not NAMES.match(answer) and not NAMES.match(target) and same_values(answer, target)
+    return (
+        not GEOMETRIC_NAMES.match(answer)
+        and not GEOMETRIC_NAMES.match(target)
+        and same_values(answer, target)
+    )

@@ -28,7 +28,7 @@ from harness.runs.stored_files import clear_messages, open_atomic, open_stored
 SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
-Record = TypeVar("Record", bound=msgspec.Struct)
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 _CHOSEN = re.compile(
     r"config\.|limit|contrasts|primary"
     r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
@@ -131,7 +131,7 @@ class Journal:
         self._dirty = True
 
 
-class StoredJournal(Generic[Record]):
+class StoredJournal(Generic[_Record]):
     """A journal, or a file of scores, that is opened once and read as far as is necessary.
 
     Args:
@@ -149,7 +149,7 @@ class StoredJournal(Generic[Record]):
         JournalError: there is no journal, or its first line is damaged.
     """
 
-    def __init__(self, path: Path, form: type[Record]) -> None:
+    def __init__(self, path: Path, form: type[_Record]) -> None:
         self._path, self._form = path, form
         self._begin()
 
@@ -182,7 +182,7 @@ class StoredJournal(Generic[Record]):
         return bool(first_line)
 
     @cached_property
-    def records(self) -> list[Record]:
+    def records(self) -> list[_Record]:
         """Every record in its form, without the header, notes and a torn last line.
 
         Raises:

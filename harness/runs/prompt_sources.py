@@ -80,7 +80,7 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class AnsweredProblem:
     """A problem under all conditions in which the model got it.
 
     Attributes:
@@ -139,7 +139,7 @@ class Source:
     model: str | None
     layout: str
     conditions: tuple[str, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[AnsweredProblem, ...]
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
     changed: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def build_source(
     )
 
 
-def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
+def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[AnsweredProblem, ...]:
     """The prompts by problem, in the order of each problem's first prompt."""
     by_id: dict[str, dict[str, AnsweredPrompt]] = {}
     for prompt in prompts:
@@ -198,7 +198,7 @@ def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[Problem, ...]:
         # the problem's fields are the same under all conditions, so any document will do
         first_prompt = next(iter(by_condition.values()))
         doc = first_prompt.doc
-        problem = Problem(
+        problem = AnsweredProblem(
             id=problem_id,
             subject=doc["subject"],
             level=doc["level"],

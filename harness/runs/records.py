@@ -30,7 +30,7 @@ from harness.reasoning_markers import Markers, family_markers, find_opened
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
 
-Form = TypeVar("Form")
+_Form = TypeVar("_Form")
 
 SESSION, TIMING = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
@@ -367,7 +367,7 @@ class DatasetFacts(Struct):
 
 Contrast = tuple[str, str]
 """A condition and the condition that it is compared with."""
-Format = Annotated[int, Meta(ge=RUN_FORMAT, le=RUN_FORMAT)]
+RunFormat = Annotated[int, Meta(ge=RUN_FORMAT, le=RUN_FORMAT)]
 """The only format that this mless reads."""
 
 
@@ -390,7 +390,7 @@ class Identity(Struct, kw_only=True):
         model, engine: The model and the backend that generate.
     """
 
-    format: Format
+    format: RunFormat
     config: JsonObject
     limit: int | None
     dataset: DatasetFacts
@@ -444,7 +444,7 @@ class SessionNote(Keyed):
 class Receipt(Struct):
     """The keys of `run.json` that are read."""
 
-    format: Format
+    format: RunFormat
     created: str
     config: Settings
     model: Fingerprint
@@ -469,7 +469,7 @@ class ScoredBy(Struct, kw_only=True):
             the grader.
     """
 
-    format: Format = RUN_FORMAT
+    format: RunFormat = RUN_FORMAT
     grader_version: int = GRADER_VERSION
     task_version: float
 
@@ -480,7 +480,7 @@ def as_json(record: Struct) -> JsonObject:
     return values
 
 
-def fit(form: type[Form], value: object, origin: object) -> Form:
+def fit(form: type[_Form], value: object, origin: object) -> _Form:
     """A JSON value in its form.
 
     Raises:

@@ -24,7 +24,7 @@ from harness.display.figures.figure_kinds import draw_figures
 from harness.display.format_table import render
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
-from harness.display.table_page import as_csv, as_json
+from harness.display.table_page import table_csv, table_json
 from harness.errors import (
     ComparisonError,
     ConfigError,
@@ -179,10 +179,10 @@ def test_tables_figure_report_and_receipt_name_the_score(run, board):
     assert re.search(r"A/A.*the\s+difference\s+changes by [+-]?\d", text, re.DOTALL)
     assert "log share" in render([*show_side_tables(board).values()])
     assert "w/o %" in render([show_leaderboard(board)])
-    data = json.loads(as_json(board))
+    data = json.loads(table_json(board))
     assert (data["score"], data["receipt"][0]["endpoint"]) == ("gold_first", "answer_logprob")
     assert len(data["answers"]) == len(data["rows"])
-    assert '{"score": "gold_first"}' in as_csv(board)
+    assert '{"score": "gold_first"}' in table_csv(board)
     for kind, (figure, _) in draw_figures(board, [Run.load(run)], [Kind.FOREST, Kind.ACCURACY]):
         assert "gold_first" in figure.axes[0].get_xlabel(), kind
     for name in ("mediators", "audit"):

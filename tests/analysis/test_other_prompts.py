@@ -19,7 +19,7 @@ from harness.display.comparison_tables import show_comparison
 from harness.display.figures.interval_rows import draw_forest
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
-from harness.display.table_page import as_json
+from harness.display.table_page import table_json
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
 from harness.runs.read_runs import Run
@@ -248,7 +248,7 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
     assert len(grid.cells) == len(accuracies), "no row of a single instruction"
     cells = side_tables["instructions"].cells[0]
     assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
-    assert '"instructions": [' in as_json(board)
+    assert '"instructions": [' in table_json(board)
     (row,) = side_tables["texts"].rows
     assert [row[key] for key in ("condition", "texts", "effect")] == ["mless", 8, 0], (
         "other texts are compared under the instruction of the run"

@@ -9,7 +9,7 @@ from harness.analysis import compare, holm
 from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
 from harness.commands.compare import EXIT_CODES
-from harness.display.table_page import as_json
+from harness.display.table_page import table_json
 from harness.errors import ComparisonError, RunError
 from harness.runs.read_runs import Run
 from harness.runs.samples_frame import load_run
@@ -207,7 +207,7 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other():
 @with_cases
 def test_where_nothing_was_registered_all_tests_are_one_family(facts, arguments):
     board = make_leaderboard(draw_runs(facts), **arguments)
-    assert board.primary is None and json.loads(as_json(board))["contrasts"] is None
+    assert board.primary is None and json.loads(table_json(board))["contrasts"] is None
     tested = without_baseline(board)
     assert set(tested["role"]) == {"tested"} and set(tested["tests"]) == {len(tested)}
     assert tested["p_adjusted"].tolist() == holm(tested["p"]).tolist()

@@ -8,7 +8,7 @@ import pytest
 from harness.analysis import compare, estimate_difference
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
-from harness.display.table_page import as_csv
+from harness.display.table_page import table_csv
 from harness.errors import ComparisonError
 from tests.make import compare_rows, drawn, evaluation, with_cases
 
@@ -81,4 +81,4 @@ def test_tables_name_the_score():
     table = show_comparison(board)
     assert "pass@2 %" in table.header
     assert table.warnings[0].startswith("pass@2 instead of accuracy: chance that at least one")
-    assert as_csv(board).endswith('# {"score": "pass@2"}')
+    assert table_csv(board).endswith('# {"score": "pass@2"}')

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from harness import load_run
-from harness.analysis.choose_problems import FLIPS, Criterion, count_outcomes, select
+from harness.analysis.choose_problems import FLIPS, Criterion, count_flips, select
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
-from harness.runs.prompt_sources import Problem, build_source
+from harness.runs.prompt_sources import AnsweredProblem, build_source
 from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from harness.runs.versions_and_hashes import receipt_line
@@ -236,7 +236,7 @@ def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, condition):
         with pytest.raises(ConfigError, match=message):
             select(demo, criterion)
         return
-    selected, outcomes = select(demo, criterion), count_outcomes(demo, criterion)
+    selected, outcomes = select(demo, criterion), count_flips(demo, criterion)
     assert {problem.id for problem in selected} == expected
     assert {problem.outcome for problem in selected} == {flip}
     assert outcomes[flip] == len(expected)
@@ -269,7 +269,7 @@ def make_problem(problem_id, wo, mless, *, subject="Algebra", level=1):
         "wo": answered_prompt("wo", wo, problem_id=problem_id),
         "mless": answered_prompt("mless", mless, problem_id=problem_id),
     }
-    return Problem(id=problem_id, subject=subject, level=level, prompts=prompts)
+    return AnsweredProblem(id=problem_id, subject=subject, level=level, prompts=prompts)
 
 
 def classify(wo, mless):
@@ -294,7 +294,7 @@ def test_a_problem_that_was_asked_under_only_one_of_the_conditions_is_undecided(
     problem = make_problem("p", RIGHT, RIGHT)
     del problem.prompts["mless"]
     source = source_of(problem, make_problem("q", WRONG, RIGHT), make_problem("r", RIGHT, ()))
-    counts = count_outcomes(source, Criterion(flip="wrong_to_right"))
+    counts = count_flips(source, Criterion(flip="wrong_to_right"))
     assert counts == dict.fromkeys(FLIPS, 0) | {"wrong_to_right": 1, "undecided": 2}
     assert classify((), RIGHT) == "undecided"
 

@@ -8,7 +8,7 @@ from matplotlib.colors import to_hex
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.measure.measure_activations import ACTIVATION_BINS, CLASSES
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
@@ -30,7 +30,7 @@ ONLY_TOY = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"
 def traces(tmp_path_factory):
     source = read_source(GREEDY_RUN, layout="raw")
     path = tmp_path_factory.mktemp("activations") / "a.traces"
-    settings = ProbeSettings(record=Record(activations=True))
+    settings = ProbeSettings(record=RecordOptions(activations=True))
     run_probe(source, Criterion(n=8, seed=3), settings, path)
     with AttentionTraces(path) as traces:
         yield traces

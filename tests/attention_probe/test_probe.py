@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 
 from attention_probe.commands.probe import describe_checks
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
@@ -27,8 +27,8 @@ from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_c
 
 LAYERS = (0, 2)
 CRITERION = Criterion(n=5, seed=3)
-SETTINGS = ProbeSettings(layers=LAYERS, record=Record(activations=True))
-COMPLETION = ProbeSettings(conditions=("mless",), record=Record(completion=True))
+SETTINGS = ProbeSettings(layers=LAYERS, record=RecordOptions(activations=True))
+COMPLETION = ProbeSettings(conditions=("mless",), record=RecordOptions(completion=True))
 PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
 
 
@@ -192,7 +192,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
         model=random_model,
         layers=LAYERS,
         conditions=("mless", "mless+gap"),
-        record=Record(completion=rows == "answer", rows=rows),
+        record=RecordOptions(completion=rows == "answer", rows=rows),
     )
     capsys.readouterr()
     receipt = run_probe(source, Criterion(n=2, seed=3), settings, path)
@@ -243,7 +243,7 @@ def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, mo
         return EagerEngine(full_model)
 
     monkeypatch.setattr("attention_probe.open_model.open_recorder", open_recorder)
-    record = Record(completion=rows == "answer", rows=rows)
+    record = RecordOptions(completion=rows == "answer", rows=rows)
     settings = ProbeSettings(layers=LAYERS, conditions=("mless", "random"), record=record)
     criterion = Criterion(n=2, seed=3)
     run_probe(source, criterion, settings, tmp_path / "probe")
@@ -289,7 +289,9 @@ def test_rows_of_a_prompt_of_20000_tokens_need_little_memory():
 
 def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, monkeypatch, capsys):
     def probe_rows(rows):
-        settings = ProbeSettings(layers=LAYERS, conditions=("mless",), record=Record(rows=rows))
+        settings = ProbeSettings(
+            layers=LAYERS, conditions=("mless",), record=RecordOptions(rows=rows)
+        )
         run_probe(source, Criterion(n=2, seed=3), settings, path)
 
     monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)

@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize
+from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize_problem
 from harness import errors
 from harness.constants import SEPARATOR
 from harness.experiment.conditions import Placement, UnitCondition, as_condition, named_conditions
-from harness.experiment.problems import Dataset
-from harness.experiment.problems import Problem as DatasetProblem
+from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.experiment.prompts.tokenizer import encode, token_texts
-from harness.runs.prompt_sources import Problem, Source, build_source
+from harness.runs.prompt_sources import AnsweredProblem, Source, build_source
 from harness.runs.read_runs import Run, source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
@@ -36,13 +35,13 @@ def make_source(problems, tokenizer, layout, conditions):
 
 
 def make_problem(text, tokenizer, layout="raw", conditions=()):
-    problems = (DatasetProblem(id="p", problem=text, answer="1"),)
+    problems = (Problem(id="p", problem=text, answer="1"),)
     return make_source(problems, tokenizer, layout, [WO, *conditions]).problems[0]
 
 
 def tokenize_all(problem, tokenizer):
     """The tokens of a problem under all of its conditions."""
-    return tokenize(problem, tokenizer, conditions=[*problem.prompts])
+    return tokenize_problem(problem, tokenizer, conditions=[*problem.prompts])
 
 
 def lost_positions(base, prompt):
@@ -192,7 +191,7 @@ def test_a_prompt_of_another_task_is_aligned(toy_tokenizer):
         doc = {"segments": [{"role": role, "text": text} for role, text in segments]}
         text = "".join(text for _, text in segments)
         prompts[name] = answered_prompt(name, text=text, doc=doc)
-    problem = Problem(id="p", subject="", level=0, prompts=prompts)
+    problem = AnsweredProblem(id="p", subject="", level=0, prompts=prompts)
     tokenized = tokenize_all(problem, toy_tokenizer)
     assert_aligned(tokenized)
     assert np.diff(tokenized["mless"].filler_span) == 3
@@ -216,7 +215,7 @@ def test_the_completion_follows_the_prompt_as_the_model_wrote_it(toy_tokenizer):
     source = read_source(GREEDY_RUN)
     for problem in source.problems[:40]:
         prompts = tokenize_all(problem, toy_tokenizer)
-        completed = tokenize(problem, toy_tokenizer, conditions=[*prompts], completion=True)
+        completed = tokenize_problem(problem, toy_tokenizer, conditions=[*prompts], completion=True)
         for name, prompt in completed.items():
             (completion,) = problem.prompts[name].completions
             size = len(prompts[name])
@@ -243,7 +242,7 @@ def test_a_completion_that_would_merge_with_the_prompt_is_tokenized_alone(comple
     samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
     answered = structs.replace(prompt, graded_samples=samples)
     answered_problem = replace(problem, prompts={"wo": answered})
-    tokens = tokenize(answered_problem, tokenizer, conditions=["wo"], completion=True)["wo"]
+    tokens = tokenize_problem(answered_problem, tokenizer, conditions=["wo"], completion=True)["wo"]
     assert tuple(tokens.token_ids[:size].tolist()) == prompt_ids
     assert "".join(tokens.tokens[size:]) == completion
     assert tokenizer.bos_token_id not in tokens.token_ids[size:]
@@ -257,7 +256,7 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
         changes = {"doc": prompt.doc | changes["doc"]}
     changed = replace(problem, prompts={"wo": structs.replace(prompt, **changes)})
     with pytest.raises(getattr(errors, error), match=message):
-        tokenize(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
+        tokenize_problem(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
@@ -288,7 +287,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
         with pytest.raises(errors.ConfigError, match=message):
             ProbeSettings(conditions=names).complete_from(source)
     names = ProbeSettings(conditions=("at-once", "last")).complete_from(source).conditions
-    tokenized = tokenize(built.problems[0], toy_tokenizer, conditions=names)
+    tokenized = tokenize_problem(built.problems[0], toy_tokenizer, conditions=names)
     assert [prompt.has_role("filler").sum() for prompt in tokenized.values()] == [0, 0, 50]
 
 
@@ -332,7 +331,7 @@ def test_a_condition_with_the_name_of_a_position_gap_is_a_condition(toy_tokenize
     source = make_source(TOY_PROBLEMS[:1], toy_tokenizer, "raw", conditions)
     recorded = ProbeSettings().complete_from(source).conditions
     assert recorded == ("wo", "mless", *names, "mless+gap")
-    tokenized = tokenize(source.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
+    tokenized = tokenize_problem(source.problems[0], toy_tokenizer, conditions=(*recorded, "x+gap"))
     sizes = {name: prompt.has_role("filler").sum() for name, prompt in tokenized.items()}
     expected = {"wo": 0, "mless": 55, "mless+gap": 0, "x+gap": 0}
     assert sizes == expected | dict.fromkeys(names, 9)

@@ -7,7 +7,7 @@ from rich.console import Console
 from harness import Run, load_run
 from harness.analysis.choose_problems import Criterion, select
 from harness.display.show_problems import print_changes, spell_out
-from harness.runs.prompt_sources import Problem
+from harness.runs.prompt_sources import AnsweredProblem
 from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, with_cases, write_run
 
 HOSTILE = (
@@ -67,7 +67,7 @@ def make_source(verdicts, *, completions=(), answers=()):
             answers=answers or list(map(str, numbers)),
             doc={"answer": "7"},
         )
-    return source_of(Problem(id="p", subject="Algebra", level=1, prompts=prompts))
+    return source_of(AnsweredProblem(id="p", subject="Algebra", level=1, prompts=prompts))
 
 
 def print_source(source, *, encoding="utf-8", terminal=False):

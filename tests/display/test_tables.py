@@ -13,7 +13,7 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Column, Table, render
 from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
-from harness.display.table_page import TableOptions, as_csv, as_json, make_table
+from harness.display.table_page import TableOptions, make_table, table_csv, table_json
 from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
@@ -284,14 +284,14 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     for form in ("text", "csv"):
         receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text, "the dataset's hash"
-    nan = as_json(make_board({"wo": [["correct"]]}))
+    nan = table_json(make_board({"wo": [["correct"]]}))
     assert "NaN" not in nan and json.loads(nan)["rows"][0]["difference"] is None
 
 
 @pytest.mark.parametrize("label", ["a#1", "# x", 'a,"b"\n# c'])
 def test_a_label_with_a_hash_is_read_back_from_csv_as_the_documents_say(label):
     board = make_board({"wo": [["correct"]], "mless": [["incorrect"]]}, model=label)
-    wo, mless = read_csv(as_csv(board))
+    wo, mless = read_csv(table_csv(board))
     assert wo["model"] == mless["model"] == label
     assert (wo["accuracy"], mless["accuracy"]) == (100, 0)
     assert wo["within_margin"] is None and mless["within_margin"] is not None

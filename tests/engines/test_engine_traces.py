@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.make_figure import make_figure
-from attention_probe.measure.measure_prompts import Record
+from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from harness.analysis.choose_problems import Criterion
@@ -58,7 +58,7 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
         model=str(model),
         layers=(0, 1, 2),
         conditions=("mless", "random"),
-        record=Record(completion=rows == "answer", rows=rows),
+        record=RecordOptions(completion=rows == "answer", rows=rows),
     )
     run_probe(source, criterion, settings, tmp_path / "probe")
     settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from harness.engines.backends import check_backend
 from harness.engines.interventions import check_arms, vllm_worker
 from harness.engines.interventions.arithmetic import (
-    attend,
+    attend_with_fillers,
     change_activations,
     redistribute,
     tabulate_fillers,
@@ -75,14 +75,14 @@ def fillers(*interventions):
 
 def attend_with(states, **switches):
     positions = torch.arange(12)[None]
-    return attend(*states, FACTOR, positions, fillers({**ON, **switches}))
+    return attend_with_fillers(*states, FACTOR, positions, fillers({**ON, **switches}))
 
 
 def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token(states):
     expected = attend_plainly(*states)
     assert_near(attend_with(states), expected)
     query, key, value = states
-    last = attend(query[:, -1:], key, value, FACTOR, torch.tensor([[11]]), fillers(ON))
+    last = attend_with_fillers(query[:, -1:], key, value, FACTOR, torch.tensor([[11]]), fillers(ON))
     assert_near(last, expected[:, -1:])
 
 
@@ -101,13 +101,15 @@ def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(state
     query, *absent = remove_filler(states)
     phantoms = [torch.cat([a, b[:, 3:8]], 1) for a, b in zip(absent, states[1:], strict=True)]
     phantom = {**ON, "phantom": [7] * 5}
-    output = attend(query, *phantoms, FACTOR, torch.arange(7)[None], fillers(phantom))
+    output = attend_with_fillers(query, *phantoms, FACTOR, torch.arange(7)[None], fillers(phantom))
     complete = attend_with(states)
     assert_near(output, torch.cat([complete[:, :3], complete[:, 8:]], 1))
     padded = [torch.cat([tensor, torch.zeros(1, 5, 2, 8)], 1) for tensor in absent]
     pairs = zip((query, *phantoms), (query, *padded), strict=True)
     tabulated = fillers(phantom, {**ON, "start": 99, "phantom": []})
-    mixed = attend(*map(torch.cat, pairs), FACTOR, torch.arange(7).repeat(2, 1), tabulated)
+    mixed = attend_with_fillers(
+        *map(torch.cat, pairs), FACTOR, torch.arange(7).repeat(2, 1), tabulated
+    )
     torch.testing.assert_close(mixed[:1], output)
     assert_near(mixed[1:], attend_plainly(query, *absent))
 
@@ -129,7 +131,7 @@ def test_kept_tokens_are_seen_as_if_the_others_were_not_there(states, kept):
 def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
     query, key, value = states
     sink = fillers({"kind": "sink", "layers": [0], "count": count})
-    output = attend(*states, FACTOR, torch.arange(12)[None], sink)
+    output = attend_with_fillers(*states, FACTOR, torch.arange(12)[None], sink)
     # all tokens twice, and the first one `2 x count` times
     copies = torch.tensor([int(2 * count), *[2] * 11])
     positions = torch.arange(12).repeat_interleave(copies)
@@ -317,9 +319,9 @@ def test_answers_agree_until_a_near_tie():
 
 
 def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
-    from harness.engines.interventions.hugging_face_answers import Reference
+    from harness.engines.interventions.hugging_face_answers import ReferenceModel
 
-    reference = Reference(TOY_MODEL, "float32", [0])
+    reference = ReferenceModel(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", {"causes": "mless", "layers": 1}])
     _, requests = plan_requests(settings, 1)
     by_condition = first_requests(requests)

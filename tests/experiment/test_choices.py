@@ -43,7 +43,7 @@ def test_an_answer_names_a_choice(target, choices, correct, incorrect):
     for verdict, answers in {"correct": correct, "incorrect": incorrect}.items():
         for answer in answers:
             texts = expect_choice(answer, target, choices)
-            assert grade_answer.compare(answer, *texts).verdict == verdict, answer
+            assert grade_answer.compare_answers(answer, *texts).verdict == verdict, answer
 
 
 @with_cases

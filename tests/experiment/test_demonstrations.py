@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from attention_probe.prompts.token_roles import tokenize
+from attention_probe.prompts.token_roles import tokenize_problem
 from harness import load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
@@ -314,7 +314,7 @@ def test_the_probe_pairs_the_tokens_of_prompts_with_examples(run, layout, toy_to
     problems = read_source(run, layout=layout).problems
     assert (len(problems), len({problem.cluster for problem in problems})) == (10, 5)
     for problem in problems:
-        tokenized = tokenize(problem, toy_tokenizer, conditions=["wo", "x"])
+        tokenized = tokenize_problem(problem, toy_tokenizer, conditions=["wo", "x"])
         assert_aligned(tokenized)
         filled = tokenized["x"]
         assert filled.has_role("filler").sum() == 27

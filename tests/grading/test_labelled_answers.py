@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.experiment.problems import open_dataset
-from harness.grading.grade_answer import compare, describe_gold, grade
+from harness.grading.grade_answer import compare_answers, describe_gold, grade
 from tests.conftest import run_python
 from tests.make import read_data, with_cases
 
@@ -25,7 +25,7 @@ def test_labelled_pairs(rule):
     failures = []
     for key, verdicts in EXPECTED.items():
         for answer, target in rule.get(key, ()):
-            verdict = compare(answer, target).verdict
+            verdict = compare_answers(answer, target).verdict
             if verdict not in verdicts:
                 failures.append((key, answer, target, verdict))
     assert not failures, rule["reason"]
@@ -108,7 +108,7 @@ def test_every_gold_verifies_against_itself_and_its_solution():
 
 def assert_verdict(pairs, verdict):
     assert len(pairs) > 5 * len(GOLDS)
-    assert [pair for pair in sorted(pairs) if compare(*pair).verdict != verdict] == []
+    assert [pair for pair in sorted(pairs) if compare_answers(*pair).verdict != verdict] == []
 
 
 def test_every_gold_verifies_against_its_rewrites():
@@ -129,18 +129,18 @@ def test_fractions_are_equal_as_numbers(value, target):
         f"\\frac{{{number.numerator}}}{{{number.denominator}}}" for number in (value, target)
     )
     slashed = f"{value.numerator}/{value.denominator}"
-    assert compare(answer, gold).correct == (value == target)
-    assert compare(slashed, answer).correct
-    assert compare(f"2\\cdot{answer}-{slashed}", answer).correct
+    assert compare_answers(answer, gold).correct == (value == target)
+    assert compare_answers(slashed, answer).correct
+    assert compare_answers(f"2\\cdot{answer}-{slashed}", answer).correct
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=5), st.randoms())
 def test_lists_may_be_reordered_and_tuples_may_not(numbers, random):
     shuffled = random.sample(numbers, len(numbers))
     gold, answer = (",".join(map(str, values)) for values in (numbers, shuffled))
-    assert compare(answer, gold).correct
-    assert compare(f"({answer})", f"({gold})").correct == (numbers == shuffled)
-    assert not compare(f"{answer},{numbers[0]}", gold).correct
+    assert compare_answers(answer, gold).correct
+    assert compare_answers(f"({answer})", f"({gold})").correct == (numbers == shuffled)
+    assert not compare_answers(f"{answer},{numbers[0]}", gold).correct
 
 
 @given(st.lists(st.integers(-20, 20), min_size=2, max_size=4))
@@ -150,8 +150,8 @@ def test_expanded_products_are_their_factors(roots):
     degrees = range(len(roots), -1, -1)
     terms = zip(coefficients, degrees, strict=True)
     expanded = "+".join(f"({coefficient})x^{{{degree}}}" for coefficient, degree in terms)
-    assert compare(factored, expanded).correct
-    assert not compare(factored, expanded + "+1").correct
+    assert compare_answers(factored, expanded).correct
+    assert not compare_answers(factored, expanded + "+1").correct
 
 
 PIECES = [
@@ -167,7 +167,7 @@ PIECES += "and or e5 base percent cm".split()
     st.sampled_from([*GOLDS, *ODD_GOLDS]),
 )
 def test_comparing_never_fails(text, gold):
-    assert compare(text, gold).verdict in {"correct", "incorrect", "refused"}
+    assert compare_answers(text, gold).verdict in {"correct", "incorrect", "refused"}
 
 
 ATTACK_PARTS = read_data("attacks")
@@ -184,13 +184,13 @@ ATTACKS += [
 ]
 CHILD = """
 import json, sys, time
-from harness.grading.grade_answer import compare
+from harness.grading.grade_answer import compare_answers
 TARGETS = ("3", r"\\cot x", "(1,2)", r"x<1", r"\\begin{pmatrix}1\\\\2\\end{pmatrix}")
 for line in sys.stdin:
     answer = json.loads(line)
     for target in TARGETS:
         started = time.process_time()
-        verdict = compare(answer, target).verdict
+        verdict = compare_answers(answer, target).verdict
         seconds = time.process_time() - started
         print(json.dumps([answer[:60], target, verdict, seconds]), flush=True)
 """
@@ -211,24 +211,24 @@ def test_attacks_end_within_a_second_and_are_never_correct():
 
 @with_cases
 def test_only_answers_that_take_too_much_work_are_refused(start, repeated, count, end, reason):
-    graded = compare(start + repeated * count + end, "3")
+    graded = compare_answers(start + repeated * count + end, "3")
     assert (graded.verdict, graded.reason) == ("refused" if reason else "incorrect", reason)
 
 
 def test_long_sums_are_compared_unless_their_factorials_take_too_much_work():
     denominators = [10**300 + 2 * number + 1 for number in range(6)]
     fractions = "+".join(rf"\frac{{1}}{{{denominator}}}" for denominator in denominators)
-    assert compare(fractions, "3").verdict == "incorrect"
+    assert compare_answers(fractions, "3").verdict == "incorrect"
     factorials = "+".join(f"(x+{number})!" for number in range(190))
-    assert compare(factorials, "3").reason == "too much work"
+    assert compare_answers(factorials, "3").reason == "too much work"
 
 
 @with_cases
 def test_digits_of_all_scripts_are_read_or_not_but_never_crash(digit):
     for form in ("D", "x^D", "\\frac D2", "1D", "\\sqrt D", "D!"):
         answer = form.replace(" ", "").replace("D", digit)
-        assert compare(answer, "17").verdict == "incorrect"
-        assert compare("17", answer).verdict == "incorrect"
+        assert compare_answers(answer, "17").verdict == "incorrect"
+        assert compare_answers("17", answer).verdict == "incorrect"
 
 
 GOLD_DESCRIPTIONS = {
@@ -242,8 +242,8 @@ GOLD_DESCRIPTIONS = {
 def test_a_gold_answer_that_the_grader_cannot_compare_is_described():
     assert {gold: describe_gold(gold) for gold in GOLD_DESCRIPTIONS} == GOLD_DESCRIPTIONS
     for gold in ("(" * 50, "2024^{40460}", "x" * 2001):
-        assert compare(gold, gold).correct
-        refused = compare("3", gold)
+        assert compare_answers(gold, gold).correct
+        refused = compare_answers("3", gold)
         assert refused.verdict == "refused" and refused.reason.startswith("gold answer: ")
 
 
@@ -252,10 +252,10 @@ def test_memory_does_not_grow_with_the_answers():
     """The caches are full after 4,096 answers."""
     code = """
 import resource
-from harness.grading.grade_answer import compare
+from harness.grading.grade_answer import compare_answers
 for n in range(20_000):
     answers = (f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")
-    compare(answers[n % 4], "(x+1)^2")
+    compare_answers(answers[n % 4], "(x+1)^2")
     if n in (8_000, 19_999):
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

@@ -17,10 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
-        "constants errors resources smollm2_model layers_and_heads data_records yaml_settings "
-        "decimal_commas boxes reasoning_markers finish_reasons grading experiment "
-        "engines runs analysis lm_eval_plugin display execution check_installation "
-        "commands cli"
+        "constants errors array_types resources smollm2_model layers_and_heads data_records "
+        "yaml_settings decimal_commas boxes reasoning_markers finish_reasons grading experiment "
+        "engines runs analysis lm_eval_plugin display execution check_installation commands cli"
     ).split(),
     "attention_probe": (
         "prompts model measure check_probe traces probe_settings open_model run_probe "
@@ -94,6 +93,26 @@ def test_a_folder_imports_only_folders_before_it(graph):
 
 def test_no_modules_import_each_other_in_a_circle_not_even_for_types(graph):
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def find_public_names(path):
+    """The public names that a module defines, except a command's function, named as its module."""
+    for node in ast.parse(path.read_text()).body:
+        targets = getattr(node, "targets", [getattr(node, "target", node)])
+        for target in targets:
+            name = getattr(target, "id", getattr(target, "name", "_"))
+            if not name.startswith("_") and name != path.stem:
+                yield name
+
+
+def test_no_two_modules_define_the_same_public_name():
+    modules_by_name = {}
+    for module, path in find_modules().items():
+        for name in {*find_public_names(path)}:
+            modules_by_name.setdefault(name, []).append(module)
+    assert len(modules_by_name) > 500, "names are found"
+    doubles = {name: modules for name, modules in modules_by_name.items() if len(modules) > 1}
+    assert doubles == {}
 
 
 def test_what_needs_no_torch_imports_none():

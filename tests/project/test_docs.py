@@ -14,7 +14,7 @@ import pytest
 from harness.display.published_numbers import read_reference
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
-from harness.grading.grade_answer import compare
+from harness.grading.grade_answer import compare_answers
 from harness.runs.samples_frame import SAMPLE_COLUMNS, load_run
 from harness.yaml_settings import parse_overrides
 from tests.conftest import PATIENCE, run_program
@@ -46,7 +46,7 @@ def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, v
     elif first in ("stop", "length"):
         assert grade(text, gold, finish_reason=first).verdict == further[0]
     else:
-        assert compare(text, gold).verdict == first
+        assert compare_answers(text, gold).verdict == first
 
 
 def test_the_page_on_grading_has_examples_of_every_kind():

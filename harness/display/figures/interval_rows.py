@@ -6,7 +6,7 @@ from itertools import chain
 import pandas
 from matplotlib.figure import Figure
 
-from harness.constants import NOT_SHOWN, PASSED
+from harness.constants import NOT_SHOWN, PASSED, Row
 from harness.display.comparison_remarks import find_families
 from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
@@ -16,7 +16,6 @@ from harness.display.figures.figure_style import (
     without_reference_conditions,
     wrapped_label,
 )
-from harness.display.format_table import Row
 from harness.display.format_values import (
     LEVEL,
     count_digits,

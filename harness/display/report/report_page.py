@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
-from harness.constants import NOT_SHOWN, Kind
+from harness.constants import NOT_SHOWN, Kind, Row
 from harness.display.comparison_remarks import (
     describe_place,
     has_several_settings,
@@ -22,7 +22,6 @@ from harness.display.comparison_remarks import (
 )
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.format_table import Row
 from harness.display.format_values import (
     define_flips,
     difference,

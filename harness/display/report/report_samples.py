@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.analysis.result_tables import records
-from harness.constants import JsonObject
-from harness.display.format_table import Row
+from harness.constants import JsonObject, Row
 from harness.display.format_values import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
@@ -22,7 +21,7 @@ REPORT_BLOCK = 10
 REPORT_SNIPPET = 90
 """Characters of a problem's text that the report's list shows."""
 
-SAMPLE_COLUMNS = (
+REPORTED_COLUMNS = (
     *("replicate", "sample_index", "completion", "answer", "verdict", "seed", "finish_reason"),
     *("completion_tokens", "boxes_after_first", "reason", "audit_reason"),
     *GRADERS,
@@ -139,5 +138,5 @@ def _describe_samples(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
         prompts[group] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
         samples[group] = []
         for row in rows:
-            samples[group].append({name: row.get(name) for name in SAMPLE_COLUMNS})
+            samples[group].append({name: row.get(name) for name in REPORTED_COLUMNS})
     return {"prompts": prompts, "samples": samples}

@@ -90,7 +90,7 @@ def copy_to(device: torch.device, numbers: Any) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def attend(
+def attend_with_fillers(
     query: Tensor,
     key: Tensor,
     value: Tensor,

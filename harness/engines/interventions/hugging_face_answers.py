@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.engines.interventions.arithmetic import (
     add_gap,
-    attend,
+    attend_with_fillers,
     change_activations,
     tabulate_fillers,
 )
@@ -23,7 +23,7 @@ from harness.experiment.intervention_settings import CHANGES_ATTENTION
 NAME = "mless_interventions"
 
 
-class Reference:
+class ReferenceModel:
     """A model of Hugging Face's whose attention and activations a prompt's intervention changes.
 
     Args:
@@ -119,11 +119,13 @@ class Reference:
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
             fillers = tabulate_fillers([change], query.device)
-            return attend(query, key, value, scaling, indices, fillers).to(query.dtype), None
+            return attend_with_fillers(query, key, value, scaling, indices, fillers).to(
+                query.dtype
+            ), None
         output: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, None, scaling=scaling
         )
         return output
 
 
-load_reference = cache(Reference)
+load_reference = cache(ReferenceModel)

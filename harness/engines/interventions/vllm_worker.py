@@ -21,7 +21,7 @@ from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
     RequestIntervention,
     add_gap,
-    attend,
+    attend_with_fillers,
     change_activations,
     copy_to,
     plain_weights,
@@ -292,7 +292,9 @@ class WorkerInterventions:
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
             factor = self._attention(layer).impl.scale
-            attended = attend(query[group.rows], key, value, factor, group.indices, group.fillers)
+            attended = attend_with_fillers(
+                query[group.rows], key, value, factor, group.indices, group.fillers
+            )
             shape = *group.rows.shape, *output.shape[1:]
             output[group.rows] = attended.view(shape).to(output.dtype)
             self.applied += group.rows.numel()

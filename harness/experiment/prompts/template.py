@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from harness.constants import SEPARATOR
 
-NAMES = ("problem", "filler", "choices", "answer")
+TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
 _COLUMN = re.compile(r"\{row\.([^{}]+)\}")
 # A gap stands after a filler, or before one that ends the template.
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
 
 
 Pieces = tuple[Piece, ...]
-PROBLEM, FILLER, CHOICES, ANSWER = (Piece("name", name) for name in NAMES)
+PROBLEM, FILLER, CHOICES, ANSWER = (Piece("name", name) for name in TEMPLATE_NAMES)
 
 
 class Form(NamedTuple):
@@ -84,8 +84,8 @@ def parse_template(template: str, has_filler: bool = True) -> Form:
             raise ValueError(f"expected a name in braces or a doubled brace, got {template!r}")
         if kind == "text":
             text = text.replace("{{", "{").replace("}}", "}")
-        elif kind == "name" and text not in NAMES and not _COLUMN.fullmatch(match[0]):
-            names = ", ".join(f"{{{name}}}" for name in (*NAMES, "row.COLUMN"))
+        elif kind == "name" and text not in TEMPLATE_NAMES and not _COLUMN.fullmatch(match[0]):
+            names = ", ".join(f"{{{name}}}" for name in (*TEMPLATE_NAMES, "row.COLUMN"))
             raise ValueError(f"expected a name of {names}, got {match[0]}")
         pieces.append(Piece(kind, text))
     if pieces.count(ANSWER) > 1:
