@@ -25,7 +25,7 @@ PLACES = {
     "between": "between instruction and examples",
 }
 NOTE = (
-    "Squares: the tested filler. Grey: 95 % range of one more text of this length on these "
+    "Squares: 55 slashes. Grey: 95 % range of one more text of this length on these "
     "problems. Small lines: single texts."
 )
 

@@ -106,7 +106,7 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
     right = np.array([outcomes.right.sum() for outcomes in (baseline, tested, *texts)])
     samples = baseline.samples.sum()
     # divided last, so that equal numbers of right samples give equal differences
-    effect, *effects = 100 * (right[1:] - right[0]) / samples
+    effect, *effects = (100 * (right[1:] - right[0]) / samples).tolist()
     row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * right[0] / samples)
     if len(texts) >= FEWEST_TEXTS:
