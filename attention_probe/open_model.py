@@ -15,6 +15,7 @@ from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPro
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
+from harness.engines.completions import count_positions
 from harness.errors import ConfigError, PromptMismatchError, print_message
 
 ROW_BYTES = 1 << 31
@@ -46,14 +47,16 @@ def open_model(
         checks = self_check(loaded, every_prompt, record, float32_model)
         yield partial(measure_problem, loaded, record=record), checks
         return
+    sizes = [count_positions(len(prompt), prompt.intervention) for prompt in every_prompt]
     arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,
         # memory is reserved for the longest prompt and the token that the engine generates
-        "max_model_len": 1 + max(map(len, every_prompt)),
+        "max_model_len": 1 + max(sizes),
     }
     set_count = AVERAGES + max(map(record.count_rows, every_prompt))
-    with closing(open_recorder(arguments, sorted(settings.layers), set_count)) as engine:
+    layers = settings.opened | {"recorded": sorted(settings.layers)}
+    with closing(open_recorder(arguments, layers, set_count)) as engine:
         yield partial(measure_in_engine, engine, record=record), {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,9 @@ from attention_probe.model.load_first_layers import LoadedModel, default_device,
 from attention_probe.prompts.token_roles import GAP, without_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
+from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import ConfigError, list_near
+from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import loader_arguments
 from harness.experiment.prompts.tokenizer import ModelTokenizer, load_model_config
 from harness.runs.prompt_sources import Source
@@ -41,6 +43,7 @@ class ProbeSettings:
             named here `complete_from` adds the run's, unless another model is named.
         arguments: Arguments of the model's loaders, such as `revision`; those of the run, unless
             another model is named.
+        opened: Layers that interventions change; see `opened_layers`.
     """
 
     model: str | None = None
@@ -51,6 +54,7 @@ class ProbeSettings:
     device: str | None = None
     engine: JsonObject | None = None
     arguments: JsonObject = field(default_factory=dict)
+    opened: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what only Hugging Face can do.
@@ -75,16 +79,27 @@ class ProbeSettings:
         """
         conditions = list(self.conditions)
         if not conditions:
-            conditions = [name for name in source.conditions if name not in source.changed]
+            excluded = source.interventions if self.engine is None else {}
+            conditions = [name for name in source.conditions if name not in excluded]
             if STUDIED in conditions and not self.record.completion and self.engine is None:
                 conditions.append(f"{STUDIED}{GAP}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
-        refuse_unusable_conditions(source, conditions)
+        bases = check_conditions(source, conditions)
+        interventions = {
+            name: source.interventions[name] for name in bases if name in source.interventions
+        }
+        refuse_changed_functions(source, interventions)
         device = self.device
         if self.engine is None:
+            if interventions:
+                raise ConfigError(
+                    f"{source.name} changes the model under {', '.join(interventions)}, which only "
+                    "the engine does: add --engine."
+                )
             device = device or default_device()
-        completed = replace(self, conditions=tuple(conditions), device=device)
+        opened = opened_layers(interventions)
+        completed = replace(self, conditions=tuple(conditions), device=device, opened=opened)
         if _locate(self.model or source.model) != _locate(source.model):
             return completed
         arguments, engine = source.model_arguments, self.engine
@@ -125,12 +140,15 @@ def _locate(model: str | None) -> Path:
     return Path(smollm2_model.name_model(str(model))).expanduser().resolve()
 
 
-def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> None:
-    """Raise ConfigError if the source lacks a condition, or one cannot be probed."""
+def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[str]:
+    """The conditions without position gaps.
+
+    Raises:
+        ConfigError: the source lacks a condition, or one cannot be probed.
+    """
     bases = {name: without_gap(name, source.conditions) for name in conditions}
     absent = [name for name, base in bases.items() if base not in source.conditions]
     in_answer = [name for name, base in bases.items() if base in source.filled_answers]
-    changed = [name for name, base in bases.items() if base in source.changed]
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
     if absent:
         names = ", ".join(absent)
@@ -140,16 +158,22 @@ def refuse_unusable_conditions(source: Source, conditions: Iterable[str]) -> Non
             f"does not record where in the answer the filler of {', '.join(in_answer)} stands: "
             "leave it out of --conditions"
         )
-    elif changed:
-        fault = (
-            f"changes the model under {', '.join(changed)}, which the probe does not: "
-            "leave it out of --conditions"
-        )
     elif not all(prompt.requested.segments for prompt in prompts):
         fault = (
             "does not record where fillers stand: "
             "expected a run, or logs that `mless tasks --wrap` made"
         )
     else:
-        return
+        return bases.values()
     raise ConfigError(f"{source.name} {fault}.")
+
+
+def refuse_changed_functions(source: Source, interventions: Mapping[str, Intervention]) -> None:
+    """Raise ConfigError if a user's function is not the one of the run any more."""
+    for name, intervention in interventions.items():
+        # a function's is the same on all prompts
+        stored = source.problems[0].prompts[name].intervention
+        if intervention.kind == "function" and intervention.resolve(name) != stored:
+            raise ConfigError(
+                f"{name}: {intervention.file} has other content than when it was run."
+            )

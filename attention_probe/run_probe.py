@@ -153,12 +153,14 @@ def refuse_differing_traces(
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)
         problem = problems[prompt.problem_id]
-        stored = (trace.prompt_sha256, trace.token_ids.tolist(), trace.outcome, trace.control)
+        stored = (trace.prompt_sha256, trace.intervention, trace.outcome, trace.control)
+        selected = (prompt.sha256, prompt.intervention, problem.outcome, problem.is_control)
         token_ids = prompt.token_ids.tolist()
-        if stored != (prompt.sha256, token_ids, problem.outcome, problem.is_control):
+        if stored != selected or trace.token_ids.tolist() != token_ids:
             raise PromptMismatchError(
                 f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with "
-                "another prompt, or from another selection. Choose another --output."
+                "another prompt or intervention, or from another selection. Choose another "
+                "--output."
             )
 
 
@@ -216,6 +218,7 @@ def make_trace(
         tokens=prompt.tokens,
         original_pos=prompt.original_pos,
         filler_span=prompt.filler_span,
+        intervention=prompt.intervention,
         **measured_fields,
     )
 
@@ -224,8 +227,8 @@ def make_header(
     settings: ProbeSettings,
     *,
     layout: str,
-    is_checked: bool = True,
-    flip: str | None = None,
+    is_checked: bool,
+    flip: str | None,
 ) -> TraceHeader:
     """The facts that all traces of a folder share.
 

@@ -50,6 +50,7 @@ class TraceEntry:
             `wrong_to_right`.
         control: Whether it was selected as an unflipped control.
         prompt_sha256: Hash of the prompt's text, as in the run.
+        intervention: The run's intervention under which it was measured.
         filler_span: Half-open positions of the filler; None without one.
     """
 
@@ -60,6 +61,7 @@ class TraceEntry:
     control: bool
     prompt_sha256: str
     filler_span: tuple[int, int] | None
+    intervention: JsonObject | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -150,7 +152,7 @@ class _HeaderFile(msgspec.Struct):
         arrays: The axes, unit and definition of each array.
     """
 
-    mless_traces: Literal[10]
+    mless_traces: Literal[11]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject
@@ -209,7 +211,7 @@ class AttentionTraces:
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(10, header, dict(receipt), quantities))
+            content = msgspec.to_builtins(_HeaderFile(11, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them

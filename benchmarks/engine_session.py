@@ -143,7 +143,11 @@ class Session:
         self._plan = make_plan(self.config, limit=request_count)
         arguments = self.config.model_arguments()
         if name == "hooks":
-            layers = {**opened_layers(self.config), "recorded": "all", "set_count": AVERAGES}
+            layers = {
+                **opened_layers(self.config.interventions),
+                "recorded": "all",
+                "set_count": AVERAGES,
+            }
             refuse_to_open(arguments, layers)
             arguments["interventions"] = {"layers": layers}
         started = time.monotonic()

@@ -31,7 +31,7 @@ MEASURES: dict[str, Quantity] = {
         SHARE, "Mean attention on everything else: template, separators, examples."
     ),
     "lambda": Quantity(
-        "share", "1 - m, the factor of the attention on the tokens that are not inserted."
+        "share", "Mean attention on the tokens that are not inserted: 1 - m without interventions."
     ),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition: the
@@ -39,10 +39,10 @@ problem's tokens. With `--queries completion` they are means over the completion
 differ between conditions. Queries before a filler within or after the problem do not see it: their
 attention on it counts as 0.
 
-The six masses add up to 1; m is the mass on all inserted tokens, the filler and its separator. The
-contrast of a prompt with filler and one without is no finding: softmax takes the filler's mass from
-the other tokens whatever is inserted, and later positions shift by its length (so that the mass of
-a single region may even grow). Between two fillers it can be one.
+Without an intervention the six masses add up to 1; m is the mass on all inserted tokens, the filler
+and its separator. The contrast of a prompt with filler and one without is no finding: softmax takes
+the filler's mass from the other tokens whatever is inserted, and later positions shift by its
+length (so that the mass of a single region may even grow). Between two fillers it can be one.
 """
 
 _TOKEN, _CURVE = ("position",), ("layer", "head", "position")

@@ -14,7 +14,6 @@ from attention_probe.prompts.token_roles import PromptsByCondition, common_token
 from harness.engines.attention_sums import (
     record_sums,
     recorded_prompt,
-    separate_rows,
     single_queries,
 )
 from harness.engines.vllm_engine import VLLMEngine
@@ -30,13 +29,15 @@ def measure_in_engine(
     requests, averages = [], []
     for condition, prompt in prompts.items():
         averages.append(query_sets(prompt, common[condition], record))
-        row_sets = single_queries(record.count_rows(prompt), len(prompt), most_rows)
-        row_sets += averages[-1].astype(int).tolist()
-        requests.append(recorded_prompt(prompt.token_ids.tolist(), row_sets, name=condition))
+        sets = averages[-1].astype(int).tolist()
+        sets += single_queries(record.count_rows(prompt), len(prompt), most_rows)
+        token_ids = prompt.token_ids.tolist()
+        requests.append(recorded_prompt(token_ids, sets, condition, prompt.intervention))
     measured = {}
     all_sums = record_sums(engine, requests)
     for prompt, sets, sums in zip(prompts.values(), averages, all_sums, strict=True):
-        fields = average_sums(prompt, sets, sums[:, -AVERAGES:])
-        fields["rows"] = separate_rows(sums, record.count_rows(prompt))
+        fields = average_sums(prompt, sets, sums[:, :AVERAGES])
+        stop = AVERAGES + record.count_rows(prompt)
+        fields["rows"] = sums[:, AVERAGES:stop].swapaxes(1, 2)
         measured[prompt.condition] = fields
     return measured

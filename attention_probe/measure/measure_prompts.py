@@ -73,17 +73,17 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     curves = means(sums, sets)
     # each token is in exactly one region
     in_region = index_regions(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
-    regions = np.vstack([in_region, prompt.inserted]).astype(np.float32)
+    regions = np.vstack([in_region, ~prompt.inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
     with np.errstate(invalid="ignore"):  # an empty completion has no queries
         masses = sums[:, -1] @ regions.T / np.float32(sets[-1].sum())
-    *region_masses, inserted = np.moveaxis(masses, -1, 0)
+    *region_masses, original = np.moveaxis(masses, -1, 0)
     names = [f"mass_{name}" for name in TOKEN_REGIONS]
     return {
         "mean_all": curves[:, 0],
         "mean_common": curves[:, 1],
-        "measures": dict(zip(names, region_masses, strict=True)) | {"lambda": 1 - inserted},
+        "measures": dict(zip(names, region_masses, strict=True)) | {"lambda": original},
     }
 
 

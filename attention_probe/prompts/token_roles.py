@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.constants import BASELINE
+from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.prompts import built_prompts
 from harness.experiment.prompts.built_prompts import BuiltPrompt
@@ -53,6 +53,7 @@ class TokenizedPrompt:
             differently, and for the completion's. In the baseline it is 0, 1, 2, ...
         positions: int32; the token's position in the model: 0, 1, 2, ... except in a position gap.
         filler_span: First filler token and the one after the last; examples may lie in between.
+        intervention: The run's intervention while the model read the prompt.
     """
 
     condition: str
@@ -64,6 +65,7 @@ class TokenizedPrompt:
     original_pos: NDArray[np.int32]
     positions: NDArray[np.int32]
     filler_span: tuple[int, int] | None
+    intervention: JsonObject | None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -171,7 +173,9 @@ def _build_prompt(
         )
     stored = problem.prompts[condition]
     requested = stored.requested
-    untokenized = BuiltPrompt(prompt=requested, text=stored.prompt)
+    untokenized = BuiltPrompt(
+        prompt=requested, text=stored.prompt, intervention=stored.intervention
+    )
     built = built_prompts.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
     if stored.prompt_token_sha256 not in (None, built.prompt_token_sha256):
         raise PromptMismatchError(
@@ -201,6 +205,7 @@ def _with_roles(
         original_pos=positions,
         positions=positions,
         filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
+        intervention=prompt.intervention,
     )
 
 

@@ -222,9 +222,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         families = [f"{number} {name}" for name, number in config.other_texts.items()]
         text_requests = sum(prompts) * config.repeats_per_prompt
         yield f"texts     {text_requests} of the requests: {', '.join(families)}".replace("_", " ")
-    interventions = [condition for condition in config.conditions if condition.intervention]
-    if interventions:
-        number = len(interventions)
+    if number := len(config.interventions):
         checked_prompts = count_checked(len(plan.dataset.problems))
         yield (
             f"arms      {number} {plural('condition', number)} with an intervention, "

@@ -22,16 +22,14 @@ Weights = NDArray[np.float32]
 """Weights of attention, or their sums."""
 
 
-def open_recorder(
-    arguments: Mapping[str, Any], layers: Sequence[int], set_count: int
-) -> VLLMEngine:
-    """An engine in which the attention of these layers is open.
+def open_recorder(arguments: Mapping[str, Any], layers: JsonObject, set_count: int) -> VLLMEngine:
+    """An engine in which these layers are open.
 
     Its messages are in libraries.log in the cache of mless.
 
     Args:
         arguments: The model's arguments.
-        layers: Their indices, from 0, ascending.
+        layers: Those that `opened_layers` names, and `recorded`: indices, from 0, ascending.
         set_count: The number of sets of queries of each prompt, for which memory is reserved.
 
     Raises:
@@ -40,16 +38,20 @@ def open_recorder(
     """
     quieten_libraries()
     with library_log(cache_folder() / LOG):
-        open_layers: JsonObject = {"attention": [], "activations": [], "recorded": layers}
-        refuse_to_open(arguments, open_layers)
-        open_layers["set_count"] = set_count
-        options: JsonObject = {**arguments, "interventions": {"layers": open_layers}}
+        refuse_to_open(arguments, layers)
+        layers = layers | {"set_count": set_count}
+        options: JsonObject = {**arguments, "interventions": {"layers": layers}}
         if device_type() == "cpu":  # one token is generated for each prompt, so compiling is slower
             options.setdefault("enforce_eager", True)
         return VLLMEngine(options, sampled=False)
 
 
-def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], name: str) -> Request:
+def recorded_prompt(
+    token_ids: Sequence[int],
+    sets: Sequence[Sequence[int]],
+    name: str,
+    intervention: JsonObject | None = None,
+) -> Request:
     """A request for the attention of a prompt and for one token; `sets` as of `Request.record`."""
     return Request(
         task="",
@@ -59,6 +61,7 @@ def recorded_prompt(token_ids: Sequence[int], sets: Sequence[Sequence[int]], nam
         prompt_sha256="",
         prompt_token_sha256=None,
         sampling=Sampling(max_tokens=1),
+        intervention=intervention,
         record=sets,
     )
 
@@ -77,15 +80,6 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights
             assert completion.attention is not None  # because the request has `record`
             sums[request.problem_id] = completion.attention
     return [sums[request.problem_id] for request in requests]
-
-
-def separate_rows(sums: Weights, count: int) -> Weights:
-    """The weights [layer, head, query, key] of the last queries, from sums over each alone."""
-    rows = sums[:, :count].swapaxes(1, 2).copy()
-    queries = np.arange(count)
-    # the engine leaves out a query's attention to its own token; weights add up to 1
-    rows[..., queries, queries - count] = 1 - rows.sum(axis=-1)
-    return rows
 
 
 def means(sums: Weights, sets: ArrayLike) -> Weights:

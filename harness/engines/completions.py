@@ -3,7 +3,7 @@
 A backend that is not vLLM's leaves out what it does not report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,16 @@ FinishedRequests = list[tuple[Request, Completion]]
 """Requests that an engine has finished since the last time, with their completions."""
 
 
+def count_positions(token_count: int, intervention: Mapping[str, Any] | None) -> int:
+    """The positions that a prompt takes; they go on as if a phantom filler were in it."""
+    if intervention and "phantom" in intervention:
+        token_count += intervention["size"]
+    return token_count
+
+
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
-    size = len(request.prompt_token_ids or ())
-    # its positions go on as if the filler were in the prompt
-    if request.intervention and "phantom" in request.intervention:
-        size += request.intervention["size"]
+    size = count_positions(len(request.prompt_token_ids or ()), request.intervention)
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
             f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "

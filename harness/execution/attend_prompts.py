@@ -18,9 +18,9 @@ from harness.engines.attention_sums import (
     open_recorder,
     record_sums,
     recorded_prompt,
-    separate_rows,
     single_queries,
 )
+from harness.engines.interventions.open_layers import opened_layers
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import (
     ModelTokenizer,
@@ -120,21 +120,24 @@ def attention(
         count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
         layers = range(1, count + 1)
     numbers = sorted(parse_numbers(layers, "layers"))
-    # All requests must have the same number of sets: each row alone, all queries, and the last set,
-    # which `means` leaves out.
+    # All requests must have the same number of sets: all queries, the set that `means` leaves out,
+    # and each row alone.
     set_count = max(counts, default=0) + 2
     requests = []
     for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True)):
         size = len(token_ids)
-        sets = [*single_queries(count, size, set_count - 2), [1] * size, [0] * size]
+        sets = [[1] * size, [0] * size, *single_queries(count, size, set_count - 2)]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
-    indices = [number - 1 for number in numbers]
-    with closing(open_recorder(arguments, indices, set_count)) as engine:
+    opened = {**opened_layers({}), "recorded": [number - 1 for number in numbers]}
+    with closing(open_recorder(arguments, opened, set_count)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums[:, -2:], np.ones((2, sums.shape[-1])))[:, 0] for sums in prompt_sums
+        means(sums[:, :2], np.ones((2, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
-    result.rows = list(map(separate_rows, prompt_sums, counts))
+    result.rows = [
+        sums[:, 2 : 2 + count].swapaxes(1, 2).copy()
+        for sums, count in zip(prompt_sums, counts, strict=True)
+    ]
     result.tokens = [texts for _, texts in tokenized]
     result.model = label_model(model)
     result.layers = numbers

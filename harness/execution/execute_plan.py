@@ -95,13 +95,12 @@ def refuse_layers(config: RunConfig) -> None:
         HarnessError: the model has no such layer, cannot be opened, or its config cannot be read;
             or a user's function cannot be called.
     """
-    layers = opened_layers(config)
-    if not any(layers.values()):
+    if not config.interventions:
         return
-    refuse_to_open(config.model_arguments(), layers)
-    for condition in config.conditions:
-        if condition.intervention and condition.intervention.kind == "function":
-            refuse_change(str(condition.intervention.file), condition.intervention.arguments)
+    refuse_to_open(config.model_arguments(), opened_layers(config.interventions))
+    for intervention in config.interventions.values():
+        if intervention.kind == "function":
+            refuse_change(str(intervention.file), intervention.arguments)
 
 
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
@@ -209,7 +208,9 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             arguments.get("revision"),
             served="base_url" in arguments,
         ),
-        engine=engine_identity(config.model.backend, arguments, opened_layers(config)),
+        engine=engine_identity(
+            config.model.backend, arguments, opened_layers(config.interventions)
+        ),
     )
 
 

@@ -157,13 +157,12 @@ class _Session:
         """The model's arguments; with interventions also the opened layers and the reference."""
         config, folder = self._plan.config, self._folder.path
         arguments = dict(self._plan.model_arguments)
-        if any((layers := opened_layers(config)).values()):
-            arguments["interventions"] = {"layers": layers}
-        if any(condition.intervention for condition in config.conditions):
+        if config.interventions:
             print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("arms") as advance, clear_messages(folder / REFERENCE):
                 reference = ask_reference(self._plan, self._requests.values(), folder, advance)
-            arguments["interventions"]["reference"] = reference
+            layers = opened_layers(config.interventions)
+            arguments["interventions"] = {"layers": layers, "reference": reference}
         return arguments
 
     def _take_completions(self, stream: Iterable[Sequence[Any]], scorer: Scorer) -> None:

@@ -14,7 +14,7 @@ Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, se
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -345,6 +345,13 @@ def as_condition(value: Any) -> Condition:
     if condition.name in study:
         raise ConfigError(f"{where} has the name of a condition of the study.")
     return condition
+
+
+def index_interventions(conditions: Iterable[Condition]) -> dict[str, Intervention]:
+    """The interventions by the name of their condition."""
+    return {
+        condition.name: condition.intervention for condition in conditions if condition.intervention
+    }
 
 
 def find_baseline(names: Sequence[str], configured: str | None = None) -> str:

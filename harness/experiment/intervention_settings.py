@@ -14,18 +14,18 @@
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from harness.constants import DEFAULT_SEED
+from harness.constants import DEFAULT_SEED, JsonObject
 from harness.errors import ConfigError, PromptMismatchError
 from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict, UserPath
 
-Resolved = Mapping[str, Any]
+Resolved = JsonObject
 """An intervention on one prompt as plain values. Layers and token positions count from 0."""
 
 

@@ -360,8 +360,8 @@ class Request:
         sampling: The effective parameters.
         intervention: The change inside the model, such as a change of its attention.
         record: Sets of queries over which recorded attention is summed: 1 for each token of the
-            set, 0 for other tokens. In the last set a query's attention to its own token counts
-            too. None: nothing is recorded.
+            set, 0 for other tokens. In the first two sets a query's attention to its own token
+            does not count. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
         answers: The answers whose log-probability is measured; see `BuiltPrompt`.
         others: The number of those that are not accepted.

@@ -21,6 +21,7 @@ from harness.experiment.conditions import (
     as_condition,
     contrast_name,
     find_baseline,
+    index_interventions,
     read_contrast,
 )
 from harness.experiment.expand_conditions import (
@@ -33,6 +34,7 @@ from harness.experiment.expand_conditions import (
 )
 from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
+from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompts.prompt import PLAIN_INSTRUCTION, Layout
@@ -285,13 +287,12 @@ class RunConfig(Strict):
     def _find_endpoint_faults(self) -> Iterator[str]:
         if self.endpoint != ANSWER_LOGPROB:
             return
-        has_intervention = any(condition.intervention for condition in self.conditions)
         needs = {
             # other backends return no log-probabilities of a prompt
             f"`model.backend: vllm`, not {self.model.backend}": self.model.backend == "vllm",
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
             "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
-            "conditions without an intervention": not has_intervention,
+            "conditions without an intervention": not self.interventions,
             # every condition answers at once
             "no positive_control, or `answer: line`": (
                 self.answer == "line" or not self.positive_control
@@ -299,6 +300,11 @@ class RunConfig(Strict):
         }
         if missing := [need for need, is_met in needs.items() if not is_met]:
             yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
+
+    @property
+    def interventions(self) -> dict[str, Intervention]:
+        """The interventions of its conditions, by condition."""
+        return index_interventions(self.conditions)
 
     @property
     def folder(self) -> Path:

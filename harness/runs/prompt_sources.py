@@ -16,6 +16,7 @@ from msgspec import structs
 from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, FilledCondition, Placement
+from harness.experiment.intervention_settings import Intervention
 from harness.experiment.problems import Dataset
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
@@ -126,7 +127,7 @@ class Source:
         filled_answers: Conditions whose filler stands in the answer that the prompt begins, so that
             no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
-        changed: Conditions with an intervention in the model.
+        interventions: Those in the model, by condition.
         model_arguments: The arguments of the model that was run.
         is_vllm: Whether they are those of a run of mless in vLLM.
 
@@ -142,7 +143,7 @@ class Source:
     problems: tuple[AnsweredProblem, ...]
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
-    changed: tuple[str, ...] = ()
+    interventions: Mapping[str, Intervention] = field(default_factory=dict)
     model_arguments: JsonObject = field(default_factory=dict)
     is_vllm: bool = False
 

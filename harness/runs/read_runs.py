@@ -20,6 +20,7 @@ from harness.experiment.conditions import (
     ReferenceConditions,
     contrast_name,
     find_baseline,
+    index_interventions,
 )
 from harness.experiment.expand_conditions import index_by_name, read_conditions
 from harness.experiment.model_settings import fixed_arguments, label_model
@@ -226,7 +227,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         layout=layout,
         conditions=tuple(dict.fromkeys(prompt.condition for prompt in prompts)),
         problems=group_by_problem(prompts),
-        changed=tuple(condition.name for condition in conditions if condition.intervention),
+        interventions=index_interventions(conditions),
         filled_answers=filled_answers(conditions),
         metric=run.metric,
         model_arguments=run.model_arguments,

@@ -74,6 +74,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         read: Where the answer is read: `box` or `line`.
         other_answers: The answers whose log-probability is measured besides the gold answer's.
         sample: The number of the only sample with this prompt; see `PromptSettings`.
+        intervention: The intervention while the model answers; None for nothing.
     """
 
     task: str
@@ -89,6 +90,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     draw: int = 0
     other_answers: tuple[str, ...] = ()
     sample: int = 0
+    intervention: JsonObject | None = None
 
     @staticmethod
     def of(
@@ -117,6 +119,7 @@ class StoredPrompt(Struct, omit_defaults=True):
             draw=condition_prompts.draw,
             other_answers=built.other_answers,
             sample=condition_prompts.sample,
+            intervention=built.intervention,
         )
 
     @property

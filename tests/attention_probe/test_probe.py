@@ -16,6 +16,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion, select
 from harness.engines.attention_sums import single_queries
 from harness.engines.completions import Completion
+from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import as_condition
 from harness.experiment.problems import DatasetConfig, open_dataset
@@ -115,6 +116,7 @@ def assert_same_traces(path, expected_path, problems):
             for name in ("token_ids", "roles", "original_pos"):
                 assert (getattr(ours, name) == getattr(theirs, name)).all()
             assert (ours.tokens, ours.outcome) == (theirs.tokens, theirs.outcome)
+            assert ours.intervention == theirs.intervention
             for name in ("mean_all", "mean_common", "rows"):
                 assert_close(getattr(ours, name), getattr(theirs, name))
             assert ours.measures.keys() == theirs.measures.keys()
@@ -220,15 +222,18 @@ class EagerEngine:
 
     def stream(self, requests):
         for request in requests:
-            weights = eager(self.model, np.array(request.prompt_token_ids))[list(LAYERS)]
+            weights = self.weigh(request)
             size = weights.shape[-1]
             sets = np.array(request.record, np.float32)
-            # only in the last set, a query's attention to its own token counts
+            # from the third set on, a query's attention to its own token counts
             later = weights * (1 - np.eye(size))
-            sums = [np.einsum("sq,lhqk->lshk", sets[:-1], later)]
-            sums.append(np.einsum("sq,lhqk->lshk", sets[-1:], weights))
+            sums = [np.einsum("sq,lhqk->lshk", sets[:2], later)]
+            sums.append(np.einsum("sq,lhqk->lshk", sets[2:], weights))
             attention = np.concatenate(sums, axis=1).astype(np.float32)
             yield [(request, Completion(text="", attention=attention))]
+
+    def weigh(self, request):
+        return eager(self.model, np.array(request.prompt_token_ids))[list(LAYERS)]
 
     def close(self):
         self.model = None
@@ -255,7 +260,7 @@ def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, mo
         most_rows = max(trace.rows.shape[2] for trace in traces)
     ((arguments, layers, set_count),) = opened
     assert arguments == source.model_arguments | {"dtype": "float32", "max_model_len": longest + 1}
-    assert (layers, set_count) == ([0, 2], 3 + most_rows)
+    assert (layers, set_count) == ({**opened_layers({}), "recorded": [0, 2]}, 3 + most_rows)
 
 
 def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, monkeypatch):

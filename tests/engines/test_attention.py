@@ -179,6 +179,7 @@ def record_sums(folder, requests, **changes):
     added up, and its length.
     """
     arguments = {"pretrained": str(folder), **ARGUMENTS, **changes}
+    layers = {"attention": [], "activations": [], "recorded": [0, 29]}
     preemptions, find_recording = [], vllm_worker.WorkerInterventions._find_recording
 
     def note_preemption(interventions, options, index, count):
@@ -195,7 +196,7 @@ def record_sums(folder, requests, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setattr(vllm_worker.WorkerInterventions, "_find_recording", note_preemption)
-        with closing(open_recorder(arguments, [0, 29], 3)) as engine:
+        with closing(open_recorder(arguments, layers, 3)) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}
     return [attention[request.problem_id] for request in requests], preemptions

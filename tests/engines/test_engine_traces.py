@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import cache
 
+import msgspec
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -13,14 +15,18 @@ from attention_probe.figures.make_figure import make_figure
 from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
+from attention_probe.traces import AttentionTraces
 from harness.analysis.choose_problems import Criterion
-from harness.errors import ConfigError
+from harness.errors import ConfigError, PromptMismatchError
+from harness.runs.prompt_sources import AnsweredPrompt
+from harness.runs.read_runs import Run, source_of
+from harness.runs.records import stored_prompts
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
-from tests.attention_probe.test_probe import assert_same_traces
+from tests.attention_probe.test_probe import assert_close, assert_same_traces
 from tests.conftest import gpu_share
-from tests.engines.test_interventions import slow_engine
+from tests.engines.test_interventions import config, plan_requests, slow_engine
 from tests.engines.test_smollm2 import succeed
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source, with_cases
 
@@ -64,6 +70,69 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
     settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})
     run_probe(source, criterion, settings, tmp_path / "engine")
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=3)
+
+
+def read_interventions(**sink):
+    """A prompt under interventions, as a run stores it."""
+    slashes, filler = {"unit": "/", "count": 20}, {"kind": "filler", "layers": [1, 3]}
+    interventions = {
+        "sink": {"kind": "sink", "layers": [1, 3], "count": 10, **sink},
+        "hidden": {**filler, "scale": False, "bias": False},
+        "bias": {**filler, "scale": False},
+        "phantom": {**filler, "layers": 1, "other_layers": False},
+        "file": {"kind": "function", "layers": 1, "file": __file__},
+    }
+    conditions = ["wo", {"name": "slashes", **slashes}]
+    for name, intervention in interventions.items():
+        conditions.append({"name": name, **slashes, "intervention": intervention})
+    settings = config(conditions, arguments=gpu_share())
+    prompts = msgspec.json.encode(stored_prompts(plan_requests(settings, 1)[0]))
+    run = Run(
+        name="RUN",
+        about={"source": "run"},
+        model=TOY_MODEL,
+        model_arguments=settings.model_arguments(),
+        receipt={"config": settings.as_written()},
+        read=pytest.fail,
+        read_prompts=lambda: msgspec.json.decode(prompts, type=list[AnsweredPrompt]),
+    )
+    return source_of(run)
+
+
+@slow_engine
+def test_attention_under_interventions_follows_from_attention_without_them(tmp_path):
+    path, names = tmp_path / "t.traces", ("slashes", "sink", "hidden", "bias", "phantom")
+    record = RecordOptions(rows="last:9")
+    settings = ProbeSettings(layers=(0, 1, 2), conditions=names, record=record, engine={})
+    run_probe(read_interventions(), Criterion(), settings, path)
+    with AttentionTraces(path) as traces:
+        by_condition = {trace.condition: trace for trace in traces}
+    # [head, query, key] in Layer 1, where interventions change weights alone
+    slashes, sink, hidden, bias, phantom = (by_condition[name].rows[0] for name in names)
+    is_inserted = by_condition["slashes"].original_pos < 0
+    counted = slashes * np.where(np.arange(len(is_inserted)), 1, 10)
+    assert_close(sink, counted / counted.sum(-1, keepdims=True))
+    original = np.where(is_inserted, 0, slashes)
+    assert_close(hidden, original / original.sum(-1, keepdims=True))
+    assert_close(bias, np.where(is_inserted, slashes, hidden))
+    assert_close(phantom, slashes[..., ~is_inserted])
+    shares = {name: by_condition[name].measures["lambda"][0] for name in names}
+    assert_close(shares["phantom"], shares["slashes"])
+    masses = by_condition["hidden"].measures["mass_filler"]
+    assert (masses > 0).all(axis=-1).tolist() == [False, True, False]
+    with pytest.raises(PromptMismatchError, match="under sink with another prompt or intervention"):
+        run_probe(read_interventions(count=3), Criterion(), settings, path)
+
+
+def test_interventions_need_the_engine_and_the_function_of_the_run():
+    source = read_interventions()
+    assert ProbeSettings().complete_from(source).conditions == ("wo", "slashes")
+    settings = ProbeSettings(conditions=("sink",))
+    with pytest.raises(ConfigError, match="under sink, which only the engine does: add --engine"):
+        settings.complete_from(source)
+    source.problems[0].prompts["file"].intervention["sha256"] = "another"
+    with pytest.raises(ConfigError, match="has other content than when it was run"):
+        ProbeSettings(engine={}).complete_from(source)
 
 
 @pytest.fixture(scope="module")

@@ -383,7 +383,7 @@ def engine_options(smollm2, tmp_path_factory):
     written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder, print) == reference
     assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
-    interventions = {"layers": opened_layers(settings), "reference": reference}
+    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     return settings.model_arguments() | {"interventions": interventions}
 
 
@@ -417,7 +417,7 @@ def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
     settings = config(["wo", HIDDEN, SINK], arguments={"pretrained": str(tmp_path)}, **PRODUCTS)
     plan, requests = plan_requests(settings, 4)
     reference = ask_reference(plan, requests, tmp_path, print)
-    interventions = {"layers": opened_layers(settings), "reference": reference}
+    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
     with closing(VLLMEngine(arguments, sampled=False)) as engine:
         assert engine.facts()["interventions"]["largest"] < 1e-3

@@ -124,7 +124,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
-        "layers": opened_layers(config)["activations"],
+        "layers": opened_layers(config.interventions)["activations"],
         "arms": arms,
     }
     # stored questions have lists in place of tuples, and both are compared

@@ -7,7 +7,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
-from harness.experiment.intervention_settings import CHANGES_ATTENTION
+from harness.experiment.intervention_settings import CHANGES_ATTENTION, Intervention
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
 
@@ -29,19 +29,18 @@ _UNSUPPORTED = {
 _DEFAULTS = (None, False, 1, "1", "auto")
 
 
-def opened_layers(config: RunConfig) -> JsonObject:
-    """The layers, from 0, that the interventions of a config need open.
+def opened_layers(interventions: Mapping[str, Intervention]) -> JsonObject:
+    """The layers, from 0, that the interventions of conditions need open.
 
     `attention` and `activations` are the layers in which these are changed. `phantoms` are those
     that get keys of tokens that are not in the prompt; it is missing if there are none.
     """
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
-    for condition in config.conditions:
-        if intervention := condition.intervention:
-            kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
-            numbers[kind].update(intervention.layer_indices)
-            if intervention.kind == "filler" and intervention.has_phantoms:
-                numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
+    for intervention in interventions.values():
+        kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
+        numbers[kind].update(intervention.layer_indices)
+        if intervention.kind == "filler" and intervention.has_phantoms:
+            numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
     return {kind: sorted(numbers[kind]) for kind in numbers}
 
 
@@ -51,13 +50,12 @@ def refuse_interventions(config: RunConfig) -> None:
     Raises:
         ConfigError: the backend is not vllm, or an argument excludes them.
     """
-    names = [condition.name for condition in config.conditions if condition.intervention]
-    if not names:
+    if not config.interventions:
         return
     if config.model.backend != "vllm":
         raise ConfigError(
-            f"{names[0]} has an intervention, which needs backend vllm; it is "
-            f"{config.model.backend}."
+            f"{next(iter(config.interventions))} has an intervention, which needs backend vllm; "
+            f"it is {config.model.backend}."
         )
     arguments = config.model.model_args
     if arguments.get("dtype") in (None, "auto"):
@@ -65,7 +63,7 @@ def refuse_interventions(config: RunConfig) -> None:
             "Interventions are checked in the type that vLLM computes in: set "
             "model.model_args.dtype, such as float32."
         )
-    _refuse_arguments(arguments, opened_layers(config))
+    _refuse_arguments(arguments, opened_layers(config.interventions))
 
 
 def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:

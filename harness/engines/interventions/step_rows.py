@@ -25,8 +25,7 @@ class Recording:
     added twice.
 
     Attributes:
-        sets: Sets of queries [set, token]. In the last set attention to a query's own token counts
-            too.
+        sets: Sets of queries [set, token]; see `Request.record`.
         query_count: The number of queries that have come.
         sums: [layer, set, head, key] The sums over all queries, once they have left the device.
     """

@@ -30,6 +30,8 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
 
+LATER_SETS = 2
+"""The number of sets, the first, in which a query's attention to its own token does not count."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
 float32: 100 MB."""
@@ -324,10 +326,10 @@ class WorkerInterventions:
             weights = plain_weights(query, keys, factor, is_visible)
         # [head, query, key]
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
-        # Masses are computed from the last set, so only this one counts a query's own token.
-        last_sums = queries.sets[-1:] @ weights
+        own_sums = queries.sets[LATER_SETS:] @ weights
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
-        recording.add(layer, torch.cat([queries.sets[:-1] @ weights, last_sums], 1))
+        later_sums = queries.sets[:LATER_SETS] @ weights
+        recording.add(layer, torch.cat([later_sums, own_sums], 1))
         self.applied += len(queries.indices)
 
     def take_attention(self) -> RawSums:
