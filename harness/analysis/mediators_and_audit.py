@@ -66,9 +66,8 @@ def audit_table(
 ) -> pandas.DataFrame:
     """Accuracy by each grader of the same completions, in percent, by model, layout and condition.
 
-    After the column of a grader follows `..._difference`: from the baseline in points, over
-    problems that the grader judged under both. `boxes_after_first` counts samples with a further
-    box after the first. Repeat runs are left out.
+    Columns `..._difference` have a grader's difference from the baseline in points, over problems
+    that it judged under both. Repeat runs are left out.
 
     Args:
         frame: One row per sample, as `mless.load_run` returns it.
@@ -78,13 +77,10 @@ def audit_table(
     samples = frame[frame["replicate"] == 0]
     keys, graders = ["model", "layout", *by, "condition"], ["by_mless", *GRADERS]
     scores = samples[[*keys, "problem_id"]].assign(
-        by_mless=samples["correct"],
-        **samples[list(GRADERS)],
-        boxes_after_first=samples["boxes_after_first"] > 0,
+        by_mless=samples["correct"], **samples[list(GRADERS)]
     )
     scores = scores.astype(dict.fromkeys(graders, float))
-    groups = scores.groupby(keys, observed=True, sort=False)
-    accuracies = 100 * groups[graders].mean()
+    accuracies = 100 * scores.groupby(keys, observed=True, sort=False)[graders].mean()
     # `mean` skips samples that a grader did not judge: they are neither right nor wrong
     problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
     is_baseline = problems.index.isin([baseline], level="condition")
@@ -92,12 +88,7 @@ def audit_table(
     # the baseline has no difference from itself
     changes = problems[~is_baseline].sub(baseline_means)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
-    table = accuracies.join(differences.add_suffix("_difference"))
-    table["boxes_after_first"] = groups["boxes_after_first"].sum()
-    columns = []
-    for grader in graders:
-        columns += [grader, f"{grader}_difference"]
-    return table[[*columns, "boxes_after_first"]].reset_index()
+    return accuracies.join(differences.add_suffix("_difference")).reset_index()
 
 
 def loops(completion: str) -> bool:

@@ -153,7 +153,6 @@ SIDE_TABLES = (
             "math_verify": "lm-eval's call of math_verify on the full text",
             "authors_rule": "the study's rule, which accepts substrings of the gold answer",
             "authors_rule_strict": "the study's rule with equality",
-            "boxes_after_first": "number of samples with a further box after the first",
         },
         columns=(
             Column("math_verify math_verify_difference", "math_verify", _show_grader),
