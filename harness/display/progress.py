@@ -127,7 +127,7 @@ class Progress:
         self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
         for name, total in {**totals, ALL: sum(totals.values())}.items():
-            self._bars.add_task(name, start=False, total=total, tokens=0, scored=0, correct=0)
+            self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
         # the total is added last
         *bars, self._total = self._bars.tasks
         self._tasks = dict(zip(totals, bars, strict=True))
@@ -147,7 +147,7 @@ class Progress:
 
     def score(self, task: str, verdict: str) -> None:
         """Count a score."""
-        self._count(task, scored=1, correct=int(verdict == "correct"))
+        self._count(task, graded=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
         """Print a line if there are no bars and the last line is old enough."""
@@ -260,6 +260,6 @@ def _accuracy(task: Task) -> str:
     Answers that equal the gold's text are graded before all others, so an early accuracy would be
     too high.
     """
-    if task.fields["scored"] <= GRADED_SHARE * task.completed:
+    if task.fields["graded"] <= GRADED_SHARE * task.completed:
         return "-"
-    return f"{task.fields['correct'] / task.fields['scored']:.1%}"
+    return f"{task.fields['correct'] / task.fields['graded']:.1%}"

@@ -117,7 +117,7 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
         extra_args=extra or None,
         # vLLM then computes the whole prompt: it reads no cached prefix, whose log-probabilities
         # it would not have
-        prompt_logprobs=0 if request.scored else None,
+        prompt_logprobs=0 if request.scored_tokens else None,
         # otherwise vLLM makes an output after every token
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -191,10 +191,12 @@ class _Session:
             reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
         )
-        if request.scored:
+        if request.scored_tokens:
             tokens = len(request.prompt_token_ids or ())  # which take the time
             scores = self._answer_scores[key]
-            scores[request.answer_index] = list(completion.prompt_logprobs[-request.scored :])
+            scores[request.answer_index] = list(
+                completion.prompt_logprobs[-request.scored_tokens :]
+            )
             if len(scores) < len(request.answers):
                 self.timing["tokens"] += tokens
                 return

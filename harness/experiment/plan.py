@@ -165,7 +165,7 @@ def make_plan(
             lambda answer: len(encode(answer, model.tokenizer)[0]),
             config.seed,
         )
-        settings = replace(settings, scored=config.answer, other_answers=other_answers)
+        settings = replace(settings, scored_form=config.answer, other_answers=other_answers)
     tasks = _build_tasks(config, dataset, draws, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(tasks.values(), thinking)
@@ -365,7 +365,7 @@ class Request:
         turns: The messages, for a chat API, which takes no templated text.
         answers: The answers whose log-probability is measured; see `BuiltPrompt`.
         others: The number of those that are not accepted.
-        scored: The number of tokens at the prompt's end whose log-probability is requested.
+        scored_tokens: The number of tokens at the prompt's end whose log-probability is requested.
         answer_index: The index of the answer that they are.
     """
 
@@ -385,7 +385,7 @@ class Request:
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()
     others: int = 0
-    scored: int = 0
+    scored_tokens: int = 0
     answer_index: int = 0
 
     def with_answers(self) -> list[Request]:
@@ -397,7 +397,7 @@ class Request:
             replace(
                 self,
                 prompt_token_ids=(*prompt, *label, *answer),
-                scored=len(answer),
+                scored_tokens=len(answer),
                 answer_index=index,
             )
             for index, (label, answer) in enumerate(self.answers)

@@ -323,7 +323,7 @@ def test_the_context_must_hold_the_label_and_the_longest_answer(toy_tokenizer):
 
     def check(length, read=None):
         limited = replace(model, context_length=length)
-        conditions, settings = [as_condition("wo")], PromptSettings(scored=read)
+        conditions, settings = [as_condition("wo")], PromptSettings(scored_form=read)
         return build_checked_prompts([problem], conditions, settings, limited, max_gen_toks=1)
 
     (task,) = check(10_000, read="box")
@@ -339,7 +339,7 @@ def score_prompts(tokenizer, *, answer="42", condition="wo", others=(), **settin
     """The texts of labels and answers after the prompt of a problem, and the notes."""
     (problem,) = as_problems([answer])
     settings = PromptSettings(
-        **{"scored": "box", "other_answers": {problem.id: others}, **settings}
+        **{"scored_form": "box", "other_answers": {problem.id: others}, **settings}
     )
     model = ModelTokenizer(name="x", tokenizer=tokenizer)
     conditions = [as_condition(condition)]

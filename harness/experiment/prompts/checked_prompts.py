@@ -117,7 +117,7 @@ def build_checked_prompts(
                 examples = settings.draw.examples if settings.draw else ()
                 notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
                 task = replace(task, notes=notes)
-            if settings.scored is not None:
+            if settings.scored_form is not None:
                 task = _add_answers(task, settings, model)
             _refuse_faults(task, model, max_gen_toks)
         tasks.append(task)
@@ -215,7 +215,7 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str
     # an answer inside open reasoning would be part of it
     label = f"\n{closing}\n\n" if closing else ""
     label += prompt.prompt.blank
-    return (label + BOX, "}") if settings.scored == "box" else (label, prompt.prompt.end)
+    return (label + BOX, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:

@@ -157,8 +157,8 @@ class PromptSettings:
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
         thinking: The markers of the model's reasoning; those of all families if there are none.
-        scored: Where the gold answer stands when its log-probability is measured: `box` or `line`.
-            None: it is not measured.
+        scored_form: Where the gold answer stands when its log-probability is measured: `box` or
+            `line`. None: it is not measured.
         other_answers: Then the other answers that are measured too, by the problem's id.
     """
 
@@ -170,7 +170,7 @@ class PromptSettings:
     sample: int = 0
     has_system_turn: bool = True
     thinking: Markers = ()
-    scored: str | None = None
+    scored_form: str | None = None
     other_answers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def choose_instruction(self, condition: Condition) -> str:
