@@ -20,7 +20,7 @@ from attention_probe.prompts.token_roles import (
 )
 from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
-from harness.analysis.choose_problems import Criterion, count_flips, select
+from harness.analysis.problem_selection import Criterion, count_flips, select
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.prompts.prompt import Layout

@@ -26,7 +26,7 @@ from benchmarks import report
 from benchmarks.report import table
 from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.result_tables import make_leaderboard, records
-from harness.execution.grade_again import regrade
+from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RunFiles

@@ -30,7 +30,7 @@ from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.report import table
 from benchmarks.runs import make_parser, say, work_folder
-from harness.analysis.choose_problems import select
+from harness.analysis.problem_selection import select
 from harness.constants import Definition, View
 from harness.errors import HarnessError
 from harness.runs import versions_and_hashes

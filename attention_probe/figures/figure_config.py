@@ -9,7 +9,7 @@ from pydantic import Field, StrictInt, model_validator
 
 from attention_probe.measure.measure_activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness.analysis.choose_problems import CHANGED, CHANGES
+from harness.analysis.problem_selection import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.format_values import label

@@ -16,7 +16,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
 from attention_probe.run_probe import Advance, run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.choose_problems import select
+from harness.analysis.problem_selection import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
 from harness.experiment.model_settings import label_model

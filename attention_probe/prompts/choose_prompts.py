@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import model_validator
 
 from attention_probe.prompts.token_roles import GAP
-from harness.analysis.choose_problems import Criterion
+from harness.analysis.problem_selection import Criterion
 from harness.constants import BASELINE
 from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.analysis.count_correct import (
+from harness.analysis.crossed_effects import estimate_over_draws, to_points
+from harness.analysis.outcomes import (
     Outcomes,
     OutcomesByCondition,
     Setting,
@@ -17,7 +18,6 @@ from harness.analysis.count_correct import (
     measure_accuracy,
     refuse_unpaired,
 )
-from harness.analysis.crossed_effects import estimate_over_draws, to_points
 from harness.analysis.paired_tests import average_clusters, fewest_problems
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NATS, explain_unmeasured, judge

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.count_correct import Outcomes
+from harness.analysis.outcomes import Outcomes
 from harness.analysis.paired_tests import PairedDifference, estimate_difference
 from harness.array_types import Floats, Integers
 from harness.constants import ALPHA, FEWEST_DRAWS, Row

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas
 
-from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Setting
 from harness.analysis.crossed_effects import pool_pairs
+from harness.analysis.outcomes import Outcomes, OutcomesByCondition, Setting
 from harness.constants import FEWEST_INSTRUCTIONS, Row
 from harness.experiment.conditions import OTHER_INSTRUCTION, OTHER_TEXT, ReferenceConditions
 
@@ -77,7 +77,7 @@ def instructions_table(
     """Each contrast over all instructions that both of its conditions were asked under.
 
     Args:
-        by_setting: From `count_correct.group_by_setting`, split by model and layout alone.
+        by_setting: From `outcomes.group_by_setting`, split by model and layout alone.
         contrasts: The condition and what it is compared with, by their entry in the column
             `condition`.
         reference_conditions: As of `merge_instructions`.

@@ -14,8 +14,8 @@ import numpy as np
 import pandas
 from scipy.special import chdtri, stdtr, stdtrit
 
-from harness.analysis.count_correct import Outcomes, OutcomesByCondition, Setting
 from harness.analysis.crossed_effects import measure_error, pool_pairs
+from harness.analysis.outcomes import Outcomes, OutcomesByCondition, Setting
 from harness.array_types import Floats
 from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN, Row
 from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
@@ -64,7 +64,7 @@ def text_table(
     compared with texts themselves.
 
     Args:
-        by_setting: From `count_correct.group_by_setting`, split by model and layout alone, under
+        by_setting: From `outcomes.group_by_setting`, split by model and layout alone, under
             the instruction of the run, because other texts have no other.
         conditions: The conditions of the config, by name.
         reference_conditions: By name.

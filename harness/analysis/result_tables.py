@@ -8,10 +8,10 @@ import pandas
 
 from harness.analysis.answer_shares import answer_table
 from harness.analysis.compare_with_baseline import Design, compare_outcomes
-from harness.analysis.count_correct import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_instructions import instructions_table, merge_instructions
 from harness.analysis.other_texts import place_contrasts, text_table
+from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
 from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError
@@ -179,7 +179,7 @@ def _make_side_tables(
     Args:
         frame: All samples, with each instruction as a condition.
         merged: `merge_instructions` of the frame.
-        outcomes: `count_correct.count_outcomes` of the merged frame.
+        outcomes: `outcomes.count_outcomes` of the merged frame.
         design: What is compared with what.
         conditions: The conditions of the configs, by name.
     """

@@ -27,8 +27,8 @@ def regrade(
     decimal: Decimal = None,
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
-    from harness.execution.grade_again import regrade as regrade_run
-    from harness.execution.grade_again import regrade_logs
+    from harness.execution.regrading import regrade as regrade_run
+    from harness.execution.regrading import regrade_logs
     from harness.runs.read_runs import Run
     from harness.runs.run_files import JOURNAL, RunFiles
     from harness.runs.stored_files import is_stored
@@ -48,7 +48,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.display.comparison_columns import word
     from harness.display.format_table import Table, render
     from harness.display.format_values import plural
-    from harness.execution.grade_again import LOG_FORM, REGRADED_SHOWN
+    from harness.execution.regrading import LOG_FORM, REGRADED_SHOWN
     from harness.grading.answer_forms import FORMS, NO_FORM
 
     clusters = grades["cluster"].nunique()

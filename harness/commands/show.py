@@ -10,7 +10,7 @@ from harness.commands.options import Baseline, LayoutName, Metric
 from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
-    from harness.analysis.choose_problems import Criterion
+    from harness.analysis.problem_selection import Criterion
     from harness.runs.read_runs import Run
 
 
@@ -40,8 +40,8 @@ def show(
     """Print the problems of a run that changed, or one problem with its completions."""
     from rich.console import Console
 
-    from harness.analysis.choose_problems import Criterion
-    from harness.display.show_problems import print_problem
+    from harness.analysis.problem_selection import Criterion
+    from harness.display.problem_listing import print_problem
     from harness.errors import ConfigError, list_first
     from harness.runs.find_runs import locate_one
     from harness.runs.read_runs import Run
@@ -82,8 +82,8 @@ def _choose_contrast(run: Run) -> tuple[str, str]:
 
 
 def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:
-    from harness.analysis.choose_problems import require_verdicts, select
-    from harness.display.show_problems import describe_changes, print_changes
+    from harness.analysis.problem_selection import require_verdicts, select
+    from harness.display.problem_listing import describe_changes, print_changes
     from harness.runs.read_runs import source_of
 
     source = source_of(run, layout=layout)

@@ -14,7 +14,7 @@ from harness.decimal_commas import with_decimal_points
 from harness.display.format_table import Column, Table, fold, render
 from harness.display.format_values import describe_clusters, plural
 from harness.engines.devices import describe_processor
-from harness.engines.interventions.check_arms import count_checked
+from harness.engines.interventions.intervention_check import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.choices import letter_lines

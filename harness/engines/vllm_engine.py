@@ -35,7 +35,7 @@ from harness.engines.engine_options import (
     fit_to_cpu,
 )
 from harness.engines.engine_processes import read_fact
-from harness.engines.interventions import check_arms
+from harness.engines.interventions import intervention_check
 from harness.engines.interventions.open_layers import open_layers
 from harness.engines.library_messages import NewMessages
 from harness.engines.start_errors import (
@@ -147,7 +147,7 @@ class VLLMEngine:
         self._agreement = None
         if reference := interventions.get("reference"):
             self._agreement = self._calls.call(
-                lambda: check_arms.check_engine(self._engine, reference)
+                lambda: intervention_check.check_engine(self._engine, reference)
             )
 
     def _load(self, model: str, load: Callable[[], Any], envs: Any) -> None:
@@ -207,7 +207,9 @@ class VLLMEngine:
         if request.record:
             recording = f"recorded {next(self._recording_numbers)}"
             self._recording_names[request_id] = recording
-        prompt = check_arms.salted_prompt(request.prompt_token_ids, request.intervention, recording)
+        prompt = intervention_check.salted_prompt(
+            request.prompt_token_ids, request.intervention, recording
+        )
         parameters = sampling_parameters(request, recording)
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 

@@ -12,12 +12,16 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.display.progress import Progress, loading, progress_bar
-from harness.engines.interventions.check_arms import REFERENCE, ask_reference, describe_agreement
+from harness.engines.interventions.intervention_check import (
+    REFERENCE,
+    ask_reference,
+    describe_agreement,
+)
 from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.library_messages import LOG, library_log
 from harness.errors import JournalError, print_message
 from harness.execution.grade_samples import Scorer
-from harness.execution.hold_replies import HeldReplies
+from harness.execution.held_replies import HeldReplies
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.reasoning_markers import (

@@ -32,7 +32,7 @@ from harness.errors import (
     EngineError,
     PromptMismatchError,
 )
-from harness.execution.grade_again import regrade
+from harness.execution.regrading import regrade
 from harness.experiment.conditions import as_condition
 from harness.experiment.fewshot_examples import Draw
 from harness.experiment.other_answers import draw_other_answers, find_form

@@ -5,7 +5,6 @@ import pytest
 from scipy import stats
 
 from harness import load_run
-from harness.analysis.count_correct import count_outcomes, group_by_setting
 from harness.analysis.crossed_effects import crossed_error, pool_changes
 from harness.analysis.other_instructions import INSTRUCTION_COLUMNS, instructions_table
 from harness.analysis.other_texts import (
@@ -14,6 +13,7 @@ from harness.analysis.other_texts import (
     place_effect,
     text_table,
 )
+from harness.analysis.outcomes import count_outcomes, group_by_setting
 from harness.analysis.result_tables import make_leaderboard, records
 from harness.display.comparison_tables import show_comparison
 from harness.display.figures.interval_rows import draw_forest

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness import load_run
-from harness.analysis.choose_problems import FLIPS, Criterion, count_flips, select
+from harness.analysis.problem_selection import FLIPS, Criterion, count_flips, select
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset

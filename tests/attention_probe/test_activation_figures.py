@@ -12,7 +12,7 @@ from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.choose_problems import Criterion
+from harness.analysis.problem_selection import Criterion
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import run_command, traces_under

@@ -13,7 +13,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.choose_problems import Criterion, select
+from harness.analysis.problem_selection import Criterion, select
 from harness.engines.attention_sums import single_queries
 from harness.engines.completions import Completion
 from harness.engines.interventions.open_layers import opened_layers

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from harness import Run, load_run
-from harness.analysis.choose_problems import Criterion, select
-from harness.display.show_problems import print_changes, spell_out
+from harness.analysis.problem_selection import Criterion, select
+from harness.display.problem_listing import print_changes, spell_out
 from harness.runs.prompt_sources import AnsweredProblem
 from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, with_cases, write_run
 

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 import harness
 from harness.engines.attention_sums import open_recorder, recorded_prompt
-from harness.engines.interventions import check_arms, vllm_worker
+from harness.engines.interventions import intervention_check, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import RunFiles
@@ -153,7 +153,7 @@ def test_single_rows_are_those_of_eager_attention(tmp_path):
 def test_a_recorded_prompt_without_a_salt_of_its_own_ends_the_run_if_it_is_cached(
     smollm2, monkeypatch
 ):
-    monkeypatch.setattr(check_arms, "hash_json", lambda value: "one for all")
+    monkeypatch.setattr(intervention_check, "hash_json", lambda value: "one for all")
     (request,) = random_requests((150,))
     message = "the attention of 128 tokens was not recorded, they came out of a cache"
     with pytest.raises(EngineError, match=message):

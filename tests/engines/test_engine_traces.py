@@ -16,7 +16,7 @@ from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.choose_problems import Criterion
+from harness.analysis.problem_selection import Criterion
 from harness.errors import ConfigError, PromptMismatchError
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.read_runs import Run, source_of

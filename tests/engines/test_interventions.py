@@ -13,14 +13,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoTokenizer
 
 from harness.engines.backends import check_backend
-from harness.engines.interventions import check_arms, vllm_worker
+from harness.engines.interventions import intervention_check, vllm_worker
 from harness.engines.interventions.arithmetic import (
     attend_with_fillers,
     change_activations,
     redistribute,
     tabulate_fillers,
 )
-from harness.engines.interventions.check_arms import ask_reference, describe_agreement, distance
+from harness.engines.interventions.intervention_check import (
+    ask_reference,
+    describe_agreement,
+    distance,
+)
 from harness.engines.interventions.open_layers import (
     opened_layers,
     refuse_to_open,
@@ -294,8 +298,8 @@ def interrupt_and_answer(folder, _questions, _name):
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
     plan, requests = plan_requests(config([ARM], **PRODUCTS), 1)
-    monkeypatch.setattr(check_arms, "_answer", partial(interrupt_and_answer, tmp_path))
-    monkeypatch.setattr(check_arms, "_make_questions", lambda *_: {"arms": ["arm"]})
+    monkeypatch.setattr(intervention_check, "_answer", partial(interrupt_and_answer, tmp_path))
+    monkeypatch.setattr(intervention_check, "_make_questions", lambda *_: {"arms": ["arm"]})
     with pytest.raises(KeyboardInterrupt):
         ask_reference(plan, requests, tmp_path, print)
     assert not (tmp_path / "answered").exists()
@@ -314,7 +318,9 @@ def test_answers_agree_until_a_near_tie():
     answers = {"a": [theirs, theirs], "b": [theirs]}
     reference = {"questions": {"dtype": "float32"}, "answers": answers}
     deviating = {**ours, "tokens": [1, 2, 4]}
-    agreement = check_arms.compare_with_reference({"a": [ours, deviating], "b": [ours]}, reference)
+    agreement = intervention_check.compare_with_reference(
+        {"a": [ours, deviating], "b": [ours]}, reference
+    )
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
 
 
@@ -380,9 +386,9 @@ def engine_options(smollm2, tmp_path_factory):
     plan, requests = plan_requests(settings, 32)
     folder = tmp_path_factory.mktemp("arms")
     reference = ask_reference(plan, requests, folder, print)
-    written_at = (folder / check_arms.REFERENCE).stat().st_mtime_ns
+    written_at = (folder / intervention_check.REFERENCE).stat().st_mtime_ns
     assert ask_reference(plan, requests, folder, print) == reference
-    assert (folder / check_arms.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
+    assert (folder / intervention_check.REFERENCE).stat().st_mtime_ns == written_at, "asked once"
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     return settings.model_arguments() | {"interventions": interventions}
 
@@ -428,7 +434,7 @@ def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
 def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
     engine_options, monkeypatch
 ):
-    monkeypatch.setattr(check_arms, "hash_json", lambda values: "one for all")
+    monkeypatch.setattr(intervention_check, "hash_json", lambda values: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
         VLLMEngine(engine_options, sampled=False)
 

@@ -6,7 +6,7 @@ import harness
 from harness.analysis import compare
 from harness.display.dry_run import describe_plan
 from harness.errors import HarnessError
-from harness.execution.grade_again import regrade
+from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import grade_answer

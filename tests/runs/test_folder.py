@@ -23,7 +23,7 @@ from harness.execution.execute_plan import (
     run_identity,
 )
 from harness.execution.generate_samples import session_facts
-from harness.execution.grade_again import regrade
+from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.run_config import load_config
 from harness.grading import GRADERS

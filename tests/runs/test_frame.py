@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from harness.errors import JournalError, RunError
-from harness.execution.grade_again import regrade
+from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
 from harness.runs.records import Score

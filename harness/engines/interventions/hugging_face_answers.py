@@ -1,6 +1,6 @@
 """The same interventions in Hugging Face, prompt by prompt: the reference for the engine's answers.
 
-`check_arms.ask_reference` runs it in a separate process.
+`intervention_check.ask_reference` runs it in a separate process.
 """
 
 from collections.abc import Mapping, Sequence

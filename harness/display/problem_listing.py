@@ -10,7 +10,7 @@ from itertools import zip_longest
 from rich.console import Console
 from rich.text import Text
 
-from harness.analysis.choose_problems import Criterion, count_flips
+from harness.analysis.problem_selection import Criterion, count_flips
 from harness.display.format_table import fold
 from harness.display.format_values import label, visible
 from harness.errors import RunError, list_near

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 from harness.engines.completions import Completion
 from harness.errors import EngineError
-from harness.execution.hold_replies import HeldReplies
+from harness.execution.held_replies import HeldReplies
 from tests.engines.test_backends import request
 from tests.make import with_cases
 
