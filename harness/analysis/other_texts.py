@@ -27,7 +27,7 @@ TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "raw, chat or as_published",
     "condition": "the condition",
-    "kind": "family of the other texts: sentences, random words or random tokens",
+    "kind": "family of the other texts: sentences or random tokens",
     "named": "when it was named: before the run, after the run, or not named (exploratory)",
     "texts": "other texts of the same length at the same placement",
     "effects": "difference of each of them from the baseline",

@@ -13,7 +13,6 @@ conditions any names but those of the study.
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -45,8 +44,6 @@ SENTENCES: tuple[str, ...] = tuple(
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
 SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
-SENTENCE_WORDS = tuple(sorted(set(re.findall(r"\b[a-z]+\b", " ".join(SENTENCES)))))
-"""The words of all sentences."""
 WORDS = ("template", "question", "instruction", "answer_prefix")
 """What a condition without a filler can change."""
 
@@ -79,7 +76,7 @@ class Condition(Strict):
 
     filler: ClassVar[str | None] = None
     family: ClassVar[str | None] = None
-    inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids", "random_words"]
+    inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids"]
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """Its name in tables."""
@@ -219,10 +216,9 @@ class FilledCondition(Condition):
             "sentence": f"sentence {content}",
             "text": "own text",
             "random_ids": "random tokens",
-            "random_words": "random words",
         }
         description = descriptions[str(self.filler)]
-        has_draw = isinstance(self, DrawnCondition) or self.placement is Placement.RANDOM
+        has_draw = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
         if has_draw and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
         if fresh := getattr(self, "fresh", None):
@@ -268,14 +264,7 @@ class TextCondition(FilledCondition):
     """The text. `{row.COLUMN}` stands for a column of the data."""
 
 
-class DrawnCondition(FilledCondition):
-    """A random text."""
-
-    fresh: Literal["problem", "sample"] | None = None
-    """Draw another text of this length for each `problem`, or for each `sample`."""
-
-
-class RandomCondition(DrawnCondition):
+class RandomCondition(FilledCondition):
     """Random words of the model's vocabulary."""
 
     filler: ClassVar = "random_ids"
@@ -283,19 +272,11 @@ class RandomCondition(DrawnCondition):
 
     random_ids: StrictInt = Field(ge=1, le=MOST_TOKENS)
     """Their number of tokens."""
+    fresh: Literal["problem", "sample"] | None = None
+    """Draw another text of this length for each `problem`, or for each `sample`."""
 
 
-class RandomWordsCondition(DrawnCondition):
-    """Random words of the unrelated sentences."""
-
-    filler: ClassVar = "random_words"
-    family: ClassVar = "random_words"
-
-    random_words: StrictInt = Field(ge=1, le=MOST_TOKENS)
-    """Their number of tokens."""
-
-
-KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition, RandomWordsCondition)
+KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
 FILLERS: dict[str, type[FilledCondition]] = {str(kind.filler): kind for kind in KINDS}
 """The kinds of filler, by the key from which they are recognised."""
 FAMILIES = {str(kind.family): kind for kind in KINDS if kind.family}
@@ -335,8 +316,6 @@ def as_condition(value: Any) -> Condition:
     if len(fillers) > 1:
         raise ConfigError(f"{where}: expected one filler, got {' and '.join(fillers)}.")
     kind = FILLERS[fillers[0]] if fillers else Condition
-    if "fresh" in values and not issubclass(kind, DrawnCondition):
-        raise ConfigError(f"{where}: fresh needs a filler that can vary: random_ids, random_words.")
     condition: Condition = validate(kind, values, where)
     if not (condition.filler or condition.words):
         raise ConfigError(

@@ -62,7 +62,7 @@ class ThinkingConfig(Strict):
     """The text with which it ends."""
 
 
-Family = Literal["sentences", "random_words", "random_tokens"]
+Family = Literal["sentences", "random_tokens"]
 OtherTexts = Annotated[
     dict[Family, Annotated[StrictInt, Field(ge=1, le=999)]],
     Field(min_length=1),
@@ -109,7 +109,7 @@ class RunConfig(Strict):
     """2 adds a repeat run (A/A) of the primary contrast, else of the first."""
     other_texts: OtherTexts | None = None
     """The number of other texts in place of the primary contrast's filler. A number is that of
-    `sentences`; other families are `random_words` and `random_tokens`: {sentences: 20}."""
+    `sentences`; the other family is `random_tokens`: {sentences: 20, random_tokens: 20}."""
     across: AcrossConfig | None = None
     """Other instructions, under which all conditions also run."""
     positive_control: bool = False

@@ -57,12 +57,11 @@ def _runs_in(path: Path) -> list[Path]:
     """
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
-    runs: dict[Path, Path] = {}  # by their targets, because a link to a run is no second run
+    folders: list[Path] = []
     for child in _subfolders(path):
-        for folder in [child] if _is_run(child) else _subfolders(child):
-            if _is_run(folder):
-                runs.setdefault(folder.resolve(), folder)
-    return list(runs.values()) or [path]  # the reader of the folder raises the error
+        folders += [child] if _is_run(child) else _subfolders(child)
+    # the reader of the folder raises the error
+    return list(filter(_is_run, folders)) or [path]
 
 
 def has_run_files(folder: Path) -> bool:
@@ -78,6 +77,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _subfolders(path: Path) -> list[Path]:
-    """The folders in a folder, links last."""
-    folders = [child for child in path.iterdir() if child.is_dir()]
-    return sorted(folders, key=lambda folder: (folder.is_symlink(), folder))
+    """The folders in a folder."""
+    return sorted(filter(Path.is_dir, path.iterdir()))

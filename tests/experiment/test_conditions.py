@@ -13,7 +13,6 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
 from harness.experiment.conditions import (
     FILLERS,
-    SENTENCE_WORDS,
     SENTENCES,
     Condition,
     as_condition,
@@ -220,7 +219,7 @@ def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
         "twice": {**random, "template": "{filler} \n\n{problem} \n\n{filler} \n\n{problem}"},
         "masked": {**random, "intervention": masked},
         "seeded": {**random, "seed": 2},
-        "by_problem": {"random_words": 6, "fresh": "problem"},
+        "by_problem": {"random_ids": 6, "fresh": "problem"},
     }
     conditions = [{"name": name, **keys} for name, keys in {"plain": random, **values}.items()]
     settings = {"conditions": conditions, "repeats": 2, "gen_kwargs": {"temperature": 1}}
@@ -344,11 +343,7 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
         assert text.reference["family"] == text.family
     assert few[0].name == f"sentence-{few[0].sentence}" and few[0].number == few[0].sentence
     assert [first.name, second.name] == ["random-tokens-1", "random-tokens-3"]
-    words = draw(random_words=2)
-    assert [text.name for text in words] == ["random-words-1", "random-words-2"]
-    texts = [fit_filler(text, toy_tokenizer) for text in words]
-    assert texts[0] != texts[1]
-    assert {*" ".join(texts).split()} <= {*SENTENCE_WORDS}
+    assert fit_filler(first, toy_tokenizer) != fit_filler(second, toy_tokenizer)
     other = make_config(**settings, other_texts=3, seed=5)
     assert [text.name for text in other.all_conditions[-3:]] != [text.name for text in few]
     assert other.tested == make_config(**settings).tested
@@ -356,11 +351,11 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
 
 def test_other_texts_of_the_same_tokens_are_refused():
     config = make_config(
-        conditions=["wo", {"name": "tested", "unit": ".", "count": 2}],
+        conditions=["wo", {"name": "tested", "unit": ".", "count": 1}],
         primary="tested - wo",
-        other_texts={"random_words": 999},
+        other_texts={"random_tokens": 999},
     )
-    with pytest.raises(ConfigError, match=r"other_texts: random-words-.* has the same 2 tokens as"):
+    with pytest.raises(ConfigError, match=r"random-tokens-.* has the same 1 tokens as"):
         make_plan(config, limit=1)
 
 

@@ -94,7 +94,7 @@ def test_other_texts_are_added_and_their_families_stay(tmp_path):
     assert {(row["verdict"], row["p_adjusted"]) for row in texts} == {(None, None)}
     assert rows["mless"]["tests"] == 1
     assert RunFiles(run).identity.looks == 1
-    for changed in ({"sentences": 4, "random_words": 2}, None, 3):
+    for changed in ({"sentences": 4, "random_tokens": 2}, None, 3):
         with pytest.raises(HarnessError, match=r"other_texts|not asked any more"):
             write_run(run, right, other_texts=changed)
 
@@ -136,20 +136,15 @@ def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, mess
     assert RunFiles(run).journal.records == before
 
 
-def test_a_changed_answer_in_the_file_is_refused_by_name(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    run = write_run(tmp_path / "run", right, dataset=write_problems(path, 6))
-    message = 'problem sum-3, doc.answer: "5" -> "6"'
-    with pytest.raises(HarnessError, match=re.escape(message)):
-        write_run(run, right, dataset=write_problems(path, 6, sum_3="6"))
-    assert len(RunFiles(run).journal.records) == 12
-
-
-def test_a_changed_answer_is_named_beside_a_higher_limit(tmp_path):
+@pytest.mark.parametrize("limit", [4, 5])
+def test_a_changed_answer_in_the_file_is_refused_by_name_also_beside_a_higher_limit(
+    limit, tmp_path
+):
     path = tmp_path / "mine.jsonl"
     run = write_run(tmp_path / "run", right, limit=4, dataset=write_problems(path, 6))
     with pytest.raises(HarnessError, match=r'Changed: problem sum-3, doc.answer: "5" -> "6"'):
-        write_run(run, right, limit=5, dataset=write_problems(path, 6, sum_3="6"))
+        write_run(run, right, limit=limit, dataset=write_problems(path, 6, sum_3="6"))
+    assert len(RunFiles(run).journal.records) == 8
 
 
 def test_appended_copies_change_no_problem_and_are_no_further_evidence(tmp_path):

@@ -8,7 +8,6 @@ from harness.errors import JournalError, RunError
 from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
-from harness.runs.records import Score
 from harness.runs.run_files import JOURNAL, RECEIPT, SCORES, RunFiles
 from harness.runs.samples_frame import load_run, read_frame
 from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
@@ -100,14 +99,6 @@ def test_a_missing_sample_of_a_replicate_is_noticed(tmp_path):
     refuse_to_read(run, r"expected 24, got 21, too few of problem \S+ \(demo_wo\)")
 
 
-def test_a_repeated_sample_is_refused(tmp_path):
-    run = small_run(tmp_path / "run")
-    with (run / JOURNAL).open("a+") as journal:
-        journal.seek(0)
-        journal.write(journal.readlines()[5])
-    refuse_to_read(run, r"journal.jsonl, line \d+: the key \w+ occurs twice")
-
-
 def test_a_damaged_score_is_graded_again(tmp_path):
     run = small_run(tmp_path / "run")
     columns = [name for name in load_run(run) if name not in GRADERS]  # others may take too long
@@ -120,7 +111,3 @@ def test_a_damaged_score_is_graded_again(tmp_path):
         "changes of damaged scores are unknown"
     )
     assert load_run(run)[columns].equals(before)
-
-
-def test_a_score_names_every_grader():
-    assert set(GRADERS) <= set(Score.__struct_fields__)

@@ -77,14 +77,6 @@ def test_a_repeated_record_is_refused(path):
         Journal(path, HEADER)
 
 
-def test_every_record_is_on_disk_before_the_next(tmp_path):
-    """Another reader finds it at once, so it is not only in the memory of this process."""
-    with Journal(tmp_path / "j", HEADER) as journal:
-        for number in range(3):
-            journal.append(make_record(number))
-            assert len(read_journal(tmp_path / "j")) == number + 2
-
-
 LIMITED = """
 import json, resource, sys
 from pathlib import Path
@@ -116,22 +108,3 @@ def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_pa
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(JournalError, match="nowhere/j cannot be written: No such file"):
         Journal(tmp_path / "nowhere" / "j", HEADER)
-
-
-GROWING = """
-import resource, sys
-from pathlib import Path
-from harness.runs.journal import Journal
-with Journal(Path(sys.argv[1]), {}) as journal:
-    for number in range(int(sys.argv[2])):
-        journal.append({"key": f"{number:064}", "completion": "x" * 20000})
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-"""
-
-
-@pytest.mark.slow
-def test_a_growing_journal_needs_little_memory(tmp_path):
-    """Ten times as many records, of 20 kB each, cost only ten times as many keys."""
-    small, large = (int(run_python(GROWING, tmp_path / str(n), n)) for n in (300, 3000))
-    assert (tmp_path / "3000").stat().st_size > 60e6
-    assert large - small < 5_000, "kB"

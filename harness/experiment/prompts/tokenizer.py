@@ -15,11 +15,9 @@ from harness import smollm2_model
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, ModelError, explain_hub_error
 from harness.experiment.conditions import (
-    SENTENCE_WORDS,
     SENTENCES,
     Condition,
     RandomCondition,
-    RandomWordsCondition,
     SentenceCondition,
     TextCondition,
     UnitCondition,
@@ -266,12 +264,10 @@ def fit_filler(
                     "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
                     "random_ids out."
                 )
-            words = _words(tokenizer)
-        case RandomWordsCondition(random_words=count, seed=seed):
-            words = SENTENCE_WORDS
+            draw = random.Random(f"{seed}:{key}" if key else seed)
+            return draw_words(_words(tokenizer), count, count_tokens, draw)
         case _:
             return ""
-    return draw_words(words, count, count_tokens, random.Random(f"{seed}:{key}" if key else seed))
 
 
 @lru_cache(maxsize=1)
