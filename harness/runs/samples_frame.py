@@ -27,17 +27,9 @@ chance completion finish_reason seed prompt_sha256 prompt_token_sha256 prompt_to
 completion_tokens reason math_verify authors_rule authors_rule_strict boxes_after_first audit_reason
 """.split()
 """The columns of `load_run`, in their order. docs/samples.md has their types and meanings."""
-_SAMPLE_TYPES = {
-    **dict.fromkeys(("sample_index", "replicate"), np.int32),
-    **dict.fromkeys(("finish_reason", "seed", "prompt_token_sha256"), object),
-    **dict.fromkeys(("prompt_tokens", "server_tokens"), object),
-    "completion_tokens": np.float64,
-}
-_SCORE_TYPES = {
-    **dict.fromkeys(("verdict", "answer", "reason", "audit_reason"), object),
-    "boxes_after_first": np.float64,
-    **dict.fromkeys(GRADERS, np.float32),
-}
+_SAMPLE_FIELDS = """sample_index replicate seed prompt_token_sha256 prompt_tokens server_tokens
+finish_reason completion_tokens""".split()
+_SCORE_FIELDS = ["verdict", "answer", "reason", "audit_reason", "boxes_after_first", *GRADERS]
 
 
 def load_run(
@@ -122,7 +114,12 @@ def make_frame(
     frame = pandas.DataFrame(
         texts, columns=["prompt_index", "completion", "other_form", "next_question"]
     )
-    frame = frame.assign(**_gather(samples, _SAMPLE_TYPES), **_gather(scores, _SCORE_TYPES))
+    for records, names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
+        for name in names:
+            frame[name] = [getattr(record, name) for record in records]
+    # also where all of them are missing
+    for name in ("completion_tokens", "boxes_after_first"):
+        frame[name] = pandas.to_numeric(frame[name])
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
         answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
         frame[ANSWER_LOGPROB] = [score.total for score in answer_scores]
@@ -138,21 +135,7 @@ def make_frame(
     frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
     order = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
     frame = frame.sort_values(order, ignore_index=True).drop(columns="prompt_index")
-    # whole numbers where none is missing, as numpy's integers have no missing value
-    for name, dtype in {"completion_tokens": np.int64, "boxes_after_first": np.int32}.items():
-        if not frame[name].isna().any():
-            frame[name] = frame[name].astype(dtype)
     return frame
-
-
-def _gather(records: Sequence[Any], types: Mapping[str, Any]) -> dict[str, pandas.Series]:
-    """Fields of records as columns. None becomes NaN in a column of numbers."""
-    import pandas
-
-    return {
-        name: pandas.Series([getattr(record, name) for record in records], dtype=dtype)
-        for name, dtype in types.items()
-    }
 
 
 def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
