@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import yaml
 from hypothesis import settings
 
 settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
@@ -49,9 +50,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ENGINE_FILES = (
-    "attention benchmarks engine engine_traces faults interventions logits smollm2 start_errors"
-)
+ENGINE_FILES = "attention benchmarks engine engine_traces faults interventions smollm2 start_errors"
 TOKENIZER_FILES = "conditions demonstrations checked_prompts token_roles tokenizer vllm"
 """Tests with all tokenizers, which take a process ten seconds to convert or train."""
 GROUPS = {
@@ -110,56 +109,19 @@ def report(measurement):
     print(f"\nmeasured: {measurement}", flush=True)
 
 
-CHATML = (
-    "{% for m in messages %}"
-    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-TRIMMED_WITH_BOS_AND_DATE = (
-    "{{ bos_token }}{% for m in messages %}<|start|>{{ m['role'] }}<|end|>\n\n"
-    "{% if m['role'] == 'system' %}Today: {{ date_string }}\n\n{% endif %}"
-    "{{ m['content'] | trim }}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant<|end|>\n\n{% endif %}"
-)
-REFUSES_SYSTEM_AND_ASKS_CLOCK = (
-    "{{ bos_token }}{% for m in messages %}"
-    "{% if m['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    "<start_of_turn>{{ m['role'] }}\n{{ strftime_now('%d %b %Y') }}\n"
-    "{{ m['content'] | trim }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-SPECIAL_TOKENS = (
-    "<s> </s> <unk> <|im_start|> <|im_end|> <|start|> <|end|> <|eot|> "
-    "<start_of_turn> <end_of_turn> [INST] [/INST]"
-).split()
-
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {
-    "qwen2": _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
-    "llama3": _WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _BLANKS,
-    "gpt2": None,
-    "sentencepiece": None,
-}
-TEMPLATES = {
-    "qwen2": CHATML,
-    "llama3": TRIMMED_WITH_BOS_AND_DATE,
-    "gpt2": None,
-    "sentencepiece": REFUSES_SYSTEM_AND_ASKS_CLOCK,
-}
+TOKENIZERS = yaml.safe_load((Path(__file__).parent / "data/tokenizers.yaml").read_text())
+VOCABULARIES = TOKENIZERS["vocabularies"]
 
 
 def corpus():
-    """Training texts. They have slashes without spaces, so that tokenizers can merge slashes."""
+    """Training texts."""
     from harness.experiment.conditions import SENTENCES
     from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
     from tests.make import TOY_PROBLEMS
 
     texts = [f"{problem.problem}\n{problem.solution}\n\n" for problem in TOY_PROBLEMS] * 3
     texts += [INSTRUCTION + "\n\n", AS_PUBLISHED_INSTRUCTION, *SENTENCES[:8]] * 30
-    fillers = ["/ / / / / /\n\n", "//////// // //\n", "he he he he he\n"]
-    return texts + [*fillers, "\\ \\ \\ ? ? ? ?\n", "}./ }.\n\n"] * 300
+    return texts + TOKENIZERS["fillers"] * 300
 
 
 def _sentencepiece_model():
@@ -196,15 +158,15 @@ def build_tokenizer(kind, *, bos):
     from transformers import PreTrainedTokenizerFast
 
     is_sentencepiece = kind == "sentencepiece"
-    tokenizer = _sentencepiece_model() if is_sentencepiece else _byte_level_model(PATTERNS[kind])
+    pattern, template = TOKENIZERS["trained"][kind].values()
+    tokenizer = _sentencepiece_model() if is_sentencepiece else _byte_level_model(pattern)
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
-        special_tokens=SPECIAL_TOKENS,
+        special_tokens=TOKENIZERS["special tokens"].split(),
         initial_alphabet=[] if is_sentencepiece else pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
-    template = TEMPLATES[kind]
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A",
@@ -221,11 +183,6 @@ def build_tokenizer(kind, *, bos):
     )
 
 
-VOCABULARIES = {"tekken": "tekken_240911.json", "mistral-7b": "tokenizer.model.v1"}
-"""Real vocabularies of 131,072 and 32,000 tokens (BPE over bytes, SentencePiece), files of
-mistral_common."""
-
-
 def vocabulary_file(kind):
     """The file of a vocabulary. The test is skipped if a package that it needs is not installed."""
     for package in ("google.protobuf", "sentencepiece", "mistral_common"):
@@ -236,7 +193,7 @@ def vocabulary_file(kind):
 
 @cache
 def load_vocabulary(kind):
-    """One of VOCABULARIES as its model's fast tokenizer, with BOS; Tekken has a chat template."""
+    """A real vocabulary as its model's fast tokenizer, with BOS; Tekken has a chat template."""
     file = vocabulary_file(kind)
     from transformers import LlamaTokenizer
     from transformers.integrations.mistral import convert_tekken_tokenizer
@@ -255,7 +212,7 @@ def load_vocabulary(kind):
 @pytest.fixture(
     scope="session",
     params=mark_slow(
-        [*product(PATTERNS, (False, True)), *VOCABULARIES, "smollm2"],
+        [*product(TOKENIZERS["trained"], (False, True)), *VOCABULARIES, "smollm2"],
         quick=[("qwen2", False), ("sentencepiece", True), "tekken", "smollm2"],
     ),
     ids=lambda kind: f"real-{kind}" if isinstance(kind, str) else f"{kind[0]}-bos{kind[1]}",

@@ -57,10 +57,10 @@ def bar_containers(axes):
     return [container for container in axes.containers if hasattr(container, "patches")]
 
 
-def run_command(*arguments):
-    """What a command of mless prints, without its progress, which goes to stderr."""
+def run_command(*arguments, stream="stdout"):
+    """What a command of mless prints to one of its streams."""
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
     if isinstance(result.exception, HarnessError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return getattr(result, stream)

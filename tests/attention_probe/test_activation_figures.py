@@ -8,16 +8,12 @@ from matplotlib.colors import to_hex
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.measure.measure_activations import ACTIVATION_BINS, CLASSES
-from attention_probe.measure.measure_prompts import RecordOptions
-from attention_probe.probe_settings import ProbeSettings
-from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.problem_selection import Criterion
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import run_command, traces_under
 from tests.display.test_figures import covered, cut_off, too_small
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
 
 CONFIGS = {
     name: ROOT / f"configs/figures/activations-{name}.yaml"
@@ -28,10 +24,8 @@ ONLY_TOY = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
-    source = read_source(GREEDY_RUN, layout="raw")
     path = tmp_path_factory.mktemp("activations") / "a.traces"
-    settings = ProbeSettings(record=RecordOptions(activations=True))
-    run_probe(source, Criterion(n=8, seed=3), settings, path)
+    run_command("probe", GREEDY_RUN, "--n", 8, "--activations", "-o", path)
     with AttentionTraces(path) as traces:
         yield traces
 
@@ -49,8 +43,8 @@ def draw(config, traces):
     return draw_activations(config, read(config, traces))
 
 
-def recorded(traces, condition, name):
-    return np.array([trace.activations[name] for trace in traces_under(traces, condition)])
+def recorded(traces, condition):
+    return pandas.DataFrame([trace.activations for trace in traces_under(traces, condition)])
 
 
 def test_a_drawn_histogram_is_the_mean_of_the_recorded_histograms(traces):
@@ -69,7 +63,7 @@ def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(trac
     table = read(config, traces).set_index(["quantity", "condition"])
     generator = np.random.default_rng(1)
     for name in ("near_zero_c0.32", "l1", "l2", "gini"):
-        before, after = (recorded(traces, condition, name) for condition in ("wo", "mless"))
+        before, after = (recorded(traces, side)[name].to_numpy() for side in ("wo", "mless"))
         assert table.loc[(name, "wo")]["mean"] == pytest.approx(before.mean())
         change = table.loc[(name, "mless - wo")]
         assert change["mean"] == pytest.approx(after.mean() / before.mean() - 1)
@@ -84,16 +78,11 @@ def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(trac
 def test_marks_of_token_classes_are_computed_from_the_recorded_numbers(traces):
     config = load("token-classes", ONLY_TOY)
     above, below = draw(config, traces).axes
+    names = [f"near_zero_{name}_c0.1" for name in CLASSES]
     means = {}
     for condition, marks in zip(config.conditions, above.lines, strict=True):
         assert to_hex(marks.get_color()) == LOOKS[condition].colour
-        shares = [recorded(traces, condition, f"near_zero_{name}_c0.1") for name in CLASSES]
-        means[condition] = np.array(
-            [
-                100 * share[np.isfinite(share)].mean() if np.isfinite(share).any() else np.nan
-                for share in shares
-            ]
-        )
+        means[condition] = 100 * recorded(traces, condition)[names].mean().to_numpy()
         assert np.allclose(marks.get_ydata(), means[condition], equal_nan=True)
     marks, _ = below.lines
     change = 100 * (means["mless"] / means["wo"] - 1)

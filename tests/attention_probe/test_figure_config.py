@@ -177,6 +177,10 @@ def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_th
     files = make_figure(config_of_model, folder=tmp_path)
     monkeypatch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
     assert make_figure(config_of_model, folder=tmp_path) == files
+    if len({panel.head.model for panel in config.panels}) == 1:
+        (stored,) = tmp_path.glob("traces/*")
+        overrides["traces"] = stored.rename(tmp_path / "own.traces")
+        assert make_figure(load_figure_config(path, overrides), folder=tmp_path) == files
     assert {file.suffix for file in files} == {".png", ".svg", ".pdf", ".csv"}
     assert {file.stem for file in files} == {path.stem}
     points = pandas.read_csv(tmp_path / f"{path.stem}.csv")

@@ -1,47 +1,37 @@
 import itertools
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
 
-from attention_probe.commands.probe import describe_checks
 from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
-from harness.analysis.problem_selection import Criterion, select
-from harness.engines.attention_sums import single_queries
+from harness.analysis.problem_selection import Criterion
 from harness.engines.completions import Completion
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
-from harness.experiment.conditions import as_condition
-from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
-from harness.runs.prompt_sources import build_source
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases, write_run
 
-LAYERS = (0, 2)
-CRITERION = Criterion(n=5, seed=3)
-SETTINGS = ProbeSettings(layers=LAYERS, record=RecordOptions(activations=True))
-COMPLETION = ProbeSettings(conditions=("mless",), record=RecordOptions(completion=True))
+LAYERS = [0, 2]
 PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
 
 
-@pytest.fixture(scope="module")
-def source():
-    return read_source(GREEDY_RUN, layout="raw")
+def probe(path, options="", *, run=GREEDY_RUN, **stream):
+    """What `mless probe` prints."""
+    return run_command("probe", run, "--layers", "1,3", *options.split(), "-o", path, **stream)
 
 
 @pytest.fixture(scope="module")
-def traces(source, tmp_path_factory):
+def traces(tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
-    run_probe(source, CRITERION, SETTINGS, path)
+    probe(path, "--n 5 --activations")
     with AttentionTraces(path) as traces:
         yield traces
 
@@ -131,7 +121,7 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
         if trace.condition == "mless+gap":
             assert trace.token_ids.tolist() == traces.get(trace.problem_id, "wo").token_ids.tolist()
         positions = positions_under(traces, trace)
-        weights = eager(full_model, trace.token_ids, positions)[list(LAYERS)]
+        weights = eager(full_model, trace.token_ids, positions)[LAYERS]
         assert_close(trace.mean_all, column_means(weights, np.arange(len(trace.tokens))))
         is_original = trace.original_pos >= 0
         assert_close(trace.mean_common, column_means(weights, np.flatnonzero(is_original)))
@@ -153,17 +143,20 @@ def test_activation_thresholds_are_those_of_the_baseline(traces):
         assert all(baseline[name] == filled[name] > 0 for name in fixed)
 
 
-def test_an_interrupted_probe_continues_and_gives_the_same_traces(source, traces, path):
+def test_an_interrupted_probe_continues_and_gives_the_same_traces(traces, path):
+    source, criterion = read_source(GREEDY_RUN), Criterion(n=5)
+    settings = ProbeSettings(layers=tuple(LAYERS), record=RecordOptions(activations=True))
+
     def interrupt(finished, total):
         if finished == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_probe(source, CRITERION, SETTINGS, path, advance=interrupt)
+        run_probe(source, criterion, settings, path, advance=interrupt)
     with AttentionTraces(path) as interrupted:
         assert len(interrupted.problem_ids) == 2
     progress = []
-    run_probe(source, CRITERION, SETTINGS, path, advance=lambda *counts: progress.append(counts))
+    run_probe(source, criterion, settings, path, advance=lambda *counts: progress.append(counts))
     assert (progress[0], progress[-1]) == ((2, 5), (5, 5))
     with AttentionTraces(path) as continued:
         for trace in traces:
@@ -173,36 +166,34 @@ def test_an_interrupted_probe_continues_and_gives_the_same_traces(source, traces
                 np.testing.assert_allclose(again.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-def test_completion_queries_are_those_of_the_recorded_completion(source, full_model, path):
-    run_probe(source, CRITERION, COMPLETION, path)
+def test_completion_queries_are_those_of_the_recorded_completion(full_model, path):
+    probe(path, "--n 5 --conditions mless --queries completion")
     with AttentionTraces(path) as traces:
         assert traces.header.queries == "completion"
         for trace in traces_under(traces, "mless"):
             queries = positions_of(trace, "completion")
             assert len(queries)
-            weights = eager(full_model, trace.token_ids)[:1]
+            weights = eager(full_model, trace.token_ids)[LAYERS]
             assert_close(trace.mean_all, column_means(weights, queries))
             filler = mean_mass(weights, queries, positions_of(trace, "filler"))
             assert_close(trace.measures["mass_filler"], filler)
 
 
-@pytest.mark.parametrize("rows", ["last:5", "answer", "all"])
-def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys):
-    random_model = str(save_model(tmp_path / "random", "qwen2"))
+ROWS = {"last:5": "", "answer": "--queries completion", "all": ""}
+"""Queries whose rows are stored, and further options."""
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_rows_are_those_of_eager_attention(tmp_path, path, rows):
+    random_model = save_model(tmp_path / "random", "qwen2")
     model = load_eager(random_model)
-    settings = ProbeSettings(
-        model=random_model,
-        layers=LAYERS,
-        conditions=("mless", "mless+gap"),
-        record=RecordOptions(completion=rows == "answer", rows=rows),
-    )
-    capsys.readouterr()
-    receipt = run_probe(source, Criterion(n=2, seed=3), settings, path)
+    options = f"--conditions mless,mless+gap --rows {rows} {ROWS[rows]}"
+    stderr = probe(path, f"--model {random_model} --n 2 {options}", stream="stderr")
     stored_bytes = 0
     with AttentionTraces(path) as traces:
-        assert traces.header.options["rows"] == receipt["settings"]["record"]["rows"] == rows
+        assert traces.header.options["rows"] == rows
         for trace in traces:
-            weights = eager(model, trace.token_ids, positions_under(traces, trace))[list(LAYERS)]
+            weights = eager(model, trace.token_ids, positions_under(traces, trace))[LAYERS]
             count = {
                 "last:5": 5,
                 "answer": len(positions_of(trace, "completion")) + 1,
@@ -211,7 +202,7 @@ def test_rows_are_those_of_eager_attention(source, tmp_path, path, rows, capsys)
             assert trace.rows.shape[2] == count
             np.testing.assert_allclose(trace.rows, weights[:, :, -count:], atol=1e-6)
             stored_bytes += trace.rows.nbytes
-    assert f"mless: rows of {stored_bytes / 1e6:.1f} MB\n" in capsys.readouterr().err
+    assert f"mless: rows of {stored_bytes / 1e6:.1f} MB\n" in stderr
 
 
 class EagerEngine:
@@ -233,112 +224,82 @@ class EagerEngine:
             yield [(request, Completion(text="", attention=attention))]
 
     def weigh(self, request):
-        return eager(self.model, np.array(request.prompt_token_ids))[list(LAYERS)]
+        return eager(self.model, np.array(request.prompt_token_ids))[LAYERS]
 
     def close(self):
         self.model = None
 
 
-@pytest.mark.parametrize("rows", [None, "last:5", "answer", "all"])
-def test_an_engine_measures_what_the_probe_does(source, full_model, tmp_path, monkeypatch, rows):
-    opened = []
+@pytest.fixture
+def opened(full_model, monkeypatch):
+    """The arguments of the engine, in whose place Hugging Face is asked."""
+    calls = []
 
-    def open_recorder(arguments, layers, set_count):
-        opened.append((arguments, layers, set_count))
+    def open_recorder(*arguments):
+        calls.append(arguments)
         return EagerEngine(full_model)
 
     monkeypatch.setattr("attention_probe.open_model.open_recorder", open_recorder)
-    record = RecordOptions(completion=rows == "answer", rows=rows)
-    settings = ProbeSettings(layers=LAYERS, conditions=("mless", "random"), record=record)
-    criterion = Criterion(n=2, seed=3)
-    run_probe(source, criterion, settings, tmp_path / "probe")
-    receipt = run_probe(source, criterion, replace(settings, engine={}), tmp_path / "engine")
-    assert describe_checks(receipt["self_check"]).endswith("none in an engine")
+    return calls
+
+
+@pytest.mark.parametrize("rows", [None, *ROWS])
+def test_an_engine_measures_what_the_probe_does(tmp_path, opened, rows):
+    options = "--n 2 --conditions mless,random"
+    if rows:
+        options += f" --rows {rows} {ROWS[rows]}"
+    probe(tmp_path / "probe", options)
+    assert "none in an engine" in probe(tmp_path / "engine", f"{options} --engine")
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=2)
     with AttentionTraces(tmp_path / "engine") as traces:
         longest = max(len(trace.tokens) for trace in traces)
         most_rows = max(trace.rows.shape[2] for trace in traces)
     ((arguments, layers, set_count),) = opened
-    assert arguments == source.model_arguments | {"dtype": "float32", "max_model_len": longest + 1}
-    assert (layers, set_count) == ({**opened_layers({}), "recorded": [0, 2]}, 3 + most_rows)
+    expected = read_source(GREEDY_RUN).model_arguments
+    assert arguments == expected | {"dtype": "float32", "max_model_len": longest + 1}
+    assert (layers, set_count) == ({**opened_layers({}), "recorded": LAYERS}, 3 + most_rows)
 
 
-def test_an_engine_continues_the_traces_of_the_probe(source, full_model, path, monkeypatch):
-    monkeypatch.setattr(
-        "attention_probe.open_model.open_recorder", lambda *_: EagerEngine(full_model)
-    )
-    settings = ProbeSettings(layers=LAYERS, conditions=("mless",))
-    run_probe(source, Criterion(ids=select_ids(source, 1)), settings, path)
-    run_probe(source, Criterion(ids=select_ids(source, 2)), replace(settings, engine={}), path)
+def test_an_engine_continues_the_traces_of_the_probe(path, opened):
+    names = [problem.id for problem in read_source(GREEDY_RUN).problems[:2]]
+    probe(path, f"--conditions mless --ids {names[0]}")
+    probe(path, f"--conditions mless --ids {','.join(names)} --engine")
     with AttentionTraces(path) as traces:
         assert len(traces) == 4 and traces.receipt["settings"]["engine"] is None
+    assert opened
 
 
-def select_ids(source, count):
-    return tuple(problem.id for problem in source.problems[:count])
-
-
-def test_a_prompt_over_the_context_is_refused_before_the_engine_starts(source, path):
-    completed = with_completion(source, "one two " * 3000)
-    settings = replace(COMPLETION, engine={})
-    with pytest.raises(PromptMismatchError, match=r"tokens; .* has a context of 4096"):
-        run_probe(completed, Criterion(n=1), settings, path)
-    assert not path.exists()
-
-
-def test_rows_of_a_prompt_of_20000_tokens_need_little_memory():
-    sets = single_queries(16, 20_000, 18)
-    assert [row.index(1) for row in sets[:16]] == [*range(19_984, 20_000)]
-    assert not any(map(any, sets[16:]))
-
-
-def test_more_rows_than_fit_are_refused_with_the_largest_number(source, path, monkeypatch, capsys):
-    def probe_rows(rows):
-        settings = ProbeSettings(
-            layers=LAYERS, conditions=("mless",), record=RecordOptions(rows=rows)
-        )
-        run_probe(source, Criterion(n=2, seed=3), settings, path)
-
+def test_more_rows_than_fit_are_refused_with_the_largest_number(path, monkeypatch):
     monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)
+    options = "--n 2 --conditions mless --rows"
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
     )
     with pytest.raises(ConfigError, match=message) as error:
-        probe_rows("all")
+        probe(path, f"{options} all")
     most = int(re.search(r"last:(\d+)", str(error.value))[1])
     assert not path.exists()
     with pytest.raises(ConfigError, match=f"expected at most last:{most}, or fewer"):
-        probe_rows(f"last:{most + 1}")
-    probe_rows(f"last:{most}")
-    with pytest.raises(ConfigError, match="rows 'first:3': expected `last:16`, `answer` or `all`"):
-        probe_rows("first:3")
+        probe(path, f"{options} last:{most + 1}")
+    probe(path, f"{options} last:{most}")
 
 
-def test_another_dtype_reports_its_difference_from_float32(source, path):
-    settings = ProbeSettings(dtype="bfloat16", conditions=("mless",))
-    checks = run_probe(source, CRITERION, settings, path)["self_check"]
-    assert 1e-5 < checks["dtype_error"] < 0.1
-    assert "dtype" in describe_checks(checks)
+def test_another_dtype_reports_its_difference_from_float32(path):
+    printed = probe(path, "--n 5 --conditions mless --dtype bfloat16")
+    assert 1e-5 < float(re.search(r"\(largest error\): .*dtype (\S+)", printed)[1]) < 0.1
 
 
-def test_traces_of_other_prompts_or_another_selection_are_not_continued(source, path):
-    settings = ProbeSettings(model=TOY_MODEL, conditions=("mless",))
-    conditions = [as_condition(name) for name in ("wo", "mless")]
-    dataset, tokenizer = (
-        open_dataset(DatasetConfig(path=TOY / "demo.jsonl")),
-        settings.load_tokenizer(),
-    )
-    problems = (replace(problem, problem=f"{problem.problem} Now.") for problem in dataset.problems)
-    default, changed = (
-        build_source(prompted, conditions, tokenizer, "raw")
-        for prompted in (dataset, replace(dataset, problems=tuple(problems)))
-    )
-    run_probe(default, Criterion(n=2), settings, path)
+def test_traces_of_other_prompts_or_another_selection_are_not_continued(path, tmp_path):
+    options = ("--model", TOY_MODEL, "--conditions", "mless", "-o", path)
+    run_command(*PROBE_DATASET, *options, "--n", 2)
+    with AttentionTraces(path) as traces:
+        names = ",".join(traces.problem_ids)
+    changed = tmp_path / "demo.jsonl"
+    changed.write_text((TOY / "demo.jsonl").read_text().replace('"problem": "', '"problem": "So '))
     message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
-    selected = tuple(problem.id for problem in select(default, Criterion(n=2)))
-    for prompts, criterion in ((changed, Criterion(n=4)), (source, Criterion(ids=selected))):
+    for source in (("--dataset", changed, "--n", 4), (GREEDY_RUN, "--ids", names)):
         with pytest.raises(PromptMismatchError, match=message):
-            run_probe(prompts, criterion, settings, path)
+            run_command("probe", *source, *options)
     with AttentionTraces(path) as traces:
         assert len(traces) == 4
 
@@ -357,22 +318,14 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
             assert region == "completion" or np.isfinite(trace.measures[f"mass_{region}"]).all()
 
 
-def with_completion(source, completion):
-    """The source's first problem, answered by a completion under every condition."""
-    first, prompts = source.problems[0], {}
-    for name, prompt in first.prompts.items():
-        ((sample, score),) = prompt.graded_samples
-        answered = ((structs.replace(sample, completion=completion), score),)
-        prompts[name] = structs.replace(prompt, graded_samples=answered)
-    return replace(source, problems=(replace(first, prompts=prompts),))
-
-
-def test_completions_may_be_empty_and_may_not_be_over_the_context(source, path):
-    message = rf"Problem {source.problems[0].id}, condition 'wo': \d+ tokens;"
-    with pytest.raises(PromptMismatchError, match=message):
-        run_probe(with_completion(source, "one two " * 3000), Criterion(n=1), COMPLETION, path)
+def test_completions_may_be_empty_and_may_not_be_over_the_context(path, tmp_path):
+    run = write_run(tmp_path / "long", lambda *_: ("one two " * 3000, "length"), limit=1)
+    for options in ("", "--engine"):
+        with pytest.raises(PromptMismatchError, match=r"condition 'wo': \d+ tokens; .* of 4096"):
+            probe(path, f"--queries completion {options}", run=run)
     assert not path.exists(), "nothing is measured"
-    run_probe(with_completion(source, ""), Criterion(n=1), COMPLETION, path)
+    run = write_run(tmp_path / "empty", lambda *_: ("", "stop"), limit=1)
+    probe(path, "--queries completion", run=run)
     with AttentionTraces(path) as traces:
         (trace, *_) = traces_under(traces, "mless")
         assert np.isnan(trace.measures["mass_filler"]).all()
