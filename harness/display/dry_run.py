@@ -153,7 +153,7 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
     if form == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
-    layouts = ", ".join(config.layouts)
+    layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     if {*config.layouts} != {Layout.CHAT}:
         layouts += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
     yield f"layouts   {layouts}"

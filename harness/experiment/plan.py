@@ -55,6 +55,7 @@ class Plan:
         tasks: The prompts of each condition, layout and draw of examples, by the task's name.
         limit: The maximum number of problems.
         example_ids: The ids of the examples; None if there are none.
+        layout_reason: Why the run has these layouts.
         thinking: The model's markers of reasoning, from the config or the chat template; empty if
             both state none.
         lacks_markers: Whether the chat template speaks of reasoning, without known markers.
@@ -67,6 +68,7 @@ class Plan:
     tasks: Mapping[str, ConditionPrompts]
     limit: int | None = None
     example_ids: ExampleIds | None = None
+    layout_reason: str
     thinking: Markers = ()
     lacks_markers: bool = False
     raw_prefix: str = ""
@@ -143,7 +145,8 @@ def make_plan(
             f"other_texts: {', '.join(config.other_texts)} of an exact length need the model's "
             "tokenizer. Name it (--set model.model_args.tokenizer=NAME)."
         )
-    config = config.model_copy(update={"layouts": _choose_layouts(config, model)})
+    layouts, layout_reason = _choose_layouts(config, model)
+    config = config.model_copy(update={"layouts": layouts})
     raw_prefix, thinking, lacks_markers = "", config.markers, False
     if model is not None:
         thinking = thinking or read_markers(model.template)
@@ -174,6 +177,7 @@ def make_plan(
         tasks=tasks,
         limit=limit,
         example_ids=example_ids,
+        layout_reason=layout_reason,
         thinking=thinking,
         lacks_markers=lacks_markers,
         raw_prefix=raw_prefix,
@@ -249,21 +253,34 @@ def _split_problems(
     return problems, [draw], None
 
 
-def _choose_layouts(config: RunConfig, model: ModelTokenizer | None) -> tuple[Layout, ...]:
-    """The config's layouts, by default `chat` if there is a chat template, else `raw`."""
-    layouts, is_server_chat = config.layouts, config.model.templates_itself
+def _choose_layouts(
+    config: RunConfig, model: ModelTokenizer | None
+) -> tuple[tuple[Layout, ...], str]:
+    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why."""
+    layouts, reason = config.layouts, "as configured"
     if not layouts:
-        has_template = is_server_chat or (model is not None and model.template)
-        layouts = (Layout.CHAT if has_template else Layout.RAW,)
-    if is_server_chat and config.model.model_args.get("chat_template") is not None:
+        if config.model.templates_itself:
+            layouts, reason = (Layout.CHAT,), "the server applies its chat template"
+        elif model is not None and model.tokenizer.chat_template:
+            layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
+        else:
+            layouts, reason = (Layout.RAW,), "no chat template is known"
+    names = model.template_names if model is not None else ()
+    template_name = config.model.model_args.get("chat_template")
+    if template_name is not None and config.model.templates_itself:
         raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
+    if names and Layout.CHAT in layouts:
+        reason += (
+            f"; chat template {template_name or 'default'} of {', '.join(names)} "
+            "(--set model.model_args.chat_template=NAME)"
+        )
     switches = template_switches(config.model.model_args)
     if switches and Layout.CHAT not in layouts:
         raise ConfigError(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
             f"but the layout is {', '.join(layouts)}."
         )
-    return layouts
+    return layouts, reason
 
 
 def _build_tasks(

@@ -112,7 +112,7 @@ def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dr
     without_template = ("--model", str(model), *LIMITED)
     output = dry_run(*without_template)
     assert "mless raw 55" in output
-    assert "layouts raw; before text outside" in output
+    assert "raw: no chat template is known; before text outside" in output
     options = ("--no-apply-chat-template", "--num-fewshot", "2")
     output = dry_run("--model", TOY_MODEL, *LIMITED, *options)
     assert "mless raw 55" in output and "Q: " in output

@@ -4,13 +4,20 @@ import csv
 import gzip
 import json
 import re
+import resource
+import time
 
 import pandas
 import pytest
 from datasets import Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
+from harness.experiment.conditions import named_conditions
+from harness.experiment.fewshot_examples import Draw
 from harness.experiment.problems import DatasetConfig, open_dataset
+from harness.experiment.prompts.checked_prompts import build_checked_prompts
+from harness.experiment.prompts.prompt import PromptSettings
+from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
 from tests.commands.test_cli import refused
 from tests.make import TOY_MODEL, write_records
@@ -178,6 +185,35 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
     )
     message = "unknown key 'dataset.gold': expected one of path"
     refused(command(*arguments, "--set", "dataset.gold=Loesung"), message)
+
+
+def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, toy_tokenizer):
+    token = toy_tokenizer.eos_token
+    path = tmp_path / "data.jsonl"
+    lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
+    write_records(path, [*lines, {"problem": "3?", "answer": f"3{token}"}])
+    *problems, example = read(path).problems
+    conditions = [*named_conditions().values()][:2]
+    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
+    settings = PromptSettings(draw=Draw(number=0, examples=(example,)))
+    first, second = build_checked_prompts(problems, conditions, settings, model)
+    text = "its text or answer has the control token"
+    assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))
+    assert second.notes == ()
+
+
+def test_a_long_csv_file_takes_little_time_and_memory(tmp_path):
+    path = tmp_path / "data.csv"
+    with path.open("w") as stream:
+        stream.write("id,Problem,Answer\n")
+        for number in range(200_000):
+            stream.write(f'{number},"What is {number} plus\n{number}?",{2 * number}\n')
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.process_time()
+    problems = read(path).problems
+    assert len(problems) == 200_000 and problems[-1].answer == "399998"
+    assert time.process_time() - started < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000
 
 
 def test_unreadable_data_are_refused(tmp_path, monkeypatch):

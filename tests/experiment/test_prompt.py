@@ -212,7 +212,7 @@ def test_stop_strings_that_would_end_the_reasoning_are_refused_or_noted(
 
 
 @with_cases
-def test_one_of_several_chat_templates_is_chosen_by_name(
+def test_one_of_several_chat_templates_is_chosen_by_name_and_told(
     names, name, used, message, toy_tokenizer, tmp_path
 ):
     text = toy_tokenizer.chat_template
@@ -225,6 +225,8 @@ def test_one_of_several_chat_templates_is_chosen_by_name(
         return
     plan, requests = plan_of("layouts=[chat]", tokenizer, *switch, limit=1)
     assert all(request.prompt.endswith(f"[{used}]") for request in requests)
+    text = " ".join(describe_plan(plan).split())
+    assert f"chat template {used} of {', '.join(names)} (--set model.model_args" in text
     assert ("chat_template" in plan.config.identity()["model"]["model_args"]) == bool(name)
     assert "chat_template" not in engine_arguments({"pretrained": "m", "chat_template": "rag"})
 

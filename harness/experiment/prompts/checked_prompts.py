@@ -8,6 +8,7 @@ and what its prompts have is reported instead. Each prompt is built once: the ch
 run.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,10 @@ def build_checked_prompts(
         )
         if model is not None:
             task = _check_prompts(task, reference)
+            if not tasks:  # once, because all conditions have the same problems
+                examples = settings.draw.examples if settings.draw else ()
+                notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
+                task = replace(task, notes=notes)
             if settings.scored_form is not None:
                 task = _add_answers(task, settings, model)
             _refuse_faults(task, model, max_gen_toks)
@@ -211,6 +216,16 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str
     label = f"\n{closing}\n\n" if closing else ""
     label += prompt.prompt.blank
     return (label + BOX, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
+
+
+def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
+    """Find problems and examples with a text that the tokenizer reads as a control token."""
+    added = model.tokenizer.added_tokens_decoder.values()
+    names = [re.escape(token.content) for token in added if token.special]
+    pattern = re.compile("|".join(names) or "$^")
+    for problem in problems:
+        if match := pattern.search(f"{problem.problem}\n{problem.choices}\n{problem.answer}"):
+            yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
 def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) -> ConditionPrompts:

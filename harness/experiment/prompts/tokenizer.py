@@ -39,12 +39,14 @@ class ModelTokenizer:
         tokenizer: The tokenizer.
         context_length: The number of positions; None if it is unknown.
         switches: The variables of its chat template; see `template_switches`.
+        template_names: The names of its chat templates, if there are several.
     """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     context_length: int | None = None
     switches: Mapping[str, Any] = field(default_factory=dict)
+    template_names: Sequence[str] = ()
 
     @property
     def template(self) -> str:
@@ -90,6 +92,7 @@ class ModelTokenizer:
             tokenizer=tokenizer,
             context_length=length,
             switches=switches,
+            template_names=sorted(templates) if isinstance(templates, Mapping) else (),
         )
         for switch in switches:
             if not re.search(rf"\b{re.escape(switch)}\b", model.template):
