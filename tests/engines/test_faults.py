@@ -411,36 +411,3 @@ def test_a_run_uses_the_engines_of_a_cluster_and_does_not_stop_it(our_run, folde
             shutil.rmtree(temporary, ignore_errors=True)
     assert have_ended(family)
     check_verdicts(folder, our_run)
-
-
-FULL_DISK = """
-mount -t tmpfs -o size={size}k tmpfs "{folder}"
-{command}
-echo "first $?" >&2
-mount -o remount,size=100m "{folder}"
-{command} || exit 9
-cp -r "{folder}/run" "{copy}"
-"""
-
-
-def test_a_full_disk_ends_in_one_line_and_the_same_command_continues(our_run, tmp_path):
-    if run_program("unshare", "--mount", "true").returncode != 0:
-        pytest.skip("a small file system cannot be mounted here")
-    mounted, copy = tmp_path / "disk", tmp_path / "copy"
-    mounted.mkdir()
-    prompts, journal = (
-        len(read_stored(Path(our_run[0]) / name)) for name in ("prompts.jsonl", "journal.jsonl")
-    )
-    flags = " ".join(map(repr, ENGINE_FLAGS))
-    command = f"{MLESS} run {TOY_CONFIG} --output {mounted}/run --quiet {flags}"
-    size = (prompts + journal // 2) // 1024
-    script = FULL_DISK.format(size=size, folder=mounted, copy=copy, command=command)
-    process = run_program("unshare", "--mount", "sh", "-c", script, timeout=PATIENCE)
-    lines = process.stderr.splitlines()
-    assert "first 2" in lines, process.stderr
-    message = lines[lines.index("first 2") - 1]
-    assert message.startswith("mless: ")
-    assert "cannot grow: No space left on device. Everything before is stored: free" in message
-    assert process.returncode == 0, process.stderr
-    check_verdicts(copy, our_run)
-    assert len(RunFiles(copy).receipt["sessions"]) == 2
