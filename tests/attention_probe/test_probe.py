@@ -296,7 +296,7 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(path, tm
         names = ",".join(traces.problem_ids)
     changed = tmp_path / "demo.jsonl"
     changed.write_text((TOY / "demo.jsonl").read_text().replace('"problem": "', '"problem": "So '))
-    message = r"holds problem demo/\S+ under wo with another prompt, or from another selection"
+    message = r"holds problem demo/\S+ under wo with another prompt or intervention, or from "
     for source in (("--dataset", changed, "--n", 4), (GREEDY_RUN, "--ids", names)):
         with pytest.raises(PromptMismatchError, match=message):
             run_command("probe", *source, *options)
