@@ -71,9 +71,10 @@ def words(figure):
     hidden = []
     for axes in figure.axes:
         # matplotlib stores the labels of ticks outside of the limits too, and does not draw them
-        low, high = axes.get_xlim()
-        ticks = axes.xaxis.get_major_ticks()
-        hidden += [tick.label1 for tick in ticks if not low <= tick.get_loc() <= high]
+        for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+            low, high = sorted(limits)
+            ticks = axis.get_major_ticks()
+            hidden += [tick.label1 for tick in ticks if not low <= tick.get_loc() <= high]
     return [
         (text.get_text(), text.get_window_extent())
         for text in figure.findobj(Text)

@@ -12,6 +12,7 @@ from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import grade_answer
 from harness.grading.named_choices import expect_choice
 from harness.runs.read_runs import Run
+from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run
 from tests.experiment.test_prompt import plan_of
 from tests.make import with_cases, write_records, write_run
@@ -68,7 +69,7 @@ def test_a_run_is_graded_by_its_choices_and_graded_again(dataset, tmp_path):
     run = write_run(tmp_path / "run", answer, dataset=dataset, limit=9)
     right = harness.load_run(run).groupby("condition")["correct"].sum()
     assert right.to_dict() == {"wo": 9, "mless": 3}
-    assert "0 verdicts changed" in regrade(run)
+    assert "0 verdicts changed" in regrade(RunFiles(run))
     assert {prompt.doc["choices"][0] for prompt in Run.load(run).prompts} == {"0"}
 
 
