@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -173,6 +173,13 @@ class StoredJournal(Generic[_Record]):
                     self.notes.append(_decode(_HEADER_DECODER, self._path, number, line))
                 else:
                     yield number, line
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is a record that is no note. Reads only the first."""
+        first_line = list(islice(self._lines, 1))
+        self._lines = chain(first_line, self._lines)
+        return bool(first_line)
 
     @cached_property
     def records(self) -> list[_Record]:

@@ -95,7 +95,7 @@ class RunFiles:
     @property
     def has_sample(self) -> bool:
         """Whether there is a journal with a sample; a run without samples may be replaced."""
-        return is_stored(self.path / JOURNAL) and bool(self.journal.records)
+        return is_stored(self.path / JOURNAL) and self.journal.has_records
 
     @cached_property
     def prompts(self) -> list[StoredPrompt]:
