@@ -96,7 +96,7 @@ def test_controls_are_not_among_the_chosen_problems(tmp_path):
 def test_the_python_of_the_page_ranks_heads_without_controls(tmp_path, monkeypatch, capsys):
     page = (ROOT / "docs/probe.md").read_text()
     (code,) = (
-        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "differences" in text
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "diff" in text
     )
     prompts = [
         make_trace(f"p{number}", name, seed=number, control=number == 1)
