@@ -7,7 +7,7 @@ points better than the mean text, all on the same problems. Log-odds are sums of
 clusters of problems, of draws of examples, of both with each text, and of the text. Problems and
 draws are new in every run. Draws take turns, so a problem is asked with one of them. Settings are
 drawn by a seed before anything is simulated. With --small there are few runs, and nothing is
-written. The full version also draws the figure of docs/statistics.md from results/example.
+written.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 from scipy.special import expit, logit
 
 from benchmarks.report import table
 from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.other_texts import place_effect
-from harness.analysis.result_tables import make_leaderboard
 from harness.array_types import Floats
 from harness.constants import NOT_SHOWN
-from harness.runs.read_runs import Run
 
 SEED, SETTINGS, RUNS, CHUNK = 20_266, 40, 2_000, 100
 LEAST_COVERAGE = {"normal": 93, "skewed": 90, "one": 90}
@@ -136,25 +133,8 @@ def page(runs: int) -> str:
     return TEXT.format(runs=runs, seed=SEED, error=error) + table([*setting, *shares], rows)
 
 
-def draw_figure() -> Figure:
-    """The slashes of the committed example at two placements, beside the range of other texts."""
-    rows = make_leaderboard([Run.load(ROOT / "results/example")]).side_tables["texts"]
-    rows = rows[rows["condition"].isin(("mless", "mless-first"))].iloc[::-1]
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    axes = figure.subplots()
-    labels = rows["condition"] + ",\n" + rows["texts"].astype(str) + " " + rows["kind"]
-    low, high = rows["range_low"], rows["range_high"]
-    axes.barh(labels, high - low, left=low, color="0.85", label="range of one more text")
-    axes.eventplot(rows["effects"], lineoffsets=range(len(rows)), linelengths=0.4, colors="0.4")
-    axes.plot(rows["effect"], labels, "D", label="slashes")
-    axes.set_xlabel("difference from no filler, points; lines are the other texts")
-    figure.legend(loc="outside upper center", ncols=2)
-    return figure
-
-
 if __name__ == "__main__":
     if make_parser(__doc__).parse_args().small:
         print(page(CHUNK))
     else:
-        draw_figure().savefig(ROOT / "docs/figures/other-texts.png", dpi=150)
         (ROOT / "benchmarks/OTHER_TEXTS.md").write_text(page(RUNS), encoding="utf-8")
