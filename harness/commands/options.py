@@ -24,7 +24,7 @@ ScoreName = Annotated[
     str | None,
     typer.Option(
         metavar="avg@K|pass@K|maj@K",
-        help="ScoreName of a problem with several samples, instead of its share of right samples.",
+        help="Score of a problem with several samples, instead of its share of right samples.",
     ),
 ]
 Decimal = Annotated[

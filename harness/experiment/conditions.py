@@ -195,7 +195,7 @@ class FilledCondition(Condition):
     """Where a filler stands that no template mentions: `before_system`, `between` (by default),
     `random`, or the model's `answer`."""
     seed: int = DEFAULT_SEED
-    """The seed of random tokens, words and placements."""
+    """The seed of random tokens and placements."""
 
     @property
     def tokens(self) -> int | None:

@@ -202,11 +202,19 @@ class ExamplesConfig(Strict):
         """
         if file is not None:
             problem_ids = {problem.question: problem.id for problem in problems}
+            problem_ids |= {problem.cluster: problem.id for problem in problems if problem.cluster}
+            has_choices = bool(problems[0].choices)
             for example in file.problems:
-                if problem_id := problem_ids.get(example.question):
+                if bool(example.choices) != has_choices:
                     raise DataError(
-                        f"{file.source}: the example {example.id} is the problem {problem_id} of "
-                        "the dataset. List such examples by id."
+                        f"{file.source}: the example {example.id} has "
+                        f"{'no ' * has_choices}choices, unlike the problems."
+                    )
+                names = (example.question, example.cluster)
+                if problem_id := next(filter(None, map(problem_ids.get, names)), None):
+                    raise DataError(
+                        f"{file.source}: the example {example.id} counts with the problem "
+                        f"{problem_id} of the dataset. List such examples by id."
                     )
             draw = Draw(number=0, examples=file.problems)
             return list(problems), [draw], ExampleIds(sha256=file.sha256)

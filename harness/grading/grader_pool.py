@@ -17,6 +17,7 @@ from dataclasses import asdict
 from queue import Empty, PriorityQueue, SimpleQueue
 from typing import Any, Self
 
+from harness.decimal_commas import with_decimal_points
 from harness.errors import GraderError
 from harness.grading.extract_answer import Grade, GradeJob, read_answer
 from harness.grading.grader_worker import COMPARE, Job, Result, Worker
@@ -106,6 +107,8 @@ class GraderPool:
         targets = job.targets
         if job.choices and isinstance(answer, str):
             targets = expect_choice(answer, job.target, job.choices)
+            if job.decimal == "," and answer not in targets:
+                targets = tuple(map(with_decimal_points, targets))
         if isinstance(answer, Grade):
             self._finished.append((tag, answer))
         elif answer in targets:

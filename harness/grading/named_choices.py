@@ -12,6 +12,8 @@ _NAMED = re.compile(
     r"(?:[)\].:,]+ ?|\Z)(?P<text>.*)"
 )
 """A letter and what follows it. A small letter without brackets may be a variable."""
+_FURTHER = re.compile(r"\W*[A-Z](?:[)\].:,;]|\Z)")
+"""Begins a text that names a further letter: `B,C` after `A,`."""
 
 
 def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str, ...]:
@@ -32,7 +34,7 @@ def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str
     match = _NAMED.fullmatch(text)
     if match and match["letter"].upper() in texts:
         text = match["text"]
-        is_other = text in texts.values() or SEVERAL.search(text)
+        is_other = text in texts.values() or SEVERAL.search(text) or _FURTHER.match(text)
         is_right = match["letter"].upper() == target and (text == texts[target] or not is_other)
     elif text in texts.values():
         is_right = text == texts[target]

@@ -75,8 +75,10 @@ def filler(**metadata: Any) -> Documents:
     The metadata have the filler and its placement or template, by the keys of a run config's
     condition.
     """
-    keys = {*FILLERS, "count", "placement", "template"}
+    keys = {*FILLERS, "count", "fresh", "placement", "template"}
     settings = {key: value for key, value in metadata.items() if key in keys}
+    if settings.get("fresh") == "sample":
+        raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
     if not settings.keys() & FILLERS.keys() and "{filler}" in settings.get("template", "{filler}"):
         settings["unit"] = "/"
     if settings.keys() & FILLERS.keys():

@@ -156,5 +156,5 @@ def test_the_probe_refuses_its_arms(run, command, tmp_path):
     arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
     refused(
         command(*arguments.split()),
-        "changes the model under mless-first-gap, which the probe does not",
+        "changes the model under mless-first-gap, which only the engine does",
     )
