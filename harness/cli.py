@@ -27,6 +27,7 @@ COMMANDS = {
         "harness.commands.run": "mless run --model Qwen/Qwen2.5-Math-7B",
         "harness.commands.study": "mless study smollm2 Qwen/Qwen2.5-Math-7B --limit 40",
         "harness.commands.regrade": "mless regrade results/mine",
+        "harness.commands.fetch": "mless fetch smollm2",
     },
     "Read the result": {
         "harness.commands.table": "mless table results/example --mediators --audit",
