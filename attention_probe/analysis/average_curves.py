@@ -160,8 +160,8 @@ def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
     """Mean, ends of the band, and number of prompts with a value of each column: a row for each.
 
     Args:
-        table: As of `bootstrap_band`.
-        clusters: As of `bootstrap_band`.
+        table: See `bootstrap_band`.
+        clusters: See `bootstrap_band`.
     """
     columns = pandas.DataFrame(table)
     low, high = bootstrap_band(table, clusters)

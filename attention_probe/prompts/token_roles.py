@@ -46,7 +46,7 @@ class TokenizedPrompt:
     Attributes:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
         token_ids: int32; the prompt's tokens, then the completion's if it was requested.
-        roles: int8; index into `ROLES`, as of `BuiltPrompt.token_roles`.
+        roles: int8; index into `ROLES`, see `BuiltPrompt.token_roles`.
         tokens: The text of each token, for people: see `token_texts`.
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for
             inserted tokens (filler and its separator), for those that the tokenizer merged

@@ -81,9 +81,9 @@ def read_references(names: str | None, new: Side, metric: str | None = None) -> 
     """The sides of other texts.
 
     Args:
-        names: Separated by commas: conditions of the run of `new`, or as of `Side.read`.
+        names: Separated by commas: conditions of the run of `new`, or what `Side.read` reads.
         new: The tested side.
-        metric: As of `Side.read`.
+        metric: See `Side.read`.
 
     Raises:
         RunError: there is no such condition, run or log.
@@ -111,7 +111,7 @@ def compare_pair(
     Args:
         old: The side that is the baseline.
         new: The other side.
-        score: As of `compare_with_baseline.Design`.
+        score: See `compare_with_baseline.Design`.
         references: Other texts, in whose range the difference is placed.
 
     Raises:

@@ -43,7 +43,7 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
     Args:
         changes: For each prompt the changes [problem] in right samples, over the same problems in
             the same order, and its samples per problem.
-        clusters: As of `paired_tests.average_clusters`; by default each problem is a cluster.
+        clusters: See `paired_tests.average_clusters`; by default each problem is a cluster.
 
     Returns:
         `problems`, their number; `difference`, `low`, `high` and `p` for these prompts and new
@@ -121,7 +121,7 @@ def estimate_over_draws(changes: Integers, samples: Integers, clusters: Integers
     Args:
         changes: [draw, problem] Right samples under a condition less those under the baseline.
         samples: [draw, problem] Samples under either.
-        clusters: As of `paired_tests.average_clusters`.
+        clusters: See `paired_tests.average_clusters`.
     """
     if len(changes) >= FEWEST_DRAWS:
         return estimate_crossed(changes, samples, clusters)
@@ -137,7 +137,7 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
         changes: [prompt, problem] Right samples under a condition less those under the baseline.
         samples: [prompt, problem] Samples under either; 0 where a prompt did not ask a problem. The
             sum over prompts is the same for all problems.
-        clusters: As of `paired_tests.average_clusters`.
+        clusters: See `paired_tests.average_clusters`.
     """
     k = int(samples.sum(axis=0).max())
     fixed = estimate_difference(changes.sum(axis=0), k, clusters=clusters)

@@ -40,7 +40,7 @@ def merge_instructions(
     The column `instruction` has the number of a sample's instruction.
 
     Args:
-        frame: One row per sample, as of `samples_frame.make_frame`. Without other instructions it
+        frame: One row per sample, from `samples_frame.make_frame`. Without other instructions it
             is returned unchanged.
         reference_conditions: By name, with kind, `of` and number.
     """
@@ -80,7 +80,7 @@ def instructions_table(
         by_setting: From `outcomes.group_by_setting`, split by model and layout alone.
         contrasts: The condition and what it is compared with, by their entry in the column
             `condition`.
-        reference_conditions: As of `merge_instructions`.
+        reference_conditions: See `merge_instructions`.
     """
     names = {
         (fields["of"], fields["number"]): name

@@ -111,7 +111,7 @@ def estimate_difference(
     Args:
         changes: [problem] Right samples under a condition less those under the baseline.
         k: Samples a problem under either.
-        clusters: As of `average_clusters`; by default each problem is a cluster.
+        clusters: See `average_clusters`; by default each problem is a cluster.
     """
     numbers = np.asarray(changes, dtype=np.int64)
     clusters = np.arange(len(numbers)) if clusters is None else clusters

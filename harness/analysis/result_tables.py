@@ -73,7 +73,7 @@ def make_leaderboard(
         baseline: The condition that the others are compared with; by default that of the runs, or
             `wo` if they differ.
         by: `subject`, `level`, or both.
-        score: As of `Design`.
+        score: See `Design`.
 
     Raises:
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.

@@ -80,7 +80,7 @@ def sum_samples(
         samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded;
             for a score in nats also its column.
         prompts: The columns that name a run, a condition, a prompt and a problem.
-        score: As of `read_score`. None counts the samples, of which there may be one.
+        score: See `read_score`. None counts the samples, of which there may be one.
 
     Returns:
         [prompt and problem] The columns right, graded and samples, which the score is made of; and

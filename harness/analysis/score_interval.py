@@ -29,7 +29,7 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
 
     Args:
         values: [problem] or [cluster] Numbers from 0 to 1.
-        weights: [cluster] As of `average_clusters`; by default all are equal.
+        weights: [cluster] See `average_clusters`; by default all are equal.
 
     Source:
         Wilson (1927), doi:10.1080/01621459.1927.10502953; the likeliest distribution with a fixed
@@ -59,7 +59,7 @@ def t_interval(values: Floats, weights: Floats) -> tuple[float, float]:
 
     Args:
         values: [cluster] Any numbers.
-        weights: [cluster] As of `average_clusters`.
+        weights: [cluster] See `average_clusters`.
 
     Source:
         The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling

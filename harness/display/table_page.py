@@ -29,7 +29,7 @@ class TableOptions:
         models: Whether each model and layout is one row. Otherwise each condition is a row.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
-        score: As of `compare_with_baseline.Design`.
+        score: See `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
         reference: Published numbers to add: see `read_reference`.
         explain: Whether plain text explains every column, or only what is needed to read the

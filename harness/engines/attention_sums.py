@@ -52,7 +52,7 @@ def recorded_prompt(
     name: str,
     intervention: JsonObject | None = None,
 ) -> Request:
-    """A request for the attention of a prompt and for one token; `sets` as of `Request.record`."""
+    """A request for the attention of a prompt and for one token. Sets: see `Request.record`."""
     return Request(
         task="",
         problem_id=name,

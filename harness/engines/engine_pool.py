@@ -32,7 +32,7 @@ class _Engine:
         call: The call in flight; None between two calls.
         facts: The engine's facts; empty while it loads.
         requests: Its unfinished requests, by number.
-        token_counts: As of `VLLMEngine`.
+        token_counts: See `VLLMEngine`.
         has_finished_samples: Whether it has finished any sample.
     """
 
@@ -60,7 +60,7 @@ class EnginePool:
 
     @property
     def token_counts(self) -> list[int]:
-        """As of `VLLMEngine`, for all engines."""
+        """See `VLLMEngine`, for all engines."""
         # a copy, as another thread may ask
         return [*chain.from_iterable(engine.token_counts for engine in list(self._engines))]
 

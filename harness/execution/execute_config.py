@@ -88,9 +88,9 @@ def prepare(
 
     Args:
         config: A run config, or its file.
-        limit: As of `run`.
-        output: As of `run`.
-        engines: As of `run`.
+        limit: See `run`.
+        output: See `run`.
+        engines: See `run`.
         tokenizer_only: Whether a model that has no more than its tokenizer is accepted, although
             the layers of its interventions cannot be checked then.
     """

@@ -54,7 +54,7 @@ def run_study(
     Args:
         models: Hub names or folders.
         output: The folder of the study, with a run folder for each model.
-        overrides: Changes of configs/runs/any-model.yaml, as of `--set`.
+        overrides: Changes of configs/runs/any-model.yaml, see `--set`.
         limit: The number of problems, from the dataset's first.
         layers: The layers of the flipped problems whose attention is recorded, such as `1-3`.
 

@@ -222,7 +222,7 @@ def add_other_texts(
     A larger number keeps the earlier texts. A text that a condition has is not drawn.
 
     Args:
-        conditions: The conditions, as of `add_reference_conditions`.
+        conditions: The conditions, from `add_reference_conditions`.
         tested_name: The condition of the primary contrast.
         families: The number of texts of each of `FAMILIES`.
         seed: The run's seed, which draws the texts.

@@ -175,7 +175,7 @@ class Run:
 
     @property
     def endpoint(self) -> str:
-        """What it measures, as of `RunConfig`."""
+        """What it measures; see `RunConfig`."""
         return str(self.about.get("endpoint", "accuracy"))
 
     @property

@@ -10,7 +10,7 @@ from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import grade_answer
-from harness.grading.named_choices import expect_choice
+from harness.grading.extract_answer import expect_choice
 from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run

@@ -80,7 +80,7 @@ def describe_prompt(
     because differences of bytes would be as large as the changes that they are to show.
 
     Args:
-        tokens: Their texts, as of `token_texts`.
+        tokens: Their texts, from `token_texts`.
         means: [layer, head, key] NaN where there is no later query.
         rows: [layer, head, query, key] The weights of the last queries; empty without rows.
         roles: Indices into TOKEN_ROLES.
