@@ -22,7 +22,7 @@ import yaml
 from attention_probe.analysis.average_curves import CurveSettings, average_curve, chosen_problems
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
-from harness.analysis import compare
+from harness import Run, compare, load_config
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.table_page import TableOptions, make_table
 from harness.execution.execute_plan import (
@@ -35,17 +35,15 @@ from harness.execution.generate_samples import session_facts
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
-from harness.experiment.prompts.prompt import hash_prompts, hash_text
-from harness.experiment.run_config import load_config
+from harness.experiment.prompts.prompt import hash_text
 from harness.grading import GRADERS
 from harness.runs import read_runs
 from harness.runs.find_runs import locate
 from harness.runs.prompt_sources import AnsweredPrompt, Source
-from harness.runs.read_runs import Run
-from harness.runs.records import SESSION, Sample, Score, as_json, stored_prompts
-from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
+from harness.runs.records import SESSION, Sample, Score, stored_prompts
+from harness.runs.run_files import JOURNAL
 from harness.runs.run_folder import RunFolder
-from harness.runs.stored_files import expand, hash_stored
+from harness.runs.stored_files import expand
 
 
 def read_source(path, layout=None, metric=None):
@@ -112,6 +110,11 @@ REGISTERED = {"primary": "mless - wo", "contrasts": ["mless - wo", "mful - wo", 
 """The contrasts that `GREEDY_RUN` registered."""
 
 
+def one_line(text):
+    """A text whose words are separated by single blanks, however it was broken into lines."""
+    return " ".join(text.split())
+
+
 def read_lines(path):
     """The records of a file of JSON lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -121,33 +124,6 @@ def write_records(path, records):
     """Write records as the harness does: one a line, without blanks."""
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
-def small_run(folder, problems=25):
-    """A copy of `GREEDY_RUN` with few problems, fast to read and grade."""
-    ignored = shutil.ignore_patterns("accuracy.*")
-    shutil.copytree(GREEDY_RUN, folder, ignore=ignored)
-    prompts = RunFiles(folder).prompts
-    all_ids = list(dict.fromkeys(prompt.doc["id"] for prompt in prompts))
-    problem_ids = set(all_ids[:: len(all_ids) // problems])
-    prompts = [prompt for prompt in prompts if prompt.doc["id"] in problem_ids]
-    hashes = {"prompts_sha256": hash_prompts(prompts)}
-    header, *records = read_lines(folder / JOURNAL)
-    records = [
-        record
-        for record in records
-        if record.get("problem_id") in problem_ids or record["key"].startswith(SESSION)
-    ]
-    keys = {record["key"] for record in records}
-    version, *scores = read_lines(folder / SCORES)
-    write_records(folder / PROMPTS, map(as_json, prompts))
-    write_records(folder / JOURNAL, [header | hashes, *records])
-    write_records(folder / SCORES, [version, *(score for score in scores if score["key"] in keys)])
-    receipt = json.loads((folder / RECEIPT).read_text(encoding="utf-8"))
-    files = {name: hash_stored(folder / name) for name in receipt["files"]}
-    receipt |= {**hashes, "problems": problems, "files": files}
-    (folder / RECEIPT).write_text(json.dumps(receipt))
-    return folder
 
 
 CONFIG = {
@@ -213,6 +189,11 @@ def add_stop(run):
 def right(request, target):
     """The right answer to a request, for `write_run`."""
     return f"So the answer is $\\boxed{{{target}}}$.", "stop"
+
+
+def small_run(folder):
+    """A finished run of six problems, fast to read and grade."""
+    return write_run(folder, right, audit=True)
 
 
 CONTROL = {"control": {"kind": "positive control", "of": None, "number": 0}}

@@ -14,7 +14,7 @@ from scipy import stats
 import harness
 from attention_probe.figures.figure_config import BarsConfig
 from attention_probe.figures.figure_numbers import read_bars
-from harness.analysis import compare
+from harness import Run, compare, load_config
 from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
 from harness.constants import Kind
@@ -40,12 +40,10 @@ from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.experiment.run_config import load_config
-from harness.runs.read_runs import Run
 from harness.runs.records import AnswerScore, Sample
 from harness.runs.run_files import RunFiles
 from tests.conftest import build_tokenizer
-from tests.make import CONFIG, TOY_PROBLEMS, right, run_plan, with_cases, write_run
+from tests.make import CONFIG, TOY_PROBLEMS, one_line, right, run_plan, with_cases, write_run
 
 EFFECT = -1.0
 """Nats by which the filler makes each gold answer less likely than the other answers."""
@@ -166,7 +164,7 @@ def test_a_model_at_chance_is_unmeasured_whatever_the_test_says(run, level, verd
     row = board.comparison.iloc[1]
     assert row["p"] < 0.05 and row["verdict"] == verdict
     assert board.side_tables["answers"].iloc[1]["verdict"] == verdict
-    text = " ".join(render([show_comparison(board)]).split())
+    text = one_line(render([show_comparison(board)]))
     reason = "no condition's interval of gold answers that come first lies above 20 %"
     assert (reason in text) == (verdict == "unmeasured")
 
@@ -223,7 +221,7 @@ def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path
     count = 0
     for request in make_requests(plan, plan.config.resolve_sampling(None)):
         count += 5 * len(request.prompt_token_ids)
-    text = " ".join(describe_plan(plan).split())
+    text = one_line(describe_plan(plan))
     assert f"tokens {count:,} in prompts, at most 4 generated" in text
     assert "others that are scored; by chance 20 %" in text and " points (mless - wo" in text
 

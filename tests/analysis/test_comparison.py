@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from harness.analysis import compare, estimate_difference, score_interval
+from harness import compare
+from harness.analysis import estimate_difference, score_interval
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.verdicts import judge

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import Run
 from harness.analysis.mediators_and_audit import (
     LOOP_COUNT,
     LOOP_LENGTH,
@@ -15,7 +16,6 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
 from harness.display.table_page import TableOptions, make_table
-from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
     by_condition,
@@ -23,6 +23,7 @@ from tests.make import (
     drawn,
     evaluation,
     make_board,
+    one_line,
     verdicts_by_count,
     with_cases,
     write_run,
@@ -106,7 +107,7 @@ def test_advice_fits_the_way_in_which_completions_ended(
     completion, reason, changes, message, tmp_path
 ):
     run = write_run(tmp_path / "run", lambda *_: (completion, reason), limit=4, **changes)
-    notes = " ".join(make_table([Run.load(run)], TableOptions(explain=False)).split())
+    notes = one_line(make_table([Run.load(run)], TableOptions(explain=False)))
     assert message in notes
     assert ("aise max_gen_toks" in notes) == ("aise max_gen_toks" in message)
     assert ("next question in the format" in notes) == ("next question" in message)

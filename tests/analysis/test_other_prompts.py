@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness import load_run
+from harness import Run, load_run
 from harness.analysis.crossed_effects import crossed_error, pool_changes
 from harness.analysis.other_instructions import INSTRUCTION_COLUMNS, instructions_table
 from harness.analysis.other_texts import (
@@ -22,7 +22,6 @@ from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_json
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
-from harness.runs.read_runs import Run
 from tests.make import (
     CONTROL,
     by_condition,

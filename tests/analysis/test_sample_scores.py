@@ -5,7 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from harness.analysis import compare, estimate_difference
+from harness import compare
+from harness.analysis import estimate_difference
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.table_page import table_csv

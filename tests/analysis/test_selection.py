@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from harness import load_run
+from harness import Run, load_run
 from harness.analysis.problem_selection import FLIPS, Criterion, count_flips, select
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import named_conditions
 from harness.experiment.problems import Dataset
 from harness.runs.prompt_sources import AnsweredProblem, build_source
-from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (

@@ -14,7 +14,16 @@ from harness.errors import ConfigError
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import bar_containers
 from tests.display.test_figures import covered, cut_off, too_small
-from tests.make import GREEDY_RUN, ROOT, TOY, compare_rows, make_header, make_trace, with_cases
+from tests.make import (
+    GREEDY_RUN,
+    ROOT,
+    TOY,
+    compare_rows,
+    make_header,
+    make_trace,
+    one_line,
+    with_cases,
+)
 
 START, FILLER = 18, 55
 SHAPE = (3, 28)
@@ -73,10 +82,6 @@ def read(config, traces):
 def draw(config, traces):
     bars = read_bars(config.bars) if config.bars else None
     return draw_figure(config, read(config, traces), bars)
-
-
-def one_line(text):
-    return " ".join(text.split())
 
 
 def caption(figure):

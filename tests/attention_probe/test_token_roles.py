@@ -8,14 +8,14 @@ from msgspec import structs
 
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize_problem
-from harness import errors
+from harness import Run, errors
 from harness.constants import SEPARATOR
 from harness.experiment.conditions import Placement, UnitCondition, as_condition, named_conditions
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.experiment.prompts.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import AnsweredProblem, Source, build_source
-from harness.runs.read_runs import Run, source_of
+from harness.runs.read_runs import source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
 from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, read_source, with_cases

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from benchmarks.__main__ import MINUTES
+from harness import load_config
 from harness.experiment.plan import make_plan
-from harness.experiment.run_config import load_config
 from harness.runs.records import Sample
 from tests.conftest import PATIENCE, needs_vllm, run_program
 from tests.make import ROOT, run_plan

@@ -14,9 +14,8 @@ import yaml
 
 from attention_probe.model.load_first_layers import load_model
 from attention_probe.prompts.choose_prompts import PromptsConfig
-from harness import cli, resources
+from harness import Run, cli, resources
 from harness.experiment.prompts.tokenizer import load_model_config, load_tokenizer
-from harness.runs.read_runs import Run
 from tests.conftest import run_program
 from tests.make import (
     GREEDY_RUN,
@@ -24,6 +23,7 @@ from tests.make import (
     TOY_DATA,
     TOY_MODEL,
     make_trace,
+    one_line,
     with_cases,
     write_traces,
 )
@@ -46,7 +46,7 @@ def dry_run(succeed):
     """The words that a dry run prints, separated by single blanks."""
 
     def run(*arguments):
-        return " ".join(succeed("run", *arguments, "--dry-run").split())
+        return one_line(succeed("run", *arguments, "--dry-run"))
 
     return run
 
@@ -81,7 +81,7 @@ def test_every_command_is_listed_in_a_group_and_has_an_example_that_can_be_parse
     }
     assert examples.keys() == parser.commands.keys()
     for command, example in examples.items():
-        assert f"Example: {example}" in " ".join(read_help(command).split())
+        assert f"Example: {example}" in one_line(read_help(command))
         program, name, *arguments = shlex.split(example)
         if program == "mless":
             parser.commands[name].make_context(name, arguments, resilient_parsing=False)
@@ -123,14 +123,14 @@ def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dr
 def test_a_problem_is_shown(command):
     prompt = next(prompt for prompt in Run.load(GREEDY_RUN).prompts if prompt.condition == "mless")
     process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "mless")
-    words = " ".join(process.stdout.split())
+    words = one_line(process.stdout)
     for text in (
         prompt.prompt,
         prompt.completions[0],
         f"-> completion: {prompt.verdicts[0]}, answer {prompt.answers[0]}",
         f"answer {prompt.doc['answer']}",
     ):
-        assert " ".join(text.split()) in words
+        assert one_line(text) in words
     refused(command("show", GREEDY_RUN), "`mless report` lists them all.")
     refused(command("show", GREEDY_RUN, "nope"), "has no nope: expected one of ")
     process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "x")
@@ -221,7 +221,7 @@ def test_the_choices_of_an_option_are_listed_and_another_value_is_refused(
 def test_a_dry_run_prints_the_plan(succeed, config):
     page = succeed("run", config, "--dry-run", "--limit", "10")
     assert "requests  20" in page and "tokens    " in page
-    assert "mless raw 55 23-78 91 " in " ".join(page.split())
+    assert "mless raw 55 23-78 91 " in one_line(page)
     assert page.count("«/ / ... /»") == 1
     # a path cannot be broken, and that of the problems' file may be long
     lines = [line for line in page.splitlines() if TOY_DATA["path"] not in line]

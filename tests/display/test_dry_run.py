@@ -1,11 +1,11 @@
 import yaml
 
-from harness import resources
+from harness import load_config, resources
 from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power
 from harness.experiment.plan import make_plan
-from harness.experiment.run_config import config_of_model, load_config
-from tests.make import CONFIG, with_cases, write_records
+from harness.experiment.run_config import config_of_model
+from tests.make import CONFIG, one_line, with_cases, write_records
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
 
@@ -57,7 +57,7 @@ def test_the_numbers_of_examples_copies_and_clusters_are_printed(tmp_path):
     fewshot = {"num_fewshot": 2, "seed": 2}
     text = describe_plan(make_plan(config(tmp_path, dataset=dataset, fewshot=fewshot)))
     count = "sums, 10 of 12 problems, 3 of them copies of others, in 7 clusters, examples from 2"
-    assert f"{count} others" in " ".join(text.split())
+    assert f"{count} others" in one_line(text)
 
 
 def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_that_does():

@@ -9,8 +9,7 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.text import Text
 from PIL import Image
 
-from harness import load_run
-from harness.analysis import compare
+from harness import compare, load_run
 from harness.commands.plot import plot
 from harness.constants import Kind
 from harness.display.figures.figure_style import LOOKS, looks, write_figure

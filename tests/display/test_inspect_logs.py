@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import load_run
+from harness import Run, load_run
 from harness.display.write_inspect_logs import write_inspect_logs
 from harness.errors import MissingDependencyError
-from harness.runs.read_runs import Run
 from tests.commands.test_cli import refused
 from tests.conftest import run_python
 from tests.make import GREEDY_RUN, find_log, write_run

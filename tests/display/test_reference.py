@@ -11,7 +11,7 @@ from harness.display.published_numbers import (
     reference_table,
 )
 from harness.errors import ConfigError
-from tests.make import GREEDY_RUN, evaluation, table_page, verdicts_by_count, with_cases
+from tests.make import GREEDY_RUN, evaluation, one_line, table_page, verdicts_by_count, with_cases
 
 FOLDER = resources.folder("results") / "reference"
 
@@ -59,7 +59,7 @@ def test_the_command_shows_published_numbers_in_text_and_json():
         table_page(GREEDY_RUN, form=form, reference="study-table-1") for form in ("text", "json")
     )
     assert "Reference: Table 1 of Shi et al. (2025)" in text
-    assert "MATH-500, layout as_published; sampling: " in " ".join(text.split())
+    assert "MATH-500, layout as_published; sampling: " in one_line(text)
     reference = json.loads(data)["reference"]
     assert reference["name"] == "study-table-1"
     assert "mean of 5 runs" in reference["setup"] and len(reference["rows"]) == 12

@@ -11,11 +11,9 @@ from lxml.html import document_fromstring as parse
 from pandas import isna
 
 from attention_probe.figures.trace_views import read_view
-from harness import errors, load_run
-from harness.analysis import compare
+from harness import Run, compare, errors, load_run
 from harness.display.format_values import count, signed
 from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
-from harness.runs.read_runs import Run
 from tests.browser import CHROMIUM, in_a_browser, open_tab
 from tests.conftest import run_program
 from tests.display.test_attention_page import unpack
@@ -26,6 +24,7 @@ from tests.make import (
     REGISTERED,
     TOY,
     make_trace,
+    one_line,
     read_data,
     with_cases,
     write_run,
@@ -180,7 +179,7 @@ def test_the_table_has_the_values_of_the_comparison(effect):
 
 
 def read_card(page):
-    return " ".join(" ".join(parse(page).find(".//header").itertext()).split())
+    return one_line(" ".join(parse(page).find(".//header").itertext()))
 
 
 def test_the_card_answers_the_question(demo_text, effect):

@@ -8,7 +8,16 @@ from harness import Run, load_run
 from harness.analysis.problem_selection import Criterion, select
 from harness.display.problem_listing import print_changes, spell_out
 from harness.runs.prompt_sources import AnsweredProblem
-from tests.make import EXAMPLE, answered_prompt, right, small_run, source_of, with_cases, write_run
+from tests.make import (
+    EXAMPLE,
+    GREEDY_RUN,
+    answered_prompt,
+    one_line,
+    right,
+    source_of,
+    with_cases,
+    write_run,
+)
 
 HOSTILE = (
     "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1b]8;;http://x\x1b\\link "
@@ -19,11 +28,10 @@ HOSTILE = (
 
 @pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong", "changed"])
 def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers(
-    command, monkeypatch, tmp_path, direction
+    command, monkeypatch, direction
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    run = small_run(tmp_path / "run", 125)
-    rows = load_run(run).query("condition in ['wo', 'random']")
+    rows = load_run(GREEDY_RUN).query("condition in ['wo', 'random']")
     correct = rows.pivot(index="problem_id", columns="condition", values="correct")
     changed = correct.loc[rows["problem_id"].unique()].query("wo != random")
     outcomes = changed["random"].map({True: "wrong to right", False: "right to wrong"})
@@ -32,7 +40,7 @@ def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers
     if direction != "changed":
         outcomes = outcomes[outcomes == words]
     options = ("--changed", "--condition", "random", "--direction", direction)
-    page = command("show", run, *options).stdout
+    page = command("show", GREEDY_RUN, *options).stdout
     listed = re.findall(r"^((?:right|wrong) to (?:right|wrong))  (\S+)", page, re.MULTILINE)
     assert listed == [(outcome, name) for name, outcome in outcomes.items()]
     for row in rows[rows["problem_id"].isin(outcomes.index)].to_dict("records"):
@@ -40,9 +48,9 @@ def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers
         assert re.sub(r"\s", "", row["completion"]) in re.sub(r"\s", "", page)
     head, *_ = page.split("\n\n")
     # the path of the run may be wider than a terminal
-    assert all(len(line) <= 80 for line in head.replace(str(run), "").splitlines())
+    assert all(len(line) <= 80 for line in head.replace(str(GREEDY_RUN), "").splitlines())
     counts = f"{len(outcomes)} of {len(correct)} problems, {words} A problem can change by"
-    assert " ".join(head.split()).startswith(f"{run}, raw, random - wo: {counts}")
+    assert one_line(head).startswith(f"{GREEDY_RUN}, raw, random - wo: {counts}")
 
 
 @with_cases
@@ -52,7 +60,7 @@ def test_changes_are_of_the_primary_or_the_first_contrast(
     conditions = ["wo", *({"name": name, "unit": "/", "count": 5} for name in ("dots", "he"))]
     run = write_run(tmp_path / "run", right, limit=4, conditions=conditions, **contrasts)
     head, *_ = command("show", run, "--changed", *options).stdout.split("\n\n")
-    assert f", raw, {contrast}: 0 of " in " ".join(head.split())
+    assert f", raw, {contrast}: 0 of " in one_line(head)
 
 
 def make_source(verdicts, *, completions=(), answers=()):

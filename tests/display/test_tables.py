@@ -6,6 +6,7 @@ import numpy as np
 import pandas
 import pytest
 
+from harness import Run
 from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import make_leaderboard, records
@@ -14,7 +15,6 @@ from harness.display.format_table import Column, Table, render
 from harness.display.format_values import NONE, p_value, signed
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import TableOptions, make_table, table_csv, table_json
-from harness.runs.read_runs import Run
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     CONFIG,
@@ -27,6 +27,7 @@ from tests.make import (
     evaluation,
     find_log,
     make_board,
+    one_line,
     right,
     table_data,
     table_page,
@@ -332,7 +333,7 @@ def test_tables_repeat_run_and_contrasts_use_the_baseline_of_the_run(tmp_path):
     rows = [[row[name] for name in columns] for row in data["rows"]]
     assert rows == [[None] * 4, ["better", 0, 24, 0]]
     assert table_data(run, baseline="long")["contrasts"] is None
-    page = " ".join(table_page(run).split())
+    page = one_line(table_page(run))
     assert re.match(r"\w+, raw, 12 problems, 1 sample each ", page)
     assert "least 299 problems;" in page
 

@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
-from harness import resources
+from harness import load_config, resources
 from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
 from harness.engines.engine_options import engine_arguments
@@ -15,7 +15,6 @@ from harness.errors import ConfigError, EngineError
 from harness.execution import execute_plan
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
-from harness.experiment.run_config import load_config
 from harness.runs.versions_and_hashes import describe_sampling
 from harness.yaml_settings import parse_overrides
 from tests.make import GREEDY_RUN, TOY_CONFIG, TOY_MODEL, right, with_cases, write_run

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import load_run, resources
+from harness import Run, load_run, resources
 from harness.experiment.prompts.prompt import Layout
 from harness.experiment.prompts.tokenizer import encode, hash_token_ids
-from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from tests.conftest import BUDGET, LIMIT, PATIENCE
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases

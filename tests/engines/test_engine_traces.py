@@ -16,10 +16,11 @@ from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
+from harness import Run
 from harness.analysis.problem_selection import Criterion
 from harness.errors import ConfigError, PromptMismatchError
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.read_runs import Run, source_of
+from harness.runs.read_runs import source_of
 from harness.runs.records import stored_prompts
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model

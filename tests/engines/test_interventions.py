@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoConfig, AutoTokenizer
 
+from harness import RunConfig
 from harness.engines.backends import check_backend
 from harness.engines.interventions import intervention_check, vllm_worker
 from harness.engines.interventions.arithmetic import (
@@ -34,7 +35,6 @@ from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError
 from harness.experiment.expand_conditions import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.run_config import RunConfig
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
 from tests.tiny_models import build_language_model

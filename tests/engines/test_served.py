@@ -18,7 +18,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.finish_reasons import read_reason
 from harness.runs.run_files import RunFiles
 from tests.engines.test_backends import SERVED, request
-from tests.make import TOY_DATA, TOY_MODEL, with_cases
+from tests.make import TOY_DATA, TOY_MODEL, one_line, with_cases
 
 
 class Server(ThreadingHTTPServer):
@@ -231,8 +231,8 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     assert (frame["verdict"] == "unfinished").tolist() == [True, False] * 2
     assert frame["answer"].dropna().tolist() == ["1", "1"]
     table = command("table", tmp_path / "run").stdout
-    assert "unfinished 50.0 %). Reasoning that has no end does not count as an answer." in " ".join(
-        table.split()
+    assert "unfinished 50.0 %). Reasoning that has no end does not count as an answer." in one_line(
+        table
     )
 
 
@@ -406,7 +406,7 @@ def run_raw(server, run_served, command, tmp_path):
             "conditions=[wo,mless]",
             "replicates=1",
         )
-        return result, " ".join(command("table", tmp_path / "run", "--explain").stdout.split())
+        return result, one_line(command("table", tmp_path / "run", "--explain").stdout)
 
     return run
 

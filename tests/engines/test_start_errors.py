@@ -20,7 +20,7 @@ from harness.engines.start_errors import (
     read_causes,
 )
 from tests.conftest import installed, needs_vllm
-from tests.make import TOY_CONFIG, TOY_MODEL, read_data, with_cases
+from tests.make import TOY_CONFIG, TOY_MODEL, one_line, read_data, with_cases
 
 SEE_ABOVE = RuntimeError(
     "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
@@ -124,7 +124,7 @@ def test_vllm_says_that_a_worker_died():
 @needs_vllm
 def test_every_pattern_matches_a_text_of_these_tests():
     texts = TEXTS + [read_message(*source) for source in VLLM_MESSAGES]
-    lines = [" ".join(text.split()) for text in texts]
+    lines = [one_line(text) for text in texts]
     for cause in read_causes():
         for pattern in cause["patterns"]:
             assert any(re.search(pattern, line) for line in lines), pattern

@@ -5,9 +5,9 @@ import pytest
 from msgspec import structs
 
 import mless
+from harness import grade
 from harness.errors import RunError
 from harness.execution.grade_samples import Scorer, grade_job
-from harness.grading import grade
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, StoredPrompt
 from tests.conftest import installed

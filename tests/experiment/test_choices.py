@@ -3,7 +3,7 @@
 import pytest
 
 import harness
-from harness.analysis import compare
+from harness import Run, compare
 from harness.display.dry_run import describe_plan
 from harness.errors import HarnessError
 from harness.execution.regrading import regrade
@@ -11,11 +11,10 @@ from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import grade_answer
 from harness.grading.extract_answer import expect_choice
-from harness.runs.read_runs import Run
 from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run
 from tests.experiment.test_prompt import plan_of
-from tests.make import with_cases, write_records, write_run
+from tests.make import one_line, with_cases, write_records, write_run
 
 ROWS = [
     {"problem": f"Which is {number}?", "options": ["0", *map(str, choices)], "answer": answer}
@@ -52,7 +51,7 @@ def test_prompts_show_choices(overrides, text, dataset):
     plan, requests = plan_of(f"dataset={dataset}", *overrides)
     assert requests[0].prompt.endswith(text)
     right = "B is read as B. 1; 1: C is read as C. 3; 2: A is read as A. 0"
-    assert (right in " ".join(describe_plan(plan).split())) != ("fewshot" in str(overrides))
+    assert (right in one_line(describe_plan(plan))) != ("fewshot" in str(overrides))
 
 
 @with_cases
@@ -75,7 +74,7 @@ def test_a_run_is_graded_by_its_choices_and_graded_again(dataset, tmp_path):
 
 def test_all_other_letters_are_scored_and_chance_follows_from_their_number(dataset, tmp_path):
     plan = make_plan(load(tmp_path / "run", dataset=dataset))
-    text = " ".join(describe_plan(plan).split())
+    text = one_line(describe_plan(plan))
     assert "scored; by chance 30.6 % come first" in text
     for _, _, problem, prompt in plan.rows:
         assert {problem.answer, *prompt.other_answers} == {*"ABCD"[: len(problem.choices)]}

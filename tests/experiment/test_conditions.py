@@ -5,6 +5,7 @@ from random import Random
 import pytest
 import yaml
 
+from harness import Run, RunConfig
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.display.figures.lines import find_sweeps
@@ -24,12 +25,10 @@ from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.fillers import draw_words
 from harness.experiment.prompts.prompt import Layout, PromptSettings
 from harness.experiment.prompts.tokenizer import fit_filler
-from harness.experiment.run_config import RunConfig
-from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build, make_problems
-from tests.make import ROOT, TOY_DATA, TOY_MODEL, read_source, table_page, with_cases
+from tests.make import ROOT, TOY_DATA, TOY_MODEL, one_line, read_source, table_page, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
 RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
@@ -241,7 +240,7 @@ def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path):
         requests = list(make_requests(plan, plan.config.resolve_sampling(None)))
         assert len(requests) == plan.size == 2 * 2 * 2 * repeats
         tokens = sum(len(request.prompt_token_ids) for request in requests)
-        assert f"tokens {tokens:,} in prompts" in " ".join(describe_plan(plan).split())
+        assert f"tokens {tokens:,} in prompts" in one_line(describe_plan(plan))
         folder = execute(plan, output=tmp_path / "run", quiet=True)
         run = Run.load(folder)
         assert run.about["looks"] == looks
@@ -252,7 +251,7 @@ def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path):
         assert prompts.nunique().tolist() == [1, 1, repeats, repeats]
         assert {len(problem.prompts) for problem in read_source(folder).problems} == {2}
     remark = "New fillers for each problem or sample: x. Intervals and p are for new problems"
-    assert remark in " ".join(table_page(folder).split())
+    assert remark in one_line(table_page(folder))
 
 
 def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer):
@@ -278,7 +277,7 @@ def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginn
     assert set(plan.lines.values()) == lines
     assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
     counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
-    assert counts in " ".join(describe_plan(plan).split())
+    assert counts in one_line(describe_plan(plan))
     for prompt in prompts:
         assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
         assert prompt.prompt.endswith(prompt.answer_prefix)

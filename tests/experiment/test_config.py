@@ -5,13 +5,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import load_config
 from harness.engines.completions import read_outputs, sampling_parameters
 from harness.engines.engine_options import engine_arguments, fit_to_cpu
 from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
 from harness.experiment.model_settings import ModelConfig
-from harness.experiment.run_config import config_of_model, load_config, name_folder
+from harness.experiment.run_config import config_of_model, name_folder
 from harness.yaml_settings import parse_overrides
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from attention_probe.prompts.token_roles import tokenize_problem
-from harness import load_run
+from harness import Run, RunConfig, load_config, load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
 from harness.errors import DataError, PromptMismatchError
@@ -23,8 +23,6 @@ from harness.experiment.prompts.prompt import (
     document_prompt,
     make_document,
 )
-from harness.experiment.run_config import RunConfig, load_config
-from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
@@ -34,6 +32,7 @@ from tests.experiment.test_conditions import make_config
 from tests.experiment.test_problems import write_lines
 from tests.make import (
     ROOT,
+    one_line,
     read_source,
     right,
     table_data,
@@ -274,7 +273,7 @@ def test_the_draws_of_a_problem_are_its_samples(run):
 
 
 def test_tables_show_the_draws(run, command):
-    page = " ".join(table_page(run).split())
+    page = one_line(table_page(run))
     for text in (
         "5 problems, 4 samples each",
         "for this prompt with these examples",
@@ -282,7 +281,7 @@ def test_tables_show_the_draws(run, command):
     ):
         assert text in page
     changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "x - wo: 5 of 10 problems by prompt, changed A problem can" in " ".join(changed.split())
+    assert "x - wo: 5 of 10 problems by prompt, changed A problem can" in one_line(changed)
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (
         command("show", run, name).stdout for name in (problem, f"{problem}#2")
@@ -302,11 +301,11 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert (row["repeats"], row["draws"], row["difference"]) == (2, 5, -40)
     assert row["low"] < -99
     assert row["p"] > 0.05
-    assert "for this prompt with new draws of examples. " in " ".join(table_page(run).split())
+    assert "for this prompt with new draws of examples. " in one_line(table_page(run))
     receipt = json.loads((run / RECEIPT).read_text())
     receipt["config"]["fewshot"]["instructions"] = ["Go"] * 5
     (run / RECEIPT).write_text(json.dumps(receipt))
-    assert "new draws of examples and their instructions. " in " ".join(table_page(run).split())
+    assert "new draws of examples and their instructions. " in one_line(table_page(run))
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import load_config
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.engines.engine_options import engine_arguments
@@ -20,11 +21,10 @@ from harness.experiment.prompts.prompt import (
     build_prompt,
 )
 from harness.experiment.prompts.tokenizer import encode
-from harness.experiment.run_config import load_config
 from harness.runs.records import stored_prompts
 from harness.yaml_settings import parse_overrides
 from tests.experiment.test_problems import write_lines
-from tests.make import TOY_CONFIG, with_cases
+from tests.make import TOY_CONFIG, one_line, with_cases
 
 FILLER = "/ / / / / / /"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
@@ -136,7 +136,7 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
         for number, gold in enumerate(golds)
     ]
     plan, _ = plan_of(f"dataset={{path: {write_lines(tmp_path, *lines)}}}")
-    text = " ".join(describe_plan(plan).split())
+    text = one_line(describe_plan(plan))
     for message in (
         "golds 7 of 8 gold answers cannot be compared: only an identical text is correct.",
         r"p1: \sum_{k=1}^n a_k (not read as mathematics)",
@@ -225,7 +225,7 @@ def test_one_of_several_chat_templates_is_chosen_by_name_and_told(
         return
     plan, requests = plan_of("layouts=[chat]", tokenizer, *switch, limit=1)
     assert all(request.prompt.endswith(f"[{used}]") for request in requests)
-    text = " ".join(describe_plan(plan).split())
+    text = one_line(describe_plan(plan))
     assert f"chat template {used} of {', '.join(names)} (--set model.model_args" in text
     assert ("chat_template" in plan.config.identity()["model"]["model_args"]) == bool(name)
     assert "chat_template" not in engine_arguments({"pretrained": "m", "chat_template": "rag"})
@@ -242,5 +242,5 @@ def test_the_config_states_the_markers_of_reasoning_else_the_template(
     assert plan.thinking == expected
     assert {stored.thinking for stored in stored_prompts(plan)} == {expected}
     assert ("thinking" in plan.config.identity()) == bool(override)
-    text = " ".join(describe_plan(plan).split())
+    text = one_line(describe_plan(plan))
     assert text.count("No chat template states the markers") == is_reported

@@ -2,16 +2,16 @@
 
 import time
 
-from harness.grading import grade
+from harness import grade
 from harness.grading.answer_forms import find_answer, has_other_form
-from tests.make import with_cases
+from tests.make import one_line, with_cases
 
 
 @with_cases
 def test_the_last_answer_of_the_first_form_is_read(completion, form, gold):
     found_form, answer = find_answer(completion)
     assert found_form == form
-    assert grade(" ".join(answer.split()), gold, line=True).correct, answer
+    assert grade(one_line(answer), gold, line=True).correct, answer
     assert has_other_form(completion) == (form not in ("box", "bare"))
 
 

@@ -3,8 +3,9 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import grade
 from harness.boxes import read_boxes
-from harness.grading import Grade, grade
+from harness.grading import Grade
 from tests.make import with_cases
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import grade
 from harness.experiment.problems import open_dataset
-from harness.grading.grade_answer import compare_answers, describe_gold, grade
+from harness.grading.grade_answer import compare_answers, describe_gold
 from tests.conftest import run_python
 from tests.make import read_data, with_cases
 

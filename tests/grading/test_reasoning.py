@@ -1,10 +1,10 @@
 import pytest
 
+from harness import grade
 from harness.execution.grade_samples import grade_job
 from harness.experiment.prompts.built_prompts import measure_prompt
 from harness.experiment.prompts.prompt import Layout, Prompt, PromptSettings, Segment
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.grading import grade
 from harness.grading.extract_answer import read_answer
 from harness.reasoning_markers import (
     add_reasoning,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas
 import pytest
 
+from harness import grade, load_config, load_run
 from harness.display.published_numbers import read_reference
-from harness.experiment.run_config import load_config
-from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool, grade
+from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool
 from harness.grading.grade_answer import compare_answers
-from harness.runs.samples_frame import SAMPLE_COLUMNS, load_run
+from harness.runs.samples_frame import SAMPLE_COLUMNS
 from harness.yaml_settings import parse_overrides
 from tests.conftest import PATIENCE, run_program
 from tests.make import ROOT

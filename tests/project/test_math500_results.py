@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from harness.grading import grade
+from harness import grade
 from harness.runs.stored_files import open_stored
 from tests.make import ROOT
 

@@ -10,14 +10,12 @@ import pytest
 from attention_probe.figures.figure_config import PromptsConfig
 from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
-from harness import load_run
+from harness import Run, load_config, load_run
 from harness.execution.grade_samples import grade_job
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompts.prompt import hash_prompts, hash_text
-from harness.experiment.run_config import load_config
 from harness.grading import GraderPool
-from harness.runs.read_runs import Run
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RunFiles, scored_now
 from harness.runs.versions_and_hashes import model_fingerprint

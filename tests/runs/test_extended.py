@@ -5,14 +5,22 @@ import re
 
 import pytest
 
-from harness import load_run
+from harness import load_config, load_run
 from harness.errors import HarnessError
 from harness.execution.execute_plan import choose_eager, fill_open_settings
 from harness.experiment.plan import make_plan
-from harness.experiment.run_config import load_config
 from harness.runs.run_files import JOURNAL, PROMPTS, RunFiles
 from tests.conftest import needs_vllm
-from tests.make import CONFIG, right, table_data, table_page, with_cases, write_records, write_run
+from tests.make import (
+    CONFIG,
+    one_line,
+    right,
+    table_data,
+    table_page,
+    with_cases,
+    write_records,
+    write_run,
+)
 
 pytestmark = needs_vllm  # whose version is part of each sample's key
 SAMPLED = {"gen_kwargs": {"temperature": 1}}
@@ -110,7 +118,7 @@ def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(tmp_path):
         row = table_rows(run)["mless"]
         assert (row["looks"], row["problems"]) == (look, limit)
         assert row["p_adjusted"] == pytest.approx(min(1, look * row["p"]))
-    assert "look 3. Problems or samples were added" in " ".join(table_page(run).split())
+    assert "look 3. Problems or samples were added" in one_line(table_page(run))
     write_run(run, mixed, limit=10)
     assert table_rows(run)["mless"]["looks"] == 3, "nothing was added"
 
@@ -119,7 +127,7 @@ def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
     run = write_run(tmp_path / "run", right, planned=8)
     row = table_rows(run)["mless"]
     assert (row["role"], row["verdict"]) == ("exploratory", None)
-    assert "interim, 6 of 8 planned problems" in " ".join(table_page(run).split())
+    assert "interim, 6 of 8 planned problems" in one_line(table_page(run))
     write_run(run, right, planned=8, limit=8)
     assert (table_rows(run)["mless"]["role"], table_rows(run)["mless"]["looks"]) == ("tested", 1)
     write_run(run, right, planned=8, limit=9)
@@ -159,7 +167,7 @@ def test_appended_copies_change_no_problem_and_are_no_further_evidence(tmp_path)
     assert {*prompts} < {*lines}, "and no copy of an example is asked"
     data = table_data(run)
     assert [data[name] for name in ("clusters", "copies")] == [7, 7]
-    title = " ".join(table_page(run).split())
+    title = one_line(table_page(run))
     assert "14 problems, 7 of them copies of others, in 7 clusters" in title
     examples = json.loads(lines[0])["prompt"].count("Q: ")
     assert examples == 3 and all(json.loads(line)["prompt"].count("Q: ") == 3 for line in lines)

@@ -13,7 +13,7 @@ import pandas
 import pytest
 from msgspec.structs import replace
 
-from harness import load_run, resources
+from harness import load_config, load_run, resources
 from harness.errors import JournalError, RunError
 from harness.execution.execute_plan import (
     _generation_config,
@@ -25,7 +25,6 @@ from harness.execution.execute_plan import (
 from harness.execution.generate_samples import session_facts
 from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
-from harness.experiment.run_config import load_config
 from harness.grading import GRADERS
 from harness.grading.grade_answer import GRADER_VERSION
 from harness.runs import stored_files
@@ -40,6 +39,7 @@ from tests.make import (
     ROOT,
     TOY_CONFIG,
     TOY_MODEL,
+    one_line,
     run_plan,
     small_run,
     table_page,
@@ -238,7 +238,7 @@ def test_the_receipt_identifies_samples_and_verdicts_by_their_hashes(demo_run):
     regrade(RunFiles(demo_run))
     forged = RunFiles(demo_run).receipt["files"]
     assert forged[JOURNAL] != files[JOURNAL] and forged[PROMPTS] == files[PROMPTS]
-    assert f"samples {forged[JOURNAL][:8]}" in " ".join(table_page(demo_run).split())
+    assert f"samples {forged[JOURNAL][:8]}" in one_line(table_page(demo_run))
 
 
 def test_the_local_folder_of_a_served_model_is_hashed(tmp_path):

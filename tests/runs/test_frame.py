@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
+from harness import Run, load_run
 from harness.errors import JournalError, RunError
 from harness.execution.regrading import regrade
 from harness.grading import GRADERS
-from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RECEIPT, SCORES, RunFiles
-from harness.runs.samples_frame import load_run, read_frame
+from harness.runs.samples_frame import read_frame
 from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
 
 
