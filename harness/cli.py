@@ -25,7 +25,6 @@ sixth longer."""
 COMMANDS = {
     "Run": {
         "harness.commands.run": "mless run --model Qwen/Qwen2.5-Math-7B",
-        "harness.commands.study": "mless study smollm2 Qwen/Qwen2.5-Math-7B --limit 40",
         "harness.commands.regrade": "mless regrade results/mine",
         "harness.commands.fetch": "mless fetch smollm2",
     },

@@ -139,23 +139,18 @@ of servers. Any other argument, also one that is not known here, may make anothe
 """
 
 
-def select_model_changes(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, also unknown ones, that may change the model of `pretrained`."""
-    neutral = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
-    return {
-        name: value
-        for name, value in arguments.items()
-        if name not in neutral and value not in (None, "auto")
-    }
-
-
 def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of LOADER_ARGUMENTS with which a model was run.
 
     Raises:
         ConfigError: another argument may change what the model computes.
     """
-    changes = select_model_changes(arguments)
+    neutral = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
+    changes = {
+        name: value
+        for name, value in arguments.items()
+        if name not in neutral and value not in (None, "auto")
+    }
     for name in changes.keys() - LOADER_ARGUMENTS:
         raise ConfigError(
             f"The run has model.model_args.{name} {changes[name]!r}, which may change the model "

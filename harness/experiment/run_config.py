@@ -531,12 +531,6 @@ def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
             values[key] = remaining if remaining else None
 
 
-def name_folder(model: str) -> str:
-    """The name of a model's folder of results: the end of its hub name or of its path."""
-    # absolute, because `.` and `..` are not names
-    return os.path.basename(os.path.abspath(model))
-
-
 def config_of_model(
     model: str, overrides: Mapping[str, Any] | None = None, *, dataset: str | None = None
 ) -> RunConfig:
@@ -547,7 +541,8 @@ def config_of_model(
     Raises:
         ConfigError: a value does not fit; see `load_config`.
     """
-    words = [name_folder(model)]
+    # absolute, because `.` and `..` are not names
+    words = [os.path.basename(os.path.abspath(model))]
     if dataset not in (None, "math500"):  # the config's own dataset
         words.append(Path(str(dataset)).stem)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))

@@ -12,7 +12,7 @@ from harness.errors import ConfigError, ModelError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
 from harness.experiment.model_settings import ModelConfig
-from harness.experiment.run_config import config_of_model, name_folder
+from harness.experiment.run_config import config_of_model
 from harness.yaml_settings import parse_overrides
 from tests.conftest import needs_vllm
 from tests.engines.test_backends import request
@@ -218,9 +218,8 @@ def test_a_folder_of_results_is_named_after_the_model_also_where_its_path_is_a_d
 ):
     (tmp_path / "Qwen" / "lora").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "Qwen" / "lora")
-    assert [name_folder(model) for model in ("org/Q7", "..", "./", "../lora")] == [
-        *("Q7", "Qwen", "lora", "lora")
-    ]
+    names = [config_of_model(model).name for model in ("org/Q7", "..", "./", "../lora")]
+    assert names == ["Q7", "Qwen", "lora", "lora"]
     options = {"dataset": {"path": "p.jsonl"}}
     assert config_of_model("org/Q7").name == config_of_model("org/Q7", dataset="math500").name
     assert config_of_model("org/Q7", options, dataset="p.jsonl").name == "Q7-p"

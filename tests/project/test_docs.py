@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pandas
 import pytest
+from typer.main import get_command
 
 from harness import grade, load_config, load_run
+from harness.cli import app
 from harness.display.published_numbers import read_reference
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool
 from harness.grading.grade_answer import compare_answers
@@ -156,6 +158,31 @@ def test_the_commands_of_a_recipe_run(name, tmp_path):
             options = {"cwd": tmp_path, "env": environment, "timeout": PATIENCE}
             process = run_program(*interpreters[language], text, **options)
             assert process.returncode == 0, process.stdout + process.stderr
+
+
+STUB = """#!/usr/bin/env bash
+(printf "%q " "$@" && echo) >> calls
+! echo "$@" | grep -qE "^run .*/missing |^probe .*/quiet "
+"""
+"""A `mless` that records its calls. One model cannot be run, and of another no problem flips."""
+
+
+def test_the_script_of_the_study_takes_each_step_and_leaves_out_what_fails(tmp_path):
+    (tmp_path / "mless").write_text(STUB)
+    (tmp_path / "mless").chmod(0o755)
+    (tmp_path / "new/quiet").mkdir(parents=True)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "RUN_OPTIONS": "--limit=4 --set=layouts=[raw]"}
+    script = ["bash", ROOT / "scripts/study.sh", "new", "org/missing", "org/quiet"]
+    process = run_program(*script, cwd=tmp_path, env=environment)
+    calls = [shlex.split(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    names = ["run", "run", "show", "probe", "report", *["figure"] * 5, "table"]
+    assert [name for name, *_ in calls] == names
+    assert process.stderr.count("not completed: mless ") == 2
+    assert all((ROOT / arguments[0]).is_file() for name, *arguments in calls if name == "figure")
+    commands = get_command(app).commands
+    for name, *arguments in calls:
+        commands[name].make_context(name, arguments)  # refuses an option that does not exist
 
 
 def test_the_readme_is_short_and_its_table_has_the_numbers_of_the_demo():
