@@ -1,25 +1,19 @@
 """Open the model of a probe: its first layers in Hugging Face, or all of it in vLLM."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
 
-import numpy as np
-
 from attention_probe.check_probe import self_check
 from attention_probe.measure.measure_in_engine import measure_in_engine
 from attention_probe.measure.measure_prompts import AVERAGES, FieldsByCondition, measure_problem
-from attention_probe.probe_settings import ProbeSettings
+from attention_probe.probe_settings import ProbeSettings, refuse_large_prompts
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
 from harness.engines.completions import count_positions
-from harness.errors import ConfigError, PromptMismatchError, print_message
-
-ROW_BYTES = 1 << 31
-"""Most bytes of rows that are stored of all prompts."""
 
 Measure = Callable[[PromptsByCondition], FieldsByCondition]
 """Measures a problem: see `measure_problem`."""
@@ -58,43 +52,6 @@ def open_model(
     layers = settings.opened | {"recorded": sorted(settings.layers)}
     with closing(open_recorder(arguments, layers, set_count)) as engine:
         yield partial(measure_in_engine, engine, record=record), {}
-
-
-def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
-    """Refuse prompts that are too long, and rows that are too large, and print the rows' size.
-
-    Raises:
-        PromptMismatchError: a prompt is longer than the model's context.
-        ConfigError: the rows are larger than ROW_BYTES.
-    """
-    config = settings.load_config()
-    context = getattr(config, "max_position_embeddings", None)
-    # an engine generates a token after each prompt, which needs a position too
-    reserved = int(settings.engine is not None)
-    for prompt in prompts:
-        if context is not None and len(prompt) + reserved > context:
-            raise PromptMismatchError(
-                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
-                f"tokens; {settings.model} has a context of {context}."
-            )
-    record = settings.record
-    if record.rows is None:
-        return
-    lengths = np.array(list(map(len, prompts)))
-    rows = np.array(list(map(record.count_rows, prompts)))
-    row_bytes = len(set(settings.layers)) * int(config.num_attention_heads) * 4  # float32
-    size = row_bytes * int(rows @ lengths)
-    if size > ROW_BYTES:
-        most = lengths.max()
-        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
-            most -= 1
-        remedy = f"at most last:{most}, or fewer" if most else "fewer"
-        raise ConfigError(
-            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
-            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected {remedy} problems, conditions or "
-            "layers."
-        )
-    print_message(f"rows of {size / 1e6:.1f} MB")
 
 
 def flatten_prompts(prompts: Mapping[str, PromptsByCondition]) -> Iterable[TokenizedPrompt]:

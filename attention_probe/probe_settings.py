@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from attention_probe.measure.measure_prompts import RecordOptions
 from attention_probe.model.load_first_layers import LoadedModel, default_device, load_model
-from attention_probe.prompts.token_roles import GAP, without_gap
+from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.engines.interventions.open_layers import opened_layers
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError, PromptMismatchError, list_near, print_message
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import loader_arguments
 from harness.experiment.prompts.tokenizer import ModelTokenizer, load_model_config
@@ -24,6 +25,9 @@ from harness.runs.prompt_sources import Source
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+ROW_BYTES = 1 << 31
+"""Most bytes of rows that are stored of all prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +181,40 @@ def refuse_changed_functions(source: Source, interventions: Mapping[str, Interve
             raise ConfigError(
                 f"{name}: {intervention.file} has other content than when it was run."
             )
+
+
+def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
+    """Refuse prompts that are too long, and rows that are too large, and print the rows' size.
+
+    Raises:
+        PromptMismatchError: a prompt is longer than the model's context.
+        ConfigError: the rows are larger than ROW_BYTES.
+    """
+    config = settings.load_config()
+    context = getattr(config, "max_position_embeddings", None)
+    # an engine generates a token after each prompt, which needs a position too
+    reserved = int(settings.engine is not None)
+    for prompt in prompts:
+        if context is not None and len(prompt) + reserved > context:
+            raise PromptMismatchError(
+                f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
+                f"tokens; {settings.model} has a context of {context}."
+            )
+    record = settings.record
+    if record.rows is None:
+        return
+    lengths = np.array(list(map(len, prompts)))
+    rows = np.array(list(map(record.count_rows, prompts)))
+    row_bytes = len(set(settings.layers)) * int(config.num_attention_heads) * 4  # float32
+    size = row_bytes * int(rows @ lengths)
+    if size > ROW_BYTES:
+        most = lengths.max()
+        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
+            most -= 1
+        remedy = f"at most last:{most}, or fewer" if most else "fewer"
+        raise ConfigError(
+            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
+            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected {remedy} problems, conditions or "
+            "layers."
+        )
+    print_message(f"rows of {size / 1e6:.1f} MB")

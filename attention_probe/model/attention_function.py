@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Largest size of a block of weights, by type of device."""
+FEWEST_QUERIES, MOST_QUERIES = 16, {"cpu": 64, "cuda": 1024}
+"""Queries of a block: the fewest, also of long prompts, and the most, by type of device."""
 
 ATTENTION = "mless_capture"
 """The name in both registries."""
@@ -205,9 +207,8 @@ def weight_blocks(
 
 def _block_size(row: int, device: torch.device) -> int:
     """The number of queries in a block, each with `row` float32 weights."""
-    largest = 64 if device.type == "cpu" else 1024
-    block_bytes = BLOCK_BYTES.get(device.type, BLOCK_BYTES["cuda"])
-    return max(16, min(largest, block_bytes // (4 * row)))
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    return max(FEWEST_QUERIES, min(MOST_QUERIES[kind], BLOCK_BYTES[kind] // (4 * row)))
 
 
 @contextmanager

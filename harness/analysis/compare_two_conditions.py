@@ -187,11 +187,12 @@ def _refuse_incomparable(old: Side, new: Side) -> None:
         )
 
 
-def check_not_worse(board: Leaderboard, points: float) -> tuple[bool | None, str]:
-    """Whether the second side is shown to lose less than `points`, and a sentence that explains it.
+def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
+    """Judge whether the second side loses less than `points`.
 
-    False: it is significantly worse. None: neither is shown, or a run has fewer problems than
-    planned.
+    Returns:
+        `not worse`, `worse` (significantly), or `not shown`, which is also said of a run with fewer
+        problems than planned; and a sentence that explains it.
 
     Raises:
         ConfigError: the points are out of range.
@@ -201,22 +202,22 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[bool | None, str
     (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]
     name = row["condition"]
     if row["role"] == "exploratory":
-        return None, "Not shown: a run has fewer problems than planned."
+        return "not shown", "Not shown: a run has fewer problems than planned."
     if row["verdict"] == "unmeasured":
-        return None, f"Not shown: {row['unmeasured']}."
+        return "not shown", f"Not shown: {row['unmeasured']}."
     # at a further look the interval of equivalence is the wider one, as looks share alpha
     lower_end = min(row["low"], row["equivalence_low"])
     low = f"{lower_end:+.1f}"
     margin = f"{points:g} {'point' if points == 1 else 'points'}"
     if lower_end > -points:
-        return True, f"{name} loses less than {margin}: the interval's lower end is {low}."
+        return "not worse", f"{name} loses less than {margin}: the interval's lower end is {low}."
     if row["verdict"] == "worse":
         difference = f"{row['difference']:+.1f} points"
-        return False, f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
+        return "worse", f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
     problems = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
     if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
         problems += ", and as many times the draws of examples,"
-    return None, (
+    return "not shown", (
         f"Not shown: the interval's lower end is {low}. If both are equally accurate, about "
         f"{problems} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
         f"here are {row['problems']:,}."

@@ -1,4 +1,4 @@
-"""All tables of one run or several, and how they are written as JSON and CSV."""
+"""All tables of one run or several."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

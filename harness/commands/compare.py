@@ -6,8 +6,8 @@ import typer
 
 from harness.commands.options import Explain, FormatName, Metric, ScoreName
 
-EXIT_CODES = {True: 0, False: 1, None: 3}
-"""The exit code of the gate: whether B is shown to lose less than POINTS; None if neither."""
+EXIT_CODES = {"not worse": 0, "worse": 1, "not shown": 3}
+"""The exit code of the gate for each result of `check_not_worse`."""
 
 
 def compare(
@@ -53,8 +53,8 @@ def compare(
     board = compare_pair(Side.read(old, metric), new_side, score, sides)
     code, message = 0, ""
     if not_worse_by is not None:
-        is_enough, message = check_not_worse(board, not_worse_by)
-        code = EXIT_CODES[is_enough]
+        result, message = check_not_worse(board, not_worse_by)
+        code = EXIT_CODES[result]
     tables = [show_comparison(board)]
     if references:
         tables.append(show_side_tables(board)["texts"])

@@ -13,6 +13,9 @@ from harness.errors import ConfigError, MissingDependencyError
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
+ENGINES_PER_CORE, ENGINES_ON_FEW_CORES = 4, 8
+"""Most engines without a GPU: the user decides how many fit, but nothing else would stop 9999
+processes."""
 
 
 def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
@@ -70,9 +73,7 @@ def open_engines(
     sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     engine_gpus = math.prod(int(size or 1) for size in sizes)
     carrier = RayCarrier(arguments, sampled=sampled, engine_gpus=engine_gpus, log=log)
-    # Without GPUs the user decides how many engines fit, but nothing else would stop 9999
-    # processes.
-    room, size = max(8, 4 * carrier.cores), 1
+    room, size = max(ENGINES_ON_FEW_CORES, ENGINES_PER_CORE * carrier.cores), 1
     if carrier.gpus:
         room = size = sum(gpus // engine_gpus for gpus in carrier.gpus)
     if engines != AUTO:

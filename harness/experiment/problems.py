@@ -38,6 +38,8 @@ from harness.experiment.choices import find_letters, letter_lines, read_choices
 from harness.experiment.gold_answers import as_text, read_gold_column
 from harness.yaml_settings import Strict, UserPath, explain
 
+MOST_MADE = 200
+"""Most problems that are made if no `count` is given."""
 Operand = Annotated[int, Field(ge=1, le=10**9)]
 SIGNS = {"products": ("x", "times"), "sums": ("+", "plus")}
 """The operation of each kind of problem, in a problem's id and in its text."""
@@ -80,7 +82,7 @@ class MadeConfig(Strict):
         """
         generator = random.Random(self.seed)
         indices: dict[int, None] = {}  # a set would lose the order
-        while len(indices) < (self.count or min(self._possible, 200)):
+        while len(indices) < (self.count or min(self._possible, MOST_MADE)):
             indices[generator.randrange(self._possible)] = None
         low, high = self.operands
         for index in indices:

@@ -35,6 +35,8 @@ from harness.grading.other_graders import (
 
 GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
+MESSAGE_BYTES = 4096
+"""Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
 GRADER_STARTS = 3
 """Processes of a worker in a row that fail to start before the worker gives up."""
 
@@ -225,9 +227,8 @@ class Worker(Thread):
             pass  # closes the pipes
         exit_code = process.wait()
         with self._errors as errors:
-            # the last 4 KiB: hostile text may have caused endless messages
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
-            lines = errors.read(4096).decode(errors="replace").strip().splitlines()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MESSAGE_BYTES))
+            lines = errors.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
         self._message = lines[-1] if lines else "no message"
         if exit_code < 0:
             return f"the grader was killed by signal {-exit_code}"

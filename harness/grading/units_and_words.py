@@ -28,6 +28,8 @@ SCALES = {
     "trillion": 10**12,
 }
 
+LONGEST_UNIT = 200
+"""Most characters of a unit. A search in all of a long text could be slow."""
 HALF_DAYS = {"a": "morning", "p": "afternoon"}
 """The words in plain notation for `am` and `pm` after a time. After a number these are no unit."""
 HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
@@ -223,8 +225,7 @@ def without_unit(plain: str) -> tuple[str, str]:
     dollars = re.match(r"(-?)\\dollar *", plain)
     if dollars:
         plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
-    # The last 200 characters contain any unit. A search in all of a long text could be slow.
-    match = _UNIT.search(plain[-200:])
+    match = _UNIT.search(plain[-LONGEST_UNIT:])
     if match is None:
         return plain, unit
     value = plain.removesuffix(match.group())

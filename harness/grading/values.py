@@ -25,7 +25,8 @@ MOST_BITS = 10_000
 """Most bits of a rounded value, before and after its point."""
 MOST_RESULT_BITS = 800
 """Most bits of a value that is compared. Of larger values no digits would remain to compare."""
-AGREEMENT = 2.0**-83
+AGREEMENT_BITS = 83
+AGREEMENT = 2.0**-AGREEMENT_BITS
 """Values agree if their relative difference is smaller: 25 digits."""
 POINTS = 12
 """The number of points at which formulas with letters are compared."""
@@ -242,7 +243,7 @@ class Point:
         value = self.value(formula, index)
         if value is None or isinstance(value, mpmath.mpc):
             raise Unreadable("no real number")
-        with mpmath.workprec(83):
+        with mpmath.workprec(AGREEMENT_BITS):
             return +_rounded(value)
 
     def letter(self, name: str) -> Value:

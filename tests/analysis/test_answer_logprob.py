@@ -212,8 +212,8 @@ def test_other_endpoints_scores_and_exports_are_refused(run, board, command, tmp
 
 def test_two_conditions_are_compared_by_the_same_score(run):
     pair = compare_pair(Side.read(f"{run}:wo"), Side.read(f"{run}:mless"))
-    is_enough, message = check_not_worse(pair, 0.2)
-    assert is_enough is False and " points, p " in message and pair.score == "gold_first"
+    result, message = check_not_worse(pair, 0.2)
+    assert result == "worse" and " points, p " in message and pair.score == "gold_first"
 
 
 def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path):

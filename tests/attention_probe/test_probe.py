@@ -270,7 +270,7 @@ def test_an_engine_continues_the_traces_of_the_probe(path, opened):
 
 
 def test_more_rows_than_fit_are_refused_with_the_largest_number(path, monkeypatch):
-    monkeypatch.setattr("attention_probe.open_model.ROW_BYTES", 100_000)
+    monkeypatch.setattr("attention_probe.probe_settings.ROW_BYTES", 100_000)
     options = "--n 2 --conditions mless --rows"
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected at most last"
