@@ -1,7 +1,7 @@
 """Read a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-The reader knows the notation of formulas. A `Point` of `harness.grading.values` knows the values of
-letters and computes every step.
+The reader knows the notation of formulas. A `Point` of `harness.grading.formula_values` knows the
+values of letters and computes every step.
 """
 
 import re

@@ -16,9 +16,9 @@ from harness.grading.extract_answer import (
     read_answer,
 )
 from harness.grading.formula import DEEPEST, TooLarge, blame_gold_answer
+from harness.grading.formula_values import begin_comparison
 from harness.grading.notation import plain
 from harness.grading.same_answer import same_mathematics
-from harness.grading.values import begin_comparison
 
 GRADER_VERSION = 9
 """Goes up whenever a verdict can change."""

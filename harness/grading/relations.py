@@ -12,9 +12,9 @@ from math import inf
 from operator import eq, ge, gt, le, lt, ne
 
 from harness.grading.formula import TooLarge, Unreadable, Value
+from harness.grading.formula_values import POINTS, Point, approximate, constant_ratio, has_letters
 from harness.grading.notation import brackets, split_outside_brackets
 from harness.grading.units_and_words import AND, HEDGES, OR
-from harness.grading.values import POINTS, Point, approximate, constant_ratio, has_letters
 
 Relation = tuple[list[str], list[str]]
 """The terms of a relation and the operators between them."""

@@ -25,6 +25,7 @@ from harness.grading.answer_elements import (
     without_set_braces,
 )
 from harness.grading.notation import brackets, plain, readings, split_outside_brackets
+from harness.grading.quantities import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.relations import (
     Relation,
     as_relation,
@@ -34,7 +35,6 @@ from harness.grading.relations import (
     same_sets,
     without_rounding,
 )
-from harness.grading.same_quantity import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
 _OPTION = re.compile(

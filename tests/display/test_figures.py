@@ -12,9 +12,9 @@ from PIL import Image
 from harness import compare, load_run
 from harness.commands.plot import plot
 from harness.constants import Kind
+from harness.display.figures.accuracy_figures import draw_accuracies, draw_forest
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
-from harness.display.figures.interval_rows import draw_accuracies, draw_forest
-from harness.display.figures.lines import draw_dose
+from harness.display.figures.sweep_figure import draw_dose
 from harness.display.format_values import MINUS
 from harness.experiment.conditions import as_condition
 from tests.commands.test_cli import refused

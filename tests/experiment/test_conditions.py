@@ -8,7 +8,7 @@ import yaml
 from harness import Run, RunConfig
 from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
-from harness.display.figures.lines import find_sweeps
+from harness.display.figures.sweep_figure import find_sweeps
 from harness.display.report.report_samples import read_samples
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute

@@ -1,4 +1,4 @@
-"""The figures of both packages: rows with intervals (`interval_rows`), and lines over x (`lines`).
+"""The figures of both packages: accuracies (`accuracy_figures`), and sweeps (`sweep_figure`).
 
 The functions make a matplotlib figure from a table. Every figure has the style of `figure_style`,
 which also writes it, and a note below that explains its marks.

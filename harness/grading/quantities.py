@@ -5,8 +5,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from harness.grading.answer_elements import BASED, GEOMETRIC_NAMES
+from harness.grading.formula_values import approximate, same_values
 from harness.grading.units_and_words import agree, number_word, without_unit
-from harness.grading.values import approximate, same_values
 
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 
