@@ -91,8 +91,7 @@ bench: .venv/installed
 	.venv/bin/python -m benchmarks $(BENCH)
 
 # Simulated experiments with a known truth: error rates, coverage and power of the statistics, into
-# benchmarks/CALIBRATION.md and OTHER_TEXTS.md (about 25 minutes on two cores), and the picture
-# docs/figures/other-texts.png of the committed example.
+# benchmarks/CALIBRATION.md (about 25 minutes on two cores) and OTHER_TEXTS.md (5 minutes on one).
 calibrate: .venv/installed
 	.venv/bin/python -m benchmarks.calibration
 	.venv/bin/python -m benchmarks.text_calibration
