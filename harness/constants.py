@@ -64,8 +64,6 @@ FEWEST_DRAWS = 4
 """With fewer draws of examples, results hold for these examples only."""
 FEWEST_TEXTS = 8
 """With fewer other texts there is no result for new texts."""
-FEWEST_INSTRUCTIONS = FEWEST_DRAWS
-"""With fewer instructions there is no result for new ones, for the same reason as with draws."""
 
 # Literals, so that command lines can list and check the words
 DecimalSign = Literal[",", "."]

@@ -43,7 +43,6 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "of the kind function": intervention_settings.FunctionIntervention,
         "`fewshot`": fewshot_examples.FewshotConfig,
         "`fewshot`, your own": fewshot_examples.ExamplesConfig,
-        "`across`": runs.AcrossConfig,
         "`gen_kwargs`, as a mapping": runs.ExplicitSampling,
     },
     "Figure configs": {

@@ -9,7 +9,6 @@ import pandas
 from harness.analysis.answer_shares import answer_table
 from harness.analysis.compare_with_baseline import Design, compare_outcomes
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
-from harness.analysis.other_instructions import instructions_table, merge_instructions
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
@@ -94,13 +93,12 @@ def make_leaderboard(
     clusters, questions = (
         problems.get(name, problems["problem_id"]).nunique() for name in ("cluster", "question")
     )
-    merged_frame = merge_instructions(frame, design.reference_conditions)
-    outcomes = count_outcomes(merged_frame, by, score)
+    outcomes = count_outcomes(frame, by, score)
     # before all other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
     side_tables = {
-        "answers": answer_table(merged_frame, comparison, design),
-        **_make_side_tables(frame, merged_frame, outcomes, design, join_conditions(runs)),
+        "answers": answer_table(frame, comparison, design),
+        **_make_side_tables(frame, outcomes, design, join_conditions(runs)),
     }
     return Leaderboard(
         comparison=place_contrasts(comparison, side_tables["texts"]),
@@ -169,7 +167,6 @@ def _make_design(
 
 def _make_side_tables(
     frame: pandas.DataFrame,
-    merged: pandas.DataFrame,
     outcomes: Sequence[Outcomes],
     design: Design,
     conditions: Mapping[str, Condition],
@@ -177,37 +174,20 @@ def _make_side_tables(
     """All tables except the comparison and that of answers.
 
     Args:
-        frame: All samples, with each instruction as a condition.
-        merged: `merge_instructions` of the frame.
-        outcomes: `outcomes.count_outcomes` of the merged frame.
+        frame: All samples.
+        outcomes: `outcomes.count_outcomes` of the frame.
         design: What is compared with what.
         conditions: The conditions of the configs, by name.
     """
-    outcomes_by_instruction = outcomes
-    # tables over conditions or models are about all problems, so with a split they stay empty
-    if design.by:
-        outcomes, outcomes_by_instruction = [], []
-    elif merged is not frame:
-        outcomes_by_instruction = count_outcomes(frame, score=design.score)
-    settings_by_instruction = group_by_setting(outcomes_by_instruction)
-    pairs = _pair_conditions(outcomes, design)
-    references = design.reference_conditions
+    # this table is about all problems, so with a split it stays empty
+    by_setting = group_by_setting([] if design.by else outcomes)
     # log-probabilities have none
-    completions = merged[:0] if design.score == GOLD_FIRST else merged
+    completions = frame[:0] if design.score == GOLD_FIRST else frame
     return {
-        "instructions": instructions_table(settings_by_instruction, pairs, references),
-        "texts": text_table(settings_by_instruction, conditions, references, design.baseline),
+        "texts": text_table(by_setting, conditions, design.reference_conditions, design.baseline),
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),
     }
-
-
-def _pair_conditions(outcomes: Sequence[Outcomes], design: Design) -> dict[str, tuple[str, str]]:
-    """As `Design.pair_conditions`, without the baseline and the reference conditions."""
-    pairs = design.pair_conditions(replicate.condition for replicate in outcomes)
-    for name in (design.baseline, *design.reference_conditions):
-        pairs.pop(name, None)
-    return pairs
 
 
 def join_conditions(runs: Sequence[Run]) -> dict[str, Condition]:

@@ -74,7 +74,7 @@ VERDICT = Column(
     f"lies between {MINUS}{{margin:g}} and +{{margin:g}} points{{fewest}}; "
     "inconclusive: none of these, so there may be an effect; "
     "(format): the difference may be due to format or unfinished reasoning alone. "
-    "Verdicts are for {prompts}",
+    "Verdicts are for this prompt{examples}",
     numeric=False,
     strong=True,
 )

@@ -23,7 +23,7 @@ from harness.display.format_values import (
     points,
 )
 from harness.errors import list_first
-from harness.experiment.conditions import OTHER_INSTRUCTION, POSITIVE_CONTROL
+from harness.experiment.conditions import POSITIVE_CONTROL
 
 MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
@@ -77,9 +77,11 @@ def explain_comparison(
     fewshots = [run.get("fewshot") or {} for run in settings]
     examples = ""
     if is_for_new_examples:
-        examples = " with new draws of examples"
+        drawn = "draws of examples"
         if all(fewshot.get("instructions") for fewshot in fewshots):
-            examples += " and their instructions"
+            has_examples = any(fewshot["num_fewshot"] for fewshot in fewshots)
+            drawn = f"{drawn} and their instructions" if has_examples else "draws of instructions"
+        examples = f" with new {drawn}"
     elif any(fewshots) or draws > 1:
         examples = " with these examples"
     repeats = max(row["repeats"] for row in compared_rows)
@@ -92,9 +94,7 @@ def explain_comparison(
         facts |= _describe_tests(board, judged_rows, examples)
     remarks = [*_remark_tests(board, compared_rows, judged_rows)]
     if is_for_new_examples:
-        remarks.append(
-            f"{draws} draws of examples: intervals and p are for new draws from the same pool."
-        )
+        remarks.append(f"{draws} {drawn}: intervals and p are for new draws from the same pool.")
     elif examples:
         remarks.append(
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
@@ -186,19 +186,11 @@ def _describe_tests(
     board: Leaderboard, judged_rows: Sequence[Row], examples: str
 ) -> dict[str, Any]:
     """The facts for the legends of the adjusted p and the verdict."""
-    # The run's own instruction has the number 0 and is no reference condition, so it is added.
-    instructions = {0}
-    for fields in board.reference_conditions.values():
-        if fields["kind"] == OTHER_INSTRUCTION:
-            instructions.add(fields["number"])
-    prompts = "this prompt"
-    if len(instructions) > 1:
-        prompts = f"{len(instructions)} instructions together"
     margin = judged_rows[0]["margin"]
     unit = "clusters" if board.clusters else "problems"
     return {
         "adjustment": _describe_adjustment(board, judged_rows),
-        "prompts": prompts + examples,
+        "examples": examples,
         "margin": margin,
         "fewest": f", on at least {fewest_problems(margin / 100)} {unit}",
     }

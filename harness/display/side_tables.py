@@ -12,7 +12,6 @@ from typing import Any
 from harness.analysis import (
     answer_shares,
     mediators_and_audit,
-    other_instructions,
     other_texts,
 )
 from harness.analysis.result_tables import Leaderboard
@@ -83,26 +82,6 @@ SIDE_TABLES = (
             Column("logprob_difference", "difference", partial(signed, digits=2)),
         ),
         remarks=("Log-probabilities of fewer than 50 clusters are not tested: unmeasured.",),
-    ),
-    SideTable(
-        key="instructions",
-        heading="Over all instructions, points",
-        meanings=other_instructions.INSTRUCTION_COLUMNS,
-        columns=(
-            Column("instructions", "instructions", count),
-            Column(
-                "least most",
-                "from, to",
-                partial(interval, sign=True),
-                "lowest and highest difference under one instruction",
-            ),
-            Column("difference new_low new_high", f"mean [{LEVEL}]", difference),
-            Column("new_p", "p", p_value),
-        ),
-        remarks=(
-            "The verdicts above refer to these instructions. The interval of this mean is for new "
-            "instructions of this kind and new problems.",
-        ),
     ),
     SideTable(
         key="texts",

@@ -5,10 +5,9 @@ tokens (`mless`), one meaningful word repeated 55 times (`mful`) and one unrelat
 same length (`random`). A condition is of the kind that has the key of its filler. Configs and
 records are read into these kinds, and prompts are built from them.
 
-A run adds reference conditions, about which nothing is claimed: all conditions under other
-instructions, other texts in place of the tested filler, and a positive control, which must lower
-the accuracy. Their kind is a field. Nothing is read from a name, so a config may give its
-conditions any names but those of the study.
+A run adds reference conditions, about which nothing is claimed: other texts in place of the tested
+filler, and a positive control, which must lower the accuracy. Their kind is a field. Nothing is
+read from a name, so a config may give its conditions any names but those of the study.
 
 Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, sections 2 and 4.
 """
@@ -47,12 +46,11 @@ SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 WORDS = ("template", "question", "instruction", "answer_prefix")
 """What a condition without a filler can change."""
 
-ReferenceKind = Literal["other instruction", "other text", "positive control"]
+ReferenceKind = Literal["other text", "positive control"]
 REFERENCE_FIELDS = ("kind", "of", "number", "family")
 """The recorded fields of a reference condition. Each follows from other keys."""
 ReferenceConditions = Mapping[str, Mapping[str, Any]]
 """The REFERENCE_FIELDS of reference conditions, by name."""
-OTHER_INSTRUCTION: ReferenceKind = "other instruction"
 OTHER_TEXT: ReferenceKind = "other text"
 POSITIVE_CONTROL: ReferenceKind = "positive control"
 
@@ -94,9 +92,9 @@ class Condition(Strict):
     kind: ReferenceKind | None = Field(default=None, exclude=True)
     """The kind of reference condition. None: a condition of the config."""
     of: str | None = Field(default=None, exclude=True)
-    """The name of the condition that runs here under another instruction or with another text."""
+    """The name of the condition whose filler this text replaces."""
     number: int = Field(default=0, exclude=True)
-    """The number of the other instruction, or of the other text in its family, from 1."""
+    """The number of the other text in its family, from 1."""
     has_examples: bool = Field(default=True, exclude=True)
     """Whether the examples of the run stand before the question."""
     is_in_template: bool = Field(default=False, exclude=True)

@@ -15,7 +15,6 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
 from harness.experiment.conditions import (
     FAMILIES,
-    OTHER_INSTRUCTION,
     OTHER_TEXT,
     POSITIVE_CONTROL,
     SENTENCES,
@@ -177,15 +176,13 @@ def add_reference_conditions(
     conditions: Sequence[Condition],
     *,
     templates: tuple[str | None, str | None] = (None, None),
-    instructions: Iterable[str] = (),
     control: Condition | None = None,
 ) -> tuple[Condition, ...]:
-    """Add to a config's conditions the positive control, and all of them under other instructions.
+    """Add the positive control to a config's conditions, and mark fillers in a template.
 
     Args:
         conditions: The conditions of the config.
         templates: The run's `template` and `question`.
-        instructions: The other instructions.
         control: `ANSWER_AT_ONCE` or `NO_EXAMPLES`.
     """
     names = {condition.name for condition in conditions}
@@ -193,22 +190,10 @@ def add_reference_conditions(
         condition.model_copy(update={"is_in_template": condition.mentions_filler(*templates)})
         for condition in conditions
     ]
-    # before the variants, because the control runs under the other instructions too
     if control is not None:
         name = find_free_name(control.name, names)
         conditions.append(control.model_copy(update={"name": name}))
-    variants = []
-    for number, instruction in enumerate(instructions, start=1):
-        for condition in conditions:
-            fields = {
-                "name": find_free_name(f"{condition.name}-w{number:02}", names),
-                "instruction": instruction,
-                "kind": OTHER_INSTRUCTION,
-                "of": condition.name,
-                "number": number,
-            }
-            variants.append(condition.model_copy(update=fields))
-    return (*conditions, *variants)
+    return tuple(conditions)
 
 
 def add_other_texts(
@@ -306,12 +291,10 @@ def find_free_name(name: str, names: set[str]) -> str:
 
 def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     """Read all conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
-    across = config.get("across") or {}
     control = choose_control(config.get("answer")) if config.get("positive_control") else None
     conditions = add_reference_conditions(
         [as_condition(entry) for entry in config["conditions"]],
         templates=(config.get("template"), config.get("question")),
-        instructions=across.get("instructions", ()),
         control=control,
     )
     # without a named primary contrast, the primary contrast is that of the studied condition

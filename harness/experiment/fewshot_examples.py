@@ -63,10 +63,11 @@ class ExampleIds(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class FewshotConfig(Strict):
     """Examples before the question."""
 
-    num_fewshot: int = Field(default=8, ge=1)
-    """The number of examples in a prompt."""
+    num_fewshot: int = Field(default=8, ge=0)
+    """The number of examples in a prompt; 0 only with `instructions`."""
     draws: int = Field(default=1, ge=1)
-    """The number of draws. Each problem has all, or `repeats`."""
+    """The number of draws. Each problem has all, or `repeats`. By default 1, or one for each of
+    `instructions`."""
     instructions: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The instruction of each draw, instead of the run's: effects then hold for new instructions
     and examples."""
@@ -76,8 +77,15 @@ class FewshotConfig(Strict):
     seed: int = DEFAULT_SEED
     """The seed of pool and draws."""
 
+    @property
+    def has_examples(self) -> bool:
+        """Whether the prompts have examples."""
+        return self.num_fewshot > 0
+
     @model_validator(mode="after")
-    def _check_pool(self) -> Self:
+    def _check_examples(self) -> Self:
+        if not (self.has_examples or self.instructions):
+            raise ValueError("num_fewshot: expected 1 or more, or `instructions`, got 0")
         if self.pool is not None and self.pool < self.num_fewshot:
             raise ValueError(
                 f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"
@@ -186,6 +194,7 @@ class ExamplesConfig(Strict):
 
     draws: ClassVar = 1
     instructions: ClassVar = ()
+    has_examples: ClassVar = True
 
     def split(
         self, problems: Sequence[Problem], file: Dataset | None

@@ -16,7 +16,6 @@ from harness import resources, smollm2_model
 from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    OTHER_INSTRUCTION,
     Condition,
     as_condition,
     contrast_name,
@@ -44,13 +43,6 @@ from harness.experiment.prompts.template import (
 )
 from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, UserPath, read_values, validate
-
-
-class AcrossConfig(Strict):
-    """Other instructions."""
-
-    instructions: tuple[str, ...] = Field(min_length=1, max_length=99)
-    """Their texts."""
 
 
 class ThinkingConfig(Strict):
@@ -110,8 +102,6 @@ class RunConfig(Strict):
     other_texts: OtherTexts | None = None
     """The number of other texts in place of the primary contrast's filler. A number is that of
     `sentences`; the other family is `random_tokens`: {sentences: 20, random_tokens: 20}."""
-    across: AcrossConfig | None = None
-    """Other instructions, under which all conditions also run."""
     positive_control: bool = False
     """Adds a condition that must lower accuracy: an immediate answer, or with `answer: line` no
     examples."""
@@ -123,7 +113,7 @@ class RunConfig(Strict):
     template: Template | None = None
     r"""The form of examples and question, with `{problem}`, `{filler}`, `{choices}`, `{answer}`,
     and `{row.COLUMN}` for a column of the data. By default `Q: {problem}\nA: {answer}` in `raw`
-    with examples or with `answer: line`, else the problem alone; choices follow the problem."""
+    with `fewshot` or with `answer: line`, else the problem alone; choices follow the problem."""
     question: Template | None = None
     """The form of the question, if it differs from the examples'."""
     fewshot: AnyFewshot | None = None
@@ -166,9 +156,12 @@ class RunConfig(Strict):
         if values.get("endpoint") == ANSWER_LOGPROB:
             values["max_gen_toks"] = 1  # vLLM's least; the token is not used
         fewshot = values.get("fewshot")
-        if isinstance(fewshot, dict) and "draws" in fewshot:
+        if isinstance(fewshot, dict):
+            if isinstance(fewshot.get("instructions"), (list, tuple)):
+                fewshot = {"draws": max(1, len(fewshot["instructions"])), **fewshot}
+                values["fewshot"] = fewshot
             # so that by default each problem is asked once with every draw
-            values.setdefault("repeats", fewshot["draws"])
+            values.setdefault("repeats", fewshot.get("draws", 1))
         sweep = values.pop("sweep", None)
         if sweep is not None:
             values.setdefault("conditions", [BASELINE])
@@ -211,18 +204,16 @@ class RunConfig(Strict):
         for condition in self.all_conditions:
             if condition.is_in_template and getattr(condition, "placement", None):
                 yield f"placement: the template has the filler of {condition.name}"
-        has_instruction = any(condition.instruction for condition in self.conditions)
-        replaces_instruction = self.instruction is not None or self.across or has_instruction
+        has_instruction = any(asked.instruction is not None for asked in (self, *self.conditions))
         if Layout.AS_PUBLISHED in self.layouts and self.other_texts:
             families = ", ".join(self.other_texts)
             yield f"other_texts: the layout as_published gives {families} no exact length"
-        if Layout.AS_PUBLISHED in self.layouts and replaces_instruction:
+        if Layout.AS_PUBLISHED in self.layouts and has_instruction:
             yield "instruction: the layout as_published has the authors' instruction"
-        if self.across and has_instruction:
-            yield "across: needs conditions that set no instruction"
 
     def _find_example_faults(self) -> Iterator[str]:
         fewshot = self.fewshot
+        has_examples = fewshot is not None and fewshot.has_examples
         if self.repeats % self.draws_per_problem:
             yield f"repeats: expected a multiple of {self.draws} draws, or fewer than these"
         if fewshot and Layout.AS_PUBLISHED in self.layouts:
@@ -231,9 +222,9 @@ class RunConfig(Strict):
             template, question = condition.choose_templates(self.template, self.question)
             if question and Layout.AS_PUBLISHED in self.layouts:
                 yield "template: the layout as_published has the authors' prompt"
-            if fewshot and template and not parse_template(template).answer:
+            if has_examples and template and not parse_template(template).answer:
                 yield f"template: examples need {{answer}}, got {template!r}"
-        if self.positive_control and self.answer == "line" and not fewshot:
+        if self.positive_control and self.answer == "line" and not has_examples:
             yield (
                 "positive_control: with `answer: line` it leaves out the examples, and there are "
                 "none: set fewshot.num_fewshot (--num-fewshot 8), or positive_control to false"
@@ -244,8 +235,6 @@ class RunConfig(Strict):
                     f"fewshot.instructions: expected one for each of {fewshot.draws} draws, got "
                     f"{len(fewshot.instructions)}"
                 )
-            if self.across:
-                yield "fewshot.instructions, across: expected only one of them"
 
     def _find_contrast_faults(self) -> Iterator[str]:
         names = self.condition_names
@@ -340,14 +329,8 @@ class RunConfig(Strict):
 
     @property
     def replicated_conditions(self) -> tuple[str, ...]:
-        """The conditions that `replicates` repeats, also under other instructions."""
-        pair = self.primary_contrast or next(iter(self.tested), ())
-        variants = [
-            condition.name
-            for condition in self.all_conditions
-            if condition.kind == OTHER_INSTRUCTION and condition.of in pair
-        ]
-        return (*pair, *variants)
+        """The conditions that `replicates` repeats."""
+        return self.primary_contrast or next(iter(self.tested), ())
 
     @property
     def markers(self) -> Markers:
@@ -449,7 +432,6 @@ class RunConfig(Strict):
         conditions = add_reference_conditions(
             self.conditions,
             templates=(self.template, self.question),
-            instructions=self.across.instructions if self.across else (),
             control=choose_control(self.answer) if self.positive_control else None,
         )
         tested_name = self.primary_contrast[0] if self.primary_contrast else None

@@ -37,7 +37,6 @@ GROWING_SETTINGS = (
     "conditions",
     "repeats",
     "replicates",
-    "across",
     "positive_control",
     "template",
     "question",

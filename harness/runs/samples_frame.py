@@ -48,9 +48,8 @@ def load_run(
     Args:
         path: The run's folder.
         replicates: Whether to include repeat runs (A/A), those with `replicate` above 0.
-        reference_conditions: Whether to include the conditions under other instructions (in
-            `condition` as `mless-w01`, ...) and the positive control (`answer-at-once` or
-            `no-examples`).
+        reference_conditions: Whether to include the other texts (in `condition` as `sentence-1`,
+            ...) and the positive control (`answer-at-once` or `no-examples`).
 
     Raises:
         RunError: there is no finished run, a file of it is missing or damaged, or samples are

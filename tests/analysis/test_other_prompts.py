@@ -5,8 +5,7 @@ import pytest
 from scipy import stats
 
 from harness import Run, load_run
-from harness.analysis.crossed_effects import crossed_error, pool_changes
-from harness.analysis.other_instructions import INSTRUCTION_COLUMNS, instructions_table
+from harness.analysis.crossed_effects import crossed_error
 from harness.analysis.other_texts import (
     TEXT_COLUMNS,
     estimate_spread,
@@ -19,7 +18,6 @@ from harness.display.comparison_tables import show_comparison
 from harness.display.figures.accuracy_figures import draw_forest
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
-from harness.display.table_page import table_json
 from harness.errors import ComparisonError
 from harness.experiment.expand_conditions import read_conditions
 from tests.make import (
@@ -150,50 +148,6 @@ def test_the_spread_of_texts_is_estimated_without_noise(spread):
     assert sum(row["true_low"] < 0 < row["true_high"] for row in rows) >= 9
 
 
-def name_under(condition, number):
-    """A condition's name under an instruction, which does not tell people the condition."""
-    return f"{'ab'[condition == 'mless']}-{number}" if number else condition
-
-
-OTHER_INSTRUCTIONS = {
-    name_under(condition, number): {"kind": "other instruction", "of": condition, "number": number}
-    for condition in ("wo", "mless")
-    for number in range(1, 5)
-}
-OTHER_INSTRUCTIONS["sentence-1"] = {"kind": "other text", "of": "mless", "number": 1}
-
-
-def accuracies_under(effects):
-    """Accuracies of `wo` and `mless` under as many instructions as there are effects."""
-    return {
-        name_under(condition, number): 0.5 + effect * (condition == "mless")
-        for number, effect in enumerate(effects)
-        for condition in ("wo", "mless")
-    }
-
-
-def test_a_contrast_is_averaged_over_the_instructions_that_both_conditions_have():
-    effects = [0.1, 0.2, -0.05, 0.0, 0.12]
-    by_setting = settings_of(accuracies_under(effects), n=300)
-    table = instructions_table(by_setting, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS)
-    (row,) = table.to_dict("records")
-    ((_, by_condition),) = by_setting.items()
-    changes = [
-        by_condition[name_under("mless", number)][0].right
-        - by_condition[name_under("wo", number)][0].right
-        for number in range(5)
-    ]
-    pooled = pool_changes([(change, 1) for change in changes])
-    assert list(table.columns) == list(INSTRUCTION_COLUMNS) and row["instructions"] == 5
-    for name in ("difference", "new_low", "new_high"):
-        assert row[name] == pooled[name]
-    differences = [100 * change.mean() for change in changes]
-    assert [effect[0] for effect in row["effects"]] == pytest.approx(differences)
-    assert [row["least"], row["most"]] == pytest.approx([min(differences), max(differences)])
-    few = settings_of(accuracies_under(effects[:3]))
-    assert instructions_table(few, {"mless": ("mless", "wo")}, OTHER_INSTRUCTIONS).empty
-
-
 RIGHT_UNDER = {
     "wo": (0, 1),
     "mless": (55, 3),
@@ -203,17 +157,17 @@ RIGHT_UNDER = {
 }
 """Each condition's filler length, and the number of the four instructions under which it is right.
 
-The last three names look like those of an instruction, of an arm and of the positive control.
+The last three names look like those of a draw, of an arm and of the positive control.
 """
-INSTRUCTIONS = ["Solve it, one.", "Solve it, two.", "Solve it, three."]
+INSTRUCTIONS = ["Solve it, zero.", "Solve it, one.", "Solve it, two.", "Solve it, three."]
 
 
 def answer_by_instruction(request, target):
     """Right as RIGHT_UNDER says; the positive control is never right."""
     fillers = re.findall(r"(?:/ ){8,}/|$", request.prompt)
     length = max(len(filler.split()) for filler in fillers)
-    numbers = [n for n in range(1, 4) if request.prompt.startswith(INSTRUCTIONS[n - 1])]
-    is_right = sum(numbers) < dict(RIGHT_UNDER.values())[length]
+    (number,) = [n for n in range(4) if request.prompt.startswith(INSTRUCTIONS[n])]
+    is_right = number < dict(RIGHT_UNDER.values())[length]
     is_control = request.prompt.endswith("boxed{")
     return right(request, target if is_right and not is_control else "wrong")
 
@@ -227,36 +181,31 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
         tmp_path / "run",
         answer_by_instruction,
         conditions=["wo", "mless", *entries],
-        across={"instructions": INSTRUCTIONS},
+        fewshot={"num_fewshot": 0, "instructions": INSTRUCTIONS},
         other_texts={"sentences": 8},
         positive_control=True,
         limit=2,
     )
     accuracies = {name: 25.0 * count for name, (_, count) in RIGHT_UNDER.items()}
-    differences = {name: accuracy - 25 for name, accuracy in accuracies.items() if name != "wo"}
     board = make_leaderboard([Run.load(folder)])
     table = by_condition(board)
-    assert table["accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
+    is_text = table.index.str.startswith("sentence-")
+    assert table.loc[~is_text, "accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
     columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
     assert table.loc["mless", columns].tolist() == [4, 2, 1, 0], "pairs of one instruction"
+    assert (table["draws"] == 4).all()
     assert table.loc["answer-at-once", "role"] != "reference"
-    rows = board.side_tables["instructions"].set_index("condition")
-    assert (rows["instructions"] == 4).all()
-    assert rows["difference"].to_dict() == differences
     grid, side_tables = show_comparison(board), show_side_tables(board)
     assert len(grid.cells) == len(accuracies), "no row of a single instruction"
-    cells = side_tables["instructions"].cells[0]
-    assert [cell.text for cell in cells][:3] == ["w/ Mless", "4", "[0, +100]"]
-    assert '"instructions": [' in table_json(board)
     (row,) = side_tables["texts"].rows
-    assert [row[key] for key in ("condition", "texts", "effect")] == ["mless", 8, 0], (
-        "other texts are compared under the instruction of the run"
-    )
+    assert [row[key] for key in ("condition", "texts", "effect")] == ["mless", 8, 50]
     assert row["reason"] == "all texts have the same accuracy"
     assert table.loc["mless", "other_texts"] == "not shown"
     notes = " ".join(grid.notes)
-    assert "(answer-at-once_)" in notes and "for 4 instructions together" in notes
-    assert len(board.reference_conditions) == 3 * 6 + 1 + 8
+    assert (
+        "(answer-at-once_)" in notes and "for this prompt with new draws of instructions" in notes
+    )
+    assert len(board.reference_conditions) == 1 + 8
     assert set(load_run(folder)["condition"]) == RIGHT_UNDER.keys()
 
 

@@ -61,7 +61,6 @@ NO_FILLER = [
     {"instruction": "Answer within \\boxed{}."},
     THRICE,
 ]
-ACROSS = {"instructions": ["One.", "Two."]}
 
 
 def make_condition(values):
@@ -267,16 +266,14 @@ def test_no_kind_of_condition_has_more_than_13_keys():
 
 def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginning():
     conditions = ["wo", "mless"]
-    settings = {"across": ACROSS, "positive_control": True}
+    settings = {"positive_control": True}
     plan = make_plan(make_config(conditions=conditions, replicates=2, **settings), limit=2)
     prompts = stored_prompts(plan)
     conditions.append("answer-at-once")
-    variants = [f"{name}-w0{number}" for number in (1, 2) for name in conditions]
-    assert list(dict.fromkeys(prompt.condition for prompt in prompts)) == conditions + variants
-    lines = {"demo_wo", "demo_mless", "other instructions", "positive control"}
-    assert set(plan.lines.values()) == lines
-    assert plan.size == 2 * (9 + 6), "both sides are run again under each instruction"
-    counts = "requests 30: mless 2 times, wo 2 times, 1 positive control, 6 other instructions"
+    assert list(dict.fromkeys(prompt.condition for prompt in prompts)) == conditions
+    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "positive control"}
+    assert plan.size == 2 * 5, "both sides are run again"
+    counts = "requests 10: mless 2 times, wo 2 times, 1 positive control"
     assert counts in one_line(describe_plan(plan))
     for prompt in prompts:
         assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
@@ -293,21 +290,15 @@ NAMES = (
 
 def test_the_kind_of_a_condition_does_not_depend_on_its_name():
     conditions = ["wo", "mless", *({"name": name, "unit": ".", "count": 9} for name in NAMES)]
-    config = make_config(conditions=conditions, across=ACROSS, positive_control=True)
+    config = make_config(conditions=conditions, positive_control=True)
     by_name = {condition.name: condition for condition in config.all_conditions}
-    assert len(by_name) == len(config.all_conditions) == 3 * (len(conditions) + 1)
+    assert len(by_name) == len(config.all_conditions) == len(conditions) + 1
     names = ["wo", "mless", *NAMES]
     for name in names:
         condition = by_name[name]
         assert (condition.kind, condition.of, condition.number) == (None, None, 0)
-    control, *variants = [condition for condition in by_name.values() if condition.kind]
+    (control,) = [condition for condition in by_name.values() if condition.kind]
     assert control.kind == "positive control"
-    assert {variant.kind for variant in variants} == {"other instruction"}
-    assert [(variant.of, variant.number, variant.instruction) for variant in variants] == [
-        (name, number, text)
-        for number, text in enumerate(ACROSS["instructions"], start=1)
-        for name in (*names, control.name)
-    ]
     assert read_conditions(config.as_written()) == by_name
 
 
@@ -322,7 +313,7 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
     settings = {"conditions": ["wo", *own], "primary": "tested - wo", "positive_control": True}
 
     def draw(**families):
-        config = make_config(**settings, other_texts=families, across=None, replicates=2)
+        config = make_config(**settings, other_texts=families, replicates=2)
         assert list(read_conditions(config.as_written()).values()) == [*config.all_conditions]
         assert {*config.replicated_conditions} == {"tested", "wo"}
         assert config.identity()["other_texts"] == sorted(families)

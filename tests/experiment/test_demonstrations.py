@@ -99,11 +99,14 @@ def test_a_users_own_examples_are_in_all_prompts(tmp_path):
 
 def test_each_draw_has_its_own_instruction():
     texts = ["Go", "Solve", "Answer"]
-    fewshot = {"num_fewshot": 2, "draws": 3, "instructions": texts}
-    tasks = make_plan(make_config(fewshot=fewshot, dataset={"make": "products"})).tasks.values()
-    assert {(task.draw, task.prompts[0].text.split()[0]) for task in tasks} == {
-        *enumerate(texts, start=1)
-    }
+    for count in (0, 2):
+        fewshot = {"num_fewshot": count, "instructions": texts}
+        config = make_config(fewshot=fewshot, dataset={"make": "products"})
+        tasks = make_plan(config).tasks.values()
+        assert {(task.draw, task.prompts[0].text.split()[0]) for task in tasks} == {
+            *enumerate(texts, start=1)
+        }
+        assert {task.prompts[0].text.count("Q: ") for task in tasks} == {1 + count}
 
 
 def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
