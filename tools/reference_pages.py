@@ -16,7 +16,6 @@ from pydantic_core import PydanticUndefined
 from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.choose_prompts import PromptsConfig
 from harness.analysis import compare_with_baseline
-from harness.display import published_numbers
 from harness.display.side_tables import SIDE_TABLES
 from harness.experiment import (
     conditions,
@@ -67,7 +66,6 @@ Written by `python -m tools.reference_pages`. Defaults are in brackets.
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": compare_with_baseline.COMPARISON_COLUMNS,
     **{f"{side.heading} (`{side.key}`)": side.meanings for side in SIDE_TABLES if side.meanings},
-    "Published numbers (`reference.rows`)": published_numbers.REFERENCE_COLUMNS,
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 

@@ -1,7 +1,7 @@
 """Figures of attention curves, rows times heads as in the study, optionally with accuracy bars.
 
 What qualifies the numbers is drawn with them: the definition and what is left out on the axes,
-stamps above each panel (selected on outcome, reference numbers), and counts and bands in the note.
+stamps above each panel (selected on outcome, published numbers), and counts and bands in the note.
 """
 
 import textwrap
@@ -72,7 +72,7 @@ def draw_figure(
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
-            warning = "" if (bars["kind"] == "bar").all() else "reference numbers"
+            warning = "" if (bars["kind"] == "bar").all() else "published numbers"
             stamp(axes, visible(config.bars.title, keep=""), warning)
     return figure
 
@@ -235,7 +235,7 @@ def _explain_figure(
         yield f"{note[0].upper()}{note[1:]}."
     yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]
     if bars is not None:
-        source = bars["note"].iloc[0] or f"{bars['count'].min()} problems"
-        yield f"Bars: {source}."
+        problems = bars["count"].min()
+        yield f"Bars: {problems} problems." if problems else "Bars: published numbers."
     if config.note:
         yield config.note

@@ -81,16 +81,16 @@ class BarsConfig(Strict):
     title: str
     """Their title."""
     runs: tuple[UserPath, ...] = ()
-    """Run folders, else a reference."""
-    reference: UserPath | None = None
-    """A file of reference numbers."""
+    """Run folders, else published accuracies."""
+    published: dict[str, dict[str, float]] = Field(default={})
+    """Published accuracies in percent, by model and condition."""
     y_limits: Limits = (0, 100)
     """The axis's ends, in percent."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if bool(self.runs) == (self.reference is not None):
-            raise ValueError("expected exactly one of `runs` and `reference`")
+        if bool(self.runs) == bool(self.published):
+            raise ValueError("expected exactly one of `runs` and `published`")
         return self
 
 

@@ -15,7 +15,6 @@ from attention_probe.figures.figure_config import BarsConfig, FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.format_values import label
-from harness.display.published_numbers import read_reference
 from harness.errors import ConfigError
 from harness.runs.read_runs import Run
 
@@ -80,15 +79,14 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
     """The accuracies that a figure's bars show, one row per bar, with the columns of `read_curves`.
 
-    Published numbers have the kind `reference bar`, no interval, and their source as the note.
+    Published numbers have the kind `published bar` and no interval.
 
     Raises:
-        ConfigError: the reference file is missing, or not of the form of results/reference/; or a
-            run has no accuracies.
+        ConfigError: a run has no accuracies.
         RunError: a run is missing or unfinished.
         ComparisonError: the runs do not go into one table.
     """
-    if config.reference is None:
+    if config.runs:
         columns = {
             "accuracy": "mean",
             "accuracy_low": "low",
@@ -103,14 +101,13 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
                 )
         table = make_leaderboard(runs).comparison
         table = table[["model", "condition", *columns]].rename(columns=columns)
-        table = table.assign(note=None, kind="bar")
+        table = table.assign(kind="bar")
     else:
-        published = read_reference(str(config.reference))
         rows = []
-        for entry in published.accuracies:
-            rows += [(entry.model, *accuracy) for accuracy in entry.conditions.items()]
+        for model, accuracies in config.published.items():
+            rows += [(model, *accuracy) for accuracy in accuracies.items()]
         table = pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
-            low=np.nan, high=np.nan, count=0, note=published.source, kind="reference bar"
+            low=np.nan, high=np.nan, count=0, kind="published bar"
         )
     bars = pandas.concat([table[table["condition"] == name] for name in BARS])
     return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")

@@ -35,12 +35,6 @@ def table(
     audit: Annotated[
         bool, typer.Option("--audit", help="Add accuracies by other graders.")
     ] = False,
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Add published numbers: a name in results/reference, or a file."
-        ),
-    ] = None,
     explain: Explain = False,
 ) -> None:
     """Compare all conditions with the baseline: accuracy, difference, adjusted p, verdict.
@@ -60,7 +54,6 @@ def table(
         baseline=baseline,
         score=score,
         side_tables=[key for key in is_requested if is_requested[key]],
-        reference=reference,
         explain=explain,
     )
     typer.echo(make_table([Run.load(run, metric=metric) for run in locate(runs)], options))

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from harness.analysis.result_tables import Leaderboard, make_leaderboard, record
 from harness.constants import DEFAULT_SEED, Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.format_table import Table, render
-from harness.display.published_numbers import read_reference, reference_table, show_reference
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError
 from harness.runs.read_runs import Run
@@ -31,7 +30,6 @@ class TableOptions:
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `compare_with_baseline.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
-        reference: Published numbers to add: see `read_reference`.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
     """
@@ -42,7 +40,6 @@ class TableOptions:
     baseline: str | None = None
     score: str | None = None
     side_tables: Collection[str] = ()
-    reference: str | None = None
     explain: bool = True
 
 
@@ -58,55 +55,36 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
         HarnessError: the runs cannot be read or compared, or the requested tables do not go
             together.
     """
-    if options.form == "csv" and (options.side_tables or options.reference):
+    if options.form == "csv" and options.side_tables:
         raise ConfigError(
-            "CSV has only the comparison: use --mediators, --audit and --reference with text or "
-            "JSON."
+            "CSV has only the comparison: use --mediators and --audit with text or JSON."
         )
-    if options.reference and options.by:
-        raise ConfigError("--reference has numbers for all problems together: use it without --by.")
     board = make_leaderboard(
         runs,
         baseline=options.baseline,
         by=list(dict.fromkeys(Split(name).value for name in options.by)),
         score=options.score,
     )
-    if board.score and (options.reference or "audit" in options.side_tables):
-        raise ConfigError(
-            f"--audit and --reference count single right samples, which {board.score} does not."
-        )
+    if board.score and "audit" in options.side_tables:
+        raise ConfigError(f"--audit counts single right samples, which {board.score} does not.")
     tables = [*_show_tables(board, options)]
-    reference = None
-    if options.reference:
-        published = read_reference(options.reference)
-        numbers = reference_table(board.comparison, published)
-        tables.append(show_reference(numbers, published))
-        facts = published.model_dump(exclude={"accuracies"})
-        reference = {"name": options.reference, **facts, "rows": records(numbers)}
-    return write_board(board, tables, options.form, explain=options.explain, reference=reference)
+    return write_board(board, tables, options.form, explain=options.explain)
 
 
-def write_board(
-    board: Leaderboard,
-    tables: Sequence[Table],
-    form: Format,
-    *,
-    explain: bool,
-    reference: Mapping[str, Any] | None = None,
-) -> str:
-    """A comparison in a format: as text with these tables, as JSON with published numbers."""
+def write_board(board: Leaderboard, tables: Sequence[Table], form: Format, *, explain: bool) -> str:
+    """A comparison in a format, as text with these tables."""
     if form == "csv":
         return table_csv(board)
     if form == "json":
-        return table_json(board, reference)
+        return table_json(board)
     footer = [receipt_line(receipt) for receipt in board.receipt]
     if not explain:
         footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, footer, explain=explain)
 
 
-def table_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -> str:
-    """All tables as JSON in ASCII, with published numbers. docs/tables.md has the schema."""
+def table_json(board: Leaderboard) -> str:
+    """All tables as JSON in ASCII. docs/tables.md has the schema."""
     values: dict[str, Any] = {
         "schema": SCHEMA,
         "baseline": board.baseline,
@@ -120,8 +98,6 @@ def table_json(board: Leaderboard, reference: Mapping[str, Any] | None = None) -
         "rows": records(board.comparison),
     }
     values |= {key: records(table) for key, table in board.side_tables.items()}
-    if reference:
-        values["reference"] = reference
     values["receipt"] = board.receipt
     return json.dumps(values, indent=2, allow_nan=False, default=str)
 

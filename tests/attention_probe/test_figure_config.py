@@ -168,7 +168,6 @@ def test_the_heads_of_the_appendix_exist():
 def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_then_without(
     path, tiny_model, tmp_path, monkeypatch
 ):
-    monkeypatch.chdir(ROOT)  # the path of the reference numbers begins at the repository
     config = load_figure_config(path)
     overrides = {"prompts.n": 2}
     for index, panel in enumerate(config.panels[: len(config.heads)]):

@@ -261,7 +261,7 @@ def test_the_csv_contains_what_is_drawn(traces, tmp_path):
             assert points["mean"].tolist() == line.get_ydata()[is_drawn].tolist()
             assert (set(points["layer"]), set(points["head"])) == ({1}, {14})
     heights = [bar.get_height() for bars in bar_containers(figure.axes[2]) for bar in bars]
-    assert table[table["kind"] == "reference bar"]["mean"].tolist() == heights
+    assert table[table["kind"] == "published bar"]["mean"].tolist() == heights
 
 
 def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
@@ -288,13 +288,13 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
     assert not any(texts(axes) for axes in draw(config, traces).axes[:3])
 
 
-def test_reference_numbers_have_a_stamp_and_their_source(traces):
+def test_published_accuracies_have_a_stamp_and_their_source(traces):
     config = load("accuracy-bars-and-head-14")
     accuracies = read_bars(config.bars)["mean"].tolist()
     assert accuracies == [64, 73, 44, 66, 76, 46, 66, 74, 48]
     figure = draw(config, traces)
     axes = figure.axes[2]
-    assert {"reference numbers", "64"} <= set(texts(axes))
+    assert {"published numbers", "64"} <= set(texts(axes))
     assert axes.get_title() == "Results on Math-500"
     assert axes.get_ylabel().startswith("Accuracy (%)\n")
     assert "read off the figure" in caption(figure)
@@ -304,7 +304,7 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
     config = load("accuracy-bars-and-head-14", f"bars={{title: t, runs: [{GREEDY_RUN}]}}")
     figure = draw(config, traces)
     axes = figure.axes[2]
-    assert "reference numbers" not in texts(axes)
+    assert "published numbers" not in texts(axes)
     assert "95 % score interval" in axes.get_ylabel()
     assert "Bars: 500 problems." in caption(figure)
     compared = compare_rows(load_run(GREEDY_RUN))
