@@ -1,13 +1,15 @@
-"""The numbers of the main table again, from the raw journal, without the package's statistics."""
+"""Numbers of the tables again, from the raw journals, without the package's statistics."""
 
+import json
 import random
 from collections import Counter
 from fractions import Fraction
 
 import pandas
 import pytest
+from scipy import stats
 
-from tests.make import GREEDY_RUN, REGISTERED, read_lines, table_data, write_run
+from tests.make import GREEDY_RUN, REGISTERED, ROOT, read_lines, table_data, write_run
 
 
 def read_correct(folder):
@@ -90,3 +92,16 @@ def check_repeat_run(samples, row, k):
     assert row["aa_difference"] == pytest.approx(difference)
     assert row["aa_samples"] == len(pairs)
     assert row["aa_changed"] == (pairs["completion_x"] != pairs["completion_y"]).sum()
+
+
+def test_the_range_of_other_texts_follows_from_the_committed_files():
+    folder = ROOT / "results/example"
+    journal = pandas.read_json(folder / "journal.jsonl.xz", lines=True).query("replicate == 0")
+    samples = journal.merge(pandas.read_json(folder / "scores.jsonl.xz", lines=True), on="key")
+    names = samples["task"].str.split("_").str[1]
+    accuracies = 100 * (samples["verdict"] == "correct").groupby(names).mean()
+    effects = accuracies.filter(like="sentence-") - accuracies["wo"]
+    error = effects.std() * (1 + 1 / len(effects)) ** 0.5
+    ends = stats.t.interval(0.95, len(effects) - 1, effects.mean(), error)
+    row = json.loads((folder / "table.json").read_text("utf-8"))["texts"][0]
+    assert (row["range_low"], row["range_high"]) == pytest.approx(ends)
