@@ -173,53 +173,43 @@ def _read_causes(
 
 
 def add_reference_conditions(
-    conditions: Sequence[Condition],
-    *,
-    templates: tuple[str | None, str | None] = (None, None),
-    control: Condition | None = None,
+    conditions: Sequence[Condition], config: Mapping[str, Any], tested_name: str | None
 ) -> tuple[Condition, ...]:
-    """Add the positive control to a config's conditions, and mark fillers in a template.
+    """Add the positive control and other texts to conditions, and mark fillers in a template.
 
     Args:
         conditions: The conditions of the config.
-        templates: The run's `template` and `question`.
-        control: `ANSWER_AT_ONCE` or `NO_EXAMPLES`.
+        config: The config as plain values.
+        tested_name: The condition of the primary contrast.
+
+    Raises:
+        ConfigError: the tested condition has no filler of an exact length, a family of other texts
+            has too few for it, or a condition has the name of a text.
     """
     names = {condition.name for condition in conditions}
+    templates = config.get("template"), config.get("question")
     conditions = [
         condition.model_copy(update={"is_in_template": condition.mentions_filler(*templates)})
         for condition in conditions
     ]
-    if control is not None:
+    if config.get("positive_control"):
+        control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
         name = find_free_name(control.name, names)
         conditions.append(control.model_copy(update={"name": name}))
+    # an unknown name is a fault of `primary`
+    if config.get("other_texts") and tested_name in (None, *names):
+        conditions += _add_other_texts(conditions, tested_name, config)
     return tuple(conditions)
 
 
-def add_other_texts(
-    conditions: Sequence[Condition],
-    tested_name: str | None,
-    families: Mapping[Any, int] | None,
-    seed: int,
-) -> tuple[Condition, ...]:
-    """Add other texts with the length, the place and the other words of the tested filler.
+def _add_other_texts(
+    conditions: Sequence[Condition], tested_name: str | None, config: Mapping[str, Any]
+) -> list[Condition]:
+    """Other texts with the length, the place and the other words of the tested filler.
 
     A larger number keeps the earlier texts. A text that a condition has is not drawn.
-
-    Args:
-        conditions: The conditions, from `add_reference_conditions`.
-        tested_name: The condition of the primary contrast.
-        families: The number of texts of each of `FAMILIES`.
-        seed: The run's seed, which draws the texts.
-
-    Raises:
-        ConfigError: the tested condition has no filler of an exact length, a family has too few
-            texts for it, or a condition has the name of a text.
     """
     by_name = {condition.name: condition for condition in conditions}
-    # an unknown name is a fault of `primary`
-    if not families or tested_name not in (None, *by_name):
-        return tuple(conditions)
     tested = by_name.get(str(tested_name))
     if tested is None or not tested.filler_tokens or tested.intervention:
         raise ConfigError(
@@ -228,8 +218,8 @@ def add_other_texts(
         )
     descriptions = [condition.describe() for condition in conditions]
     texts: list[Condition] = []
-    for family, size in families.items():
-        candidates = _draw_other_texts(tested, family, seed)
+    for family, size in config["other_texts"].items():
+        candidates = _draw_other_texts(tested, family, config.get("seed", DEFAULT_SEED))
         free_texts = (text for text in candidates if text.describe() not in descriptions)
         family_texts = list(islice(free_texts, size))
         if len(family_texts) < size:
@@ -242,7 +232,7 @@ def add_other_texts(
                 raise ConfigError(
                     f"conditions: {text.name} is also the name of a text of other_texts.{family}"
                 )
-    return (*conditions, *texts)
+    return texts
 
 
 def _draw_other_texts(tested: Condition, family: str, seed: int) -> Iterator[Condition]:
@@ -291,20 +281,9 @@ def find_free_name(name: str, names: set[str]) -> str:
 
 def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     """Read all conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
-    control = choose_control(config.get("answer")) if config.get("positive_control") else None
-    conditions = add_reference_conditions(
-        [as_condition(entry) for entry in config["conditions"]],
-        templates=(config.get("template"), config.get("question")),
-        control=control,
-    )
     # without a named primary contrast, the primary contrast is that of the studied condition
     primary = config.get("primary")
     tested_name = read_contrast(primary)[0] if primary else STUDIED
-    seed = config.get("seed", DEFAULT_SEED)
-    conditions = add_other_texts(conditions, tested_name, config.get("other_texts"), seed)
+    entries = [as_condition(entry) for entry in config["conditions"]]
+    conditions = add_reference_conditions(entries, config, tested_name)
     return {condition.name: condition for condition in conditions}
-
-
-def choose_control(answer: str | None) -> Condition:
-    """Choose the positive control of a run with this `RunConfig.answer`."""
-    return NO_EXAMPLES if answer == "line" else ANSWER_AT_ONCE

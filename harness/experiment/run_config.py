@@ -24,9 +24,7 @@ from harness.experiment.conditions import (
     read_contrast,
 )
 from harness.experiment.expand_conditions import (
-    add_other_texts,
     add_reference_conditions,
-    choose_control,
     expand_causes,
     expand_sweep,
     index_by_name,
@@ -429,13 +427,8 @@ class RunConfig(Strict):
     @cached_property
     def all_conditions(self) -> tuple[Condition, ...]:
         """The conditions and the reference conditions."""
-        conditions = add_reference_conditions(
-            self.conditions,
-            templates=(self.template, self.question),
-            control=choose_control(self.answer) if self.positive_control else None,
-        )
         tested_name = self.primary_contrast[0] if self.primary_contrast else None
-        return add_other_texts(conditions, tested_name, self.other_texts, self.seed)
+        return add_reference_conditions(self.conditions, self.model_dump(), tested_name)
 
     @staticmethod
     def task_name(
