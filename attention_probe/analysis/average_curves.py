@@ -26,8 +26,8 @@ from harness.constants import DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
 from harness.experiment.conditions import contrast_name
 
-BAND_DRAWS = 2000
-"""Bootstrap draws of a curve's band."""
+BAND_RESAMPLES = 2000
+"""Bootstrap samples of a curve's band."""
 BAND = 0.95
 """Level of a curve's band."""
 
@@ -236,14 +236,14 @@ def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
 
 
 def bootstrap_band(
-    table: Floats, clusters: Integers, draws: int = BAND_DRAWS
+    table: Floats, clusters: Integers, resamples: int = BAND_RESAMPLES
 ) -> tuple[Floats, Floats]:
     """Percentile bootstrap band of the columns' means, with clusters of rows (prompts) resampled.
 
     Args:
         table: [prompt, x]; NaN where a prompt has no value.
         clusters: [prompt] The number of its cluster, from 0 without gaps.
-        draws: The number of bootstrap draws.
+        resamples: The number of bootstrap samples.
 
     Returns:
         Lower and upper end [x], NaN where fewer than two clusters have a value.
@@ -252,14 +252,14 @@ def bootstrap_band(
     size = int(clusters.max()) + 1
     random = np.random.default_rng(DEFAULT_SEED)
     # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
-    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=draws)
+    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=resamples)
     weights = cluster_weights.astype(np.float64)[:, clusters]
-    # [draw, x] the drawn prompts that have a value
+    # [resample, x] the drawn prompts that have a value
     counts = weights @ has_value
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(has_value, table, 0.0)) / counts
-        # some draws have no prompt at an x, so their mean is NaN
+        # some samples have no prompt at an x, so their mean is NaN
         ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
     low, high = ends
     is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]

@@ -240,7 +240,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
     row = {
-        "draws": len(np.unique(old.draws)),
+        "draws": len(np.unique(old.draw_of_prompt)),
         "p": difference.p,
         **to_points(difference),
         **to_points(answered_difference, answered_columns),

@@ -75,7 +75,7 @@ def text_table(
     for name, condition in conditions.items():
         if condition.filler_tokens:
             placement = condition.describe()["placement"]
-            locations[name] = condition.filler_tokens, placement, condition.words
+            locations[name] = condition.filler_tokens, placement, condition.other_changes
             if condition.family:
                 family = condition.family, EXPLORATORY, locations[name]
                 families.setdefault(family, []).append(name)

@@ -31,7 +31,7 @@ class Outcomes:
         replicate: Number of the repeat run, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are a cluster each.
-        draws: [prompt] The number of its draw of examples.
+        draw_of_prompt: [prompt] The number of its draw of examples.
         right_by_prompt: [prompt, problem] Right samples.
         graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all
             samples if the frame has no verdicts.
@@ -52,7 +52,7 @@ class Outcomes:
     replicate: int
     problem_ids: npt.NDArray[Any]
     clusters: Integers
-    draws: Integers
+    draw_of_prompt: Integers
     right_by_prompt: Integers
     graded_by_prompt: Integers
     samples_by_prompt: Integers
@@ -79,7 +79,8 @@ class Outcomes:
 
     def sum_by_draw(self, table: Integers) -> Integers:
         """Sum a table [prompt, problem] to [draw, problem]."""
-        return np.array([table[self.draws == draw].sum(axis=0) for draw in np.unique(self.draws)])
+        draws = self.draw_of_prompt
+        return np.array([table[draws == draw].sum(axis=0) for draw in np.unique(draws)])
 
     @property
     def k(self) -> int:
@@ -140,7 +141,7 @@ def count_outcomes(
                 problem_ids=np.asarray(problem_ids[table.index]),
                 # numbered anew, because a split by subject or level has only some of the clusters
                 clusters=pandas.factorize(clusters[table.index])[0],
-                draws=table["samples"].columns.get_level_values("draw").to_numpy(),
+                draw_of_prompt=table["samples"].columns.get_level_values("draw").to_numpy(),
                 right_by_prompt=table["right"].to_numpy().T,
                 graded_by_prompt=table["graded"].to_numpy().T,
                 samples_by_prompt=table["samples"].to_numpy().T,

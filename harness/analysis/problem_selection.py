@@ -100,9 +100,9 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     if len(problems) < (criterion.n or 1):
         raise ConfigError(_explain_lack(source, criterion, len(problems)))
     # the sample is drawn first, so that it is the same with and without controls
-    draw = random.Random(criterion.seed)
+    generator = random.Random(criterion.seed)
     if criterion.n is not None:
-        sampled_ids = {problem.id for problem in draw.sample(problems, criterion.n)}
+        sampled_ids = {problem.id for problem in generator.sample(problems, criterion.n)}
         # `sample` returns them in a random order, and tables keep the order of the source
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
@@ -112,7 +112,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
             for problem in source.problems
             if outcomes[problem.id] in ("both_right", "both_wrong")
         ]
-        for control, flipped in match_controls(problems, unflipped, outcomes, draw):
+        for control, flipped in match_controls(problems, unflipped, outcomes, generator):
             problems.append(replace(control, matched_to=flipped.id))
     return tuple(replace(problem, outcome=outcomes.get(problem.id)) for problem in problems)
 
@@ -201,13 +201,13 @@ def match_controls(
     flipped: Sequence[AnsweredProblem],
     unflipped: Sequence[AnsweredProblem],
     outcomes: Mapping[str, str],
-    draw: random.Random,
+    generator: random.Random,
 ) -> list[tuple[AnsweredProblem, AnsweredProblem]]:
     """Match each flipped problem with a control: an unflipped problem of the same subject.
 
     No control is used twice. A problem of the same cluster, such as the same problem after other
     examples, is the last choice. Controls with the same verdict without filler are preferred, then
-    those of the nearest level. `draw` decides between equally near controls.
+    those of the nearest level. `generator` decides between equally near controls.
 
     Returns:
         Pairs of a control and its flipped problem.
@@ -216,7 +216,7 @@ def match_controls(
         ConfigError: a subject has too few problems that did not flip.
     """
     # shuffled, because `min` takes the first of equally near controls
-    unused_controls = draw.sample(unflipped, len(unflipped))
+    unused_controls = generator.sample(unflipped, len(unflipped))
     pairs = []
     for problem in flipped:
         same_verdict = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"

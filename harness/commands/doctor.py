@@ -6,11 +6,11 @@ import typer
 def doctor() -> None:
     """Check the installation, and name the fix for each check that fails."""
     from harness.check_installation import check_installation
-    from harness.display.comparison_columns import word
+    from harness.display.comparison_columns import text_column
     from harness.display.format_table import Table, render
 
     checks = check_installation()
-    columns = [*map(word, ("result", "subject", "found"))]
+    columns = [*map(text_column, ("result", "subject", "found"))]
     rows = [
         {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
     ]

@@ -45,7 +45,7 @@ def regrade(
 def describe_grades(grades: pandas.DataFrame) -> str:
     """The number of right samples, and the first samples on which our grader and the log differ."""
     from harness.analysis.result_tables import records
-    from harness.display.comparison_columns import word
+    from harness.display.comparison_columns import text_column
     from harness.display.format_table import Table, render
     from harness.display.format_values import plural
     from harness.execution.regrading import LOG_FORM, REGRADED_SHOWN
@@ -76,6 +76,6 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     if len(grades):
         first = grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
         first = first.assign(gold=first["gold"].str[-30:], answer=first["answer"].str[:30])
-        columns = [*map(word, ("name", "gold", "answer", "verdict", "form"))]
+        columns = [*map(text_column, ("name", "gold", "answer", "verdict", "form"))]
         lines += ["", render([Table(title, records(first), columns)])]
     return "\n".join(lines)

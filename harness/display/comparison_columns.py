@@ -23,18 +23,18 @@ from harness.display.format_values import (
 )
 
 
-def word(name: str) -> Column:
-    """A column of words.
+def text_column(name: str) -> Column:
+    """A column of text.
 
     Conditions are shown by their labels, the primary one with a star, but sorted by their names.
     """
     if name == "condition":
         return Column("condition primary", name, _mark_primary, numeric=False)
-    return Column(name, name, show_word, numeric=False)
+    return Column(name, name, show_text, numeric=False)
 
 
-def show_word(value: Any) -> str:
-    """A word, or the sign of a missing value."""
+def show_text(value: Any) -> str:
+    """A text, or the sign of a missing value."""
     return NONE if value is None else str(value)
 
 

@@ -9,7 +9,7 @@ import pandas
 from harness.analysis.result_tables import Leaderboard, records
 from harness.constants import Row
 from harness.display import comparison_columns
-from harness.display.comparison_columns import word
+from harness.display.comparison_columns import text_column
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.format_table import Column, Table
 from harness.display.format_values import LEVEL, describe_clusters, label, plural
@@ -108,17 +108,17 @@ def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]
 
 
 def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
-    """The title, which names what all rows share, and the columns of words in which they differ."""
+    """The title, which names what all rows share, and the columns of text in which they differ."""
     clusters = (0, 0) if board.by else (board.clusters, board.copies)
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    texts, columns = describe_words(records(board.comparison), names, clusters)
+    texts, columns = split_shared_values(records(board.comparison), names, clusters)
     return ", ".join(texts) or "Differences from the baseline", columns
 
 
-def describe_words(
+def split_shared_values(
     rows: Sequence[Row], names: Sequence[str], clusters: tuple[int, int] = (0, 0)
 ) -> tuple[list[str], list[Column]]:
-    """The values that all rows share, as texts, and the columns of words in which rows differ.
+    """The values that all rows share, as texts, and the columns of text in which rows differ.
 
     Columns of conditions, fillers and splits count as differing, as they usually have several
     values.
@@ -127,7 +127,7 @@ def describe_words(
     for name in names:
         values = {row[name] for row in rows} - {None}
         if name not in _TITLE_NOUNS or len(values) > 1:
-            columns.append(word(name))
+            columns.append(text_column(name))
         elif values:
             (value,) = values
             noun = _TITLE_NOUNS[name]

@@ -204,7 +204,7 @@ def _fit_width(
 ) -> tuple[int, list[Sequence[str]]]:
     """The number of columns that must become headings of groups, and the lines of the header.
 
-    Columns of words before the first column of numbers can become such headings. A table of words
+    Columns of text before the first column of numbers can become such headings. A table of text
     only keeps its last column.
     """
     # numbers are never headings, so these are the columns before the first column of numbers

@@ -16,8 +16,8 @@ from harness.analysis import (
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
-from harness.display.comparison_columns import UNGRADED_ENDINGS, show_word
-from harness.display.comparison_tables import describe_words, rows_of_conditions
+from harness.display.comparison_columns import UNGRADED_ENDINGS, show_text
+from harness.display.comparison_tables import rows_of_conditions, split_shared_values
 from harness.display.format_table import Column, Table
 from harness.display.format_values import (
     LEVEL,
@@ -40,7 +40,7 @@ class SideTable:
         key: The key of its data in `Leaderboard.side_tables` and in JSON.
         heading: The text above it.
         meanings: The meaning of each column of the data.
-        words: Columns of words. Those with one value for the whole table are left out.
+        texts: Columns of text. Those with one value for the whole table are left out.
         columns: The columns of numbers.
         remarks: Sentences below it.
         on_request: Whether text contains it only if it is requested.
@@ -49,7 +49,7 @@ class SideTable:
     key: str
     heading: str
     meanings: Mapping[str, str]
-    words: tuple[str, ...] = ("model", "layout", "condition")
+    texts: tuple[str, ...] = ("model", "layout", "condition")
     columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
     on_request: bool = False
@@ -77,7 +77,7 @@ SIDE_TABLES = (
             Column(ANSWER_SHARE, "log share", partial(number, digits=2)),
             Column("difference low high", f"difference [{LEVEL}]", difference),
             Column("p_adjusted", "p adj.", p_value),
-            Column("verdict", "verdict", show_word, numeric=False),
+            Column("verdict", "verdict", show_text, numeric=False),
             Column(ANSWER_LOGPROB, "log-prob.", partial(number, digits=2)),
             Column("logprob_difference", "difference", partial(signed, digits=2)),
         ),
@@ -149,9 +149,9 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
     for side in SIDE_TABLES:
         rows = rows_of_conditions(board, board.side_tables[side.key])
         if rows:
-            # A board that is split has only side tables whose first two words are model and layout.
-            words = [*side.words[:2], *board.by, *side.words[2:]]
-            _, columns = describe_words(rows, words)
+            # a split board has only side tables whose first two columns are model and layout
+            names = [*side.texts[:2], *board.by, *side.texts[2:]]
+            _, columns = split_shared_values(rows, names)
             columns += _filled_columns(side, rows, board.score)
             title = name_score(side.heading, board.score)
             tables[side.key] = Table(title, rows, columns, side.remarks)

@@ -43,8 +43,8 @@ SENTENCES: tuple[str, ...] = tuple(
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
 SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
-WORDS = ("template", "question", "instruction", "answer_prefix")
-"""What a condition without a filler can change."""
+PROMPT_KEYS = ("template", "question", "instruction", "answer_prefix")
+"""What a condition without a filler can change in the prompt."""
 
 ReferenceKind = Literal["other text", "positive control"]
 REFERENCE_FIELDS = ("kind", "of", "number", "family")
@@ -70,7 +70,7 @@ class Placement(StrEnum):
 
 
 class Condition(Strict):
-    """Without a filler, a condition can change the other words of the prompt or the model."""
+    """Without a filler, a condition can change other things in the prompt, or the model."""
 
     filler: ClassVar[str | None] = None
     family: ClassVar[str | None] = None
@@ -122,9 +122,9 @@ class Condition(Strict):
         return self.tokens if self.is_exact else None
 
     @property
-    def words(self) -> str:
+    def other_changes(self) -> str:
         """The other changes of the prompt besides the filler, and the intervention."""
-        changes = {key: getattr(self, key) for key in (*WORDS, "intervention")}
+        changes = {key: getattr(self, key) for key in (*PROMPT_KEYS, "intervention")}
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
 
     @property
@@ -156,10 +156,10 @@ class Condition(Strict):
         return any(FILLER in parse_template(text).pieces for text in templates if text)
 
     def without_filler(self) -> "Condition":
-        """A condition with the same words and no filler, whose prompts are the reference."""
-        words = {key: getattr(self, key) for key in WORDS}
+        """A condition without the filler and the intervention, whose prompts are the reference."""
+        changes = {key: getattr(self, key) for key in PROMPT_KEYS}
         # not validated, because an instruction of `across` may be empty
-        return Condition.model_construct(name=BASELINE, **words)
+        return Condition.model_construct(name=BASELINE, **changes)
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config from which `as_condition` reads this condition again."""
@@ -180,7 +180,7 @@ class Condition(Strict):
             "filler": None,
             "filler_tokens": self.filler_tokens,
             "placement": None,
-            "words": self.words,
+            "words": self.other_changes,
         }
 
 
@@ -216,8 +216,8 @@ class FilledCondition(Condition):
             "random_ids": "random tokens",
         }
         description = descriptions[str(self.filler)]
-        has_draw = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
-        if has_draw and self.seed != DEFAULT_SEED:
+        is_drawn = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
+        if is_drawn and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
         if fresh := getattr(self, "fresh", None):
             description += f", new for each {fresh}"
@@ -315,9 +315,9 @@ def as_condition(value: Any) -> Condition:
         raise ConfigError(f"{where}: expected one filler, got {' and '.join(fillers)}.")
     kind = FILLERS[fillers[0]] if fillers else Condition
     condition: Condition = validate(kind, values, where)
-    if not (condition.filler or condition.words):
+    if not (condition.filler or condition.other_changes):
         raise ConfigError(
-            f"{where} changes nothing: expected one of {', '.join((*FILLERS, *WORDS))}."
+            f"{where} changes nothing: expected one of {', '.join((*FILLERS, *PROMPT_KEYS))}."
         )
     if condition.name in study:
         raise ConfigError(f"{where} has the name of a condition of the study.")

@@ -17,8 +17,8 @@ from harness.experiment.conditions import (
     FAMILIES,
     OTHER_TEXT,
     POSITIVE_CONTROL,
+    PROMPT_KEYS,
     SENTENCES,
-    WORDS,
     Condition,
     Placement,
     as_condition,
@@ -57,7 +57,7 @@ SIGN_NAMES = {
     "-": "dash",
 }
 """Words for signs in the names of swept conditions. Other signs have their Unicode names."""
-LONGEST_WORD = 24
+LONGEST_NAME = 24
 """Longer values have the name of their key and a number in the names of swept conditions."""
 
 
@@ -65,7 +65,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     """Make a condition for each combination of a sweep, named after its values: `slash-25-between`.
 
     A count of 0 gives the combination without the filler: the baseline, or a condition that has
-    only the other words of the combination.
+    only the other changes of the combination.
 
     Args:
         sweep: Keys of a condition, each with one value or a list. The first key varies slowest.
@@ -84,9 +84,9 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         # `False` and `0.0` equal 0 as well, and are refused later
         without_filler = type(combination.get("count")) is int and combination["count"] == 0
         if without_filler or all(value in ("", None) for value in values):
-            combination = {key: combination[key] for key in WORDS if combination.get(key)}
-        words = [_spell_value(key, value, lists[key]) for key, value in combination.items()]
-        name = "-".join(filter(None, words))
+            combination = {key: combination[key] for key in PROMPT_KEYS if combination.get(key)}
+        names = [_spell_value(key, value, lists[key]) for key, value in combination.items()]
+        name = "-".join(filter(None, names))
         entry = {"name": name, **combination} if combination else BASELINE
         # Several combinations may have the same prompt without filler, which is run once.
         if entry not in entries or not without_filler:
@@ -110,11 +110,11 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
 
     text = str(value or "")
     # blanks are signs only where there is nothing else
-    words = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
-    words = re.sub(r"[^A-Za-z0-9]+", "-", words).strip("-")
-    if value and (key in ("template", "question") or len(words) > LONGEST_WORD):
+    name = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
+    name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+    if value and (key in ("template", "question") or len(name) > LONGEST_NAME):
         return f"{key.replace('_', '-')}-{values.index(value) + 1}"
-    return words
+    return name
 
 
 def expand_causes(entries: Sequence[Any]) -> list[Any]:
@@ -249,7 +249,7 @@ def _draw_other_texts(tested: Condition, family: str, seed: int) -> Iterator[Con
         numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
     kind = FAMILIES[family]
     for number in numbers:
-        values = {key: getattr(tested, key) for key in (*WORDS, "placement", "seed")}
+        values = {key: getattr(tested, key) for key in (*PROMPT_KEYS, "placement", "seed")}
         if is_sentence:
             values |= {"name": f"sentence-{number}", "sentence": number}
             values["count"] = tested.filler_tokens

@@ -24,16 +24,16 @@ draws then share about a fifth of their examples, and there are far more draws t
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class ExampleSet:
     """The examples in all prompts of a draw.
 
     Attributes:
-        number: The number of the draw, from 1; 0 if it is the only draw.
+        draw: The number of the draw, from 1; 0 if it is the only draw.
         examples: The examples in order.
         clusters: The clusters whose problems have this draw. None: all problems have it.
     """
 
-    number: int
+    draw: int
     examples: tuple[Problem, ...]
     clusters: frozenset[str] | None = None
 
@@ -46,17 +46,19 @@ class Draw:
         ]
 
 
-class ExampleIds(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ExampleIds(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"example_sets": "draws"}
+):
     """The ids of a run's examples, which stay when its file of problems grows.
 
     Attributes:
         pool: Problems that are not asked, because examples are taken from them.
-        draws: The examples of each draw, in order.
+        example_sets: The examples of each draw, in order.
         sha256: The hash of examples that are none of the problems, and have no ids here.
     """
 
     pool: tuple[str, ...] = ()
-    draws: tuple[tuple[str, ...], ...] = ()
+    example_sets: tuple[tuple[str, ...], ...] = ()
     sha256: str | None = None
 
 
@@ -98,8 +100,8 @@ class FewshotConfig(Strict):
         *,
         draws_per_problem: int,
         stored_ids: ExampleIds | None = None,
-    ) -> tuple[list[Problem], list[Draw], ExampleIds]:
-        """Split the problems into questions and draws of examples.
+    ) -> tuple[list[Problem], list[ExampleSet], ExampleIds]:
+        """Split the problems into questions and examples.
 
         Entire clusters become examples, so that no example gives an answer away, and a draw has at
         most one problem of each cluster.
@@ -110,7 +112,7 @@ class FewshotConfig(Strict):
             stored_ids: The ids of the examples of the run that is continued; None for a new run.
 
         Returns:
-            The questions, the draws, and the ids of the examples.
+            The questions, the examples of each draw, and their ids.
 
         Raises:
             ConfigError: there are too few problems.
@@ -120,7 +122,7 @@ class FewshotConfig(Strict):
         for problem in problems:
             clusters.setdefault(problem.counts_with, []).append(problem)
         ids, sizes = stored_ids, [self.num_fewshot] * self.draws
-        if ids is None or [*map(len, ids.draws)] != sizes:
+        if ids is None or [*map(len, ids.example_sets)] != sizes:
             # a run with other numbers is refused later, with both numbers
             ids = self._choose_examples(clusters)
         problem_by_id = {problem.id: problem for problem in problems}
@@ -132,21 +134,21 @@ class FewshotConfig(Strict):
         for problem_id in ids.pool:
             clusters.pop(problem_by_id[problem_id].counts_with, None)
         names = list(clusters)
-        draws = [
-            Draw(
-                number=0 if self.draws == 1 else index + 1,
+        example_sets = [
+            ExampleSet(
+                draw=0 if self.draws == 1 else index + 1,
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
                 clusters=self._assign_clusters(index, names, draws_per_problem),
             )
-            for index, example_ids in enumerate(ids.draws)
+            for index, example_ids in enumerate(ids.example_sets)
         ]
         questions = [problem for problem in problems if problem.counts_with in clusters]
         if not questions:
             raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
-        return questions, draws, ids
+        return questions, example_sets, ids
 
     def _assign_clusters(
-        self, draw: int, names: Sequence[str], draws_per_problem: int
+        self, index: int, names: Sequence[str], draws_per_problem: int
     ) -> frozenset[str]:
         """The clusters that a draw asks, by the draw's index: in turn, so all ask about as many.
 
@@ -154,7 +156,7 @@ class FewshotConfig(Strict):
         """
         # A cluster is asked under `draws_per_problem` draws in a row, so a draw also has the
         # clusters of the draws before it.
-        starts = [(draw - step) % self.draws for step in range(draws_per_problem)]
+        starts = [(index - step) % self.draws for step in range(draws_per_problem)]
         return frozenset().union(*(names[start :: self.draws] for start in starts))
 
     def _choose_examples(self, clusters: Mapping[str, list[Problem]]) -> ExampleIds:
@@ -175,13 +177,14 @@ class FewshotConfig(Strict):
                 f"a pool of {size} problems and one question, got {problems} problems in "
                 f"{len(pool)} clusters."
             )
-        draws = []
+        example_sets = []
         for _ in range(self.draws):
             # one problem of each sampled cluster, so that no two examples are nearly the same
             example_clusters = generator.sample(pool, self.num_fewshot)
-            draws.append(tuple(generator.choice(cluster).id for cluster in example_clusters))
+            example_sets.append(tuple(generator.choice(cluster).id for cluster in example_clusters))
         return ExampleIds(
-            pool=tuple(problem.id for cluster in pool for problem in cluster), draws=tuple(draws)
+            pool=tuple(problem.id for cluster in pool for problem in cluster),
+            example_sets=tuple(example_sets),
         )
 
 
@@ -198,8 +201,8 @@ class ExamplesConfig(Strict):
 
     def split(
         self, problems: Sequence[Problem], file: Dataset | None
-    ) -> tuple[list[Problem], list[Draw], ExampleIds]:
-        """Split the problems into questions and the only draw of examples; see `FewshotConfig`.
+    ) -> tuple[list[Problem], list[ExampleSet], ExampleIds]:
+        """Split the problems into questions and the only examples; see `FewshotConfig`.
 
         Args:
             problems: The problems.
@@ -225,8 +228,8 @@ class ExamplesConfig(Strict):
                         f"{file.source}: the example {example.id} counts with the problem "
                         f"{problem_id} of the dataset. List such examples by id."
                     )
-            draw = Draw(number=0, examples=file.problems)
-            return list(problems), [draw], ExampleIds(sha256=file.sha256)
+            example_set = ExampleSet(draw=0, examples=file.problems)
+            return list(problems), [example_set], ExampleIds(sha256=file.sha256)
         ids, known_ids = tuple(self.examples), [problem.id for problem in problems]
         for problem_id in ids:
             if problem_id not in known_ids or ids.count(problem_id) > 1:
@@ -235,7 +238,7 @@ class ExamplesConfig(Strict):
                     f"{list_near(problem_id, known_ids)}; got {problem_id}."
                 )
         return FewshotConfig(num_fewshot=len(ids)).split(
-            problems, draws_per_problem=1, stored_ids=ExampleIds(pool=ids, draws=(ids,))
+            problems, draws_per_problem=1, stored_ids=ExampleIds(pool=ids, example_sets=(ids,))
         )
 
 

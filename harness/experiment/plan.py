@@ -20,7 +20,7 @@ from typing import Any
 from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
-from harness.experiment.fewshot_examples import Draw, ExampleIds, ExamplesConfig
+from harness.experiment.fewshot_examples import ExampleIds, ExamplesConfig, ExampleSet
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.other_answers import draw_other_answers
 from harness.experiment.problems import (
@@ -136,7 +136,7 @@ def make_plan(
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = _open_dataset(config, config.dataset)
-    problems, draws, example_ids = _split_problems(config, full_dataset, stored_ids)
+    problems, example_sets, example_ids = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
     dataset = replace(full_dataset, problems=tuple(problems[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
@@ -166,7 +166,7 @@ def make_plan(
             config.seed,
         )
         settings = replace(settings, scored_form=config.answer, other_answers=other_answers)
-    tasks = _build_tasks(config, dataset, draws, model, settings, advance)
+    tasks = _build_tasks(config, dataset, example_sets, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(tasks.values(), thinking)
     _refuse_equal_texts(tasks.values())
@@ -232,8 +232,8 @@ def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
 
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
-) -> tuple[Sequence[Problem], Sequence[Draw | None], ExampleIds | None]:
-    """Split the problems into those of the run and draws of examples, with the examples' ids."""
+) -> tuple[Sequence[Problem], Sequence[ExampleSet | None], ExampleIds | None]:
+    """Split the problems into those of the run and examples, with the examples' ids."""
     fewshot, problems = config.fewshot, dataset.problems
     if isinstance(fewshot, ExamplesConfig):
         file = None
@@ -249,8 +249,8 @@ def _split_problems(
         )
     # the prompt must end within the answer's line: a model that begins a new line would end
     # its completion before the answer
-    draw = Draw(number=0, examples=()) if config.answer == "line" else None
-    return problems, [draw], None
+    example_set = ExampleSet(draw=0, examples=()) if config.answer == "line" else None
+    return problems, [example_set], None
 
 
 def _choose_layouts(
@@ -286,7 +286,7 @@ def _choose_layouts(
 def _build_tasks(
     config: RunConfig,
     dataset: Dataset,
-    draws: Sequence[Draw | None],
+    example_sets: Sequence[ExampleSet | None],
     model: ModelTokenizer | None,
     settings: PromptSettings,
     advance: Callable[[int, int], None],
@@ -298,8 +298,8 @@ def _build_tasks(
     """
     groups = []
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
-    for layout, draw, repeat, has_examples in product(
-        config.layouts, draws, repeats, (True, False)
+    for layout, example_set, repeat, has_examples in product(
+        config.layouts, example_sets, repeats, (True, False)
     ):
         conditions = [
             condition
@@ -310,16 +310,22 @@ def _build_tasks(
             continue
         problems: Sequence[Problem] = dataset.problems
         instruction = config.instruction
-        if draw is not None:
-            problems = draw.select(problems)
-            draw = draw if has_examples else replace(draw, examples=())
+        draw = 0
+        if example_set is not None:
+            problems, draw = example_set.select(problems), example_set.draw
+            if not has_examples:
+                example_set = replace(example_set, examples=())
             if config.fewshot and config.fewshot.instructions:
-                instruction = config.fewshot.instructions[max(draw.number - 1, 0)]
+                instruction = config.fewshot.instructions[max(draw - 1, 0)]
         sample = 0
         if config.has_fresh_samples:
-            sample = repeat * config.draws + max(draw.number if draw else 0, 1)
+            sample = repeat * config.draws + max(draw, 1)
         group_settings = replace(
-            settings, layout=layout, instruction=instruction, draw=draw, sample=sample
+            settings,
+            layout=layout,
+            instruction=instruction,
+            example_set=example_set,
+            sample=sample,
         )
         groups.append((problems, conditions, group_settings))
     total = sum(len(problems) * count_builds(conditions) for problems, conditions, _ in groups)

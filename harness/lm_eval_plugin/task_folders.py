@@ -15,7 +15,7 @@ import yaml
 from harness import resources, smollm2_model
 from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
-from harness.experiment.conditions import WORDS, Condition, as_condition, named_conditions
+from harness.experiment.conditions import PROMPT_KEYS, Condition, as_condition, named_conditions
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
@@ -24,7 +24,7 @@ from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 
-_NOT_BEFORE = (*WORDS, "random_ids", "fresh", "placement")
+_NOT_BEFORE = (*PROMPT_KEYS, "random_ids", "fresh", "placement")
 """Keys of a condition that are not possible before the question of another task."""
 _HELPER = "with_filler.py"
 _GENERATES = "generate_until"

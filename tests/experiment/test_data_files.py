@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
 from harness.experiment.conditions import named_conditions
-from harness.experiment.fewshot_examples import Draw
+from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
@@ -195,7 +195,7 @@ def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, t
     *problems, example = read(path).problems
     conditions = [*named_conditions().values()][:2]
     model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    settings = PromptSettings(draw=Draw(number=0, examples=(example,)))
+    settings = PromptSettings(example_set=ExampleSet(draw=0, examples=(example,)))
     first, second = build_checked_prompts(problems, conditions, settings, model)
     text = "its text or answer has the control token"
     assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))

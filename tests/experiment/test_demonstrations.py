@@ -13,7 +13,7 @@ from harness.display.report.report_samples import read_samples
 from harness.errors import DataError, PromptMismatchError
 from harness.execution.execute_plan import run_identity
 from harness.experiment.conditions import Placement, as_condition
-from harness.experiment.fewshot_examples import Draw, FewshotConfig
+from harness.experiment.fewshot_examples import ExampleSet, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.experiment.prompts.prompt import (
@@ -60,16 +60,16 @@ CONDITIONS = ["wo", {"name": "x", "unit": "/", "count": 9}]
 
 def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20, seed=1)
-    problems, draws, ids = fewshot.split(PRODUCTS, draws_per_problem=6)
-    clusters = [{example.cluster for example in draw.examples} for draw in draws]
+    problems, example_sets, ids = fewshot.split(PRODUCTS, draws_per_problem=6)
+    clusters = [{example.cluster for example in drawn.examples} for drawn in example_sets]
     pool = set.union(*clusters)
-    assert [draw.number for draw in draws] == [1, 2, 3, 4, 5, 6]
+    assert [drawn.draw for drawn in example_sets] == [1, 2, 3, 4, 5, 6]
     assert {len(examples) for examples in clusters} == {4}
     assert not pool & {problem.cluster for problem in problems}
     assert len(problems) in (28, 29), "49 problems less 20, in entire clusters"
     assert len(pool) < 4 * 6, "draws may share examples"
-    assert all(draw.select(problems) == problems for draw in draws)
-    assert (problems, draws, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
+    assert all(drawn.select(problems) == problems for drawn in example_sets)
+    assert (problems, example_sets, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
 
@@ -132,8 +132,8 @@ def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
 
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20)
-    problems, draws, _ = fewshot.split(PRODUCTS, draws_per_problem=2)
-    selected = [draw.select(problems) for draw in draws]
+    problems, example_sets, _ = fewshot.split(PRODUCTS, draws_per_problem=2)
+    selected = [drawn.select(problems) for drawn in example_sets]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
     clusters = [len({problem.cluster for problem in chosen}) for chosen in selected]
@@ -145,14 +145,14 @@ def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
 def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
     """Of one example and a filler of two slashes. `|` is the separator."""
     condition = as_condition({"name": "x", "unit": "/", "count": 2, **keys})
-    draw = Draw(number=0, examples=(PRODUCTS[0],))
+    example_set = ExampleSet(draw=0, examples=(PRODUCTS[0],))
     question = Problem(id="q", problem="Why?", answer="1")
     raw, chat = (
         build_prompt(
             question,
             condition,
             filler_text="/ /",
-            settings=PromptSettings(layout=layout, draw=draw, instruction="Go."),
+            settings=PromptSettings(layout=layout, example_set=example_set, instruction="Go."),
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
@@ -166,7 +166,9 @@ def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
 @with_cases
 def test_without_its_filler_a_prompt_loses_the_gap_too(template, example, question):
     condition = as_condition({"name": "x", "template": template})
-    settings = PromptSettings(draw=Draw(number=0, examples=(PRODUCTS[0],)), instruction="Go.")
+    settings = PromptSettings(
+        example_set=ExampleSet(draw=0, examples=(PRODUCTS[0],)), instruction="Go."
+    )
     problem = Problem(id="q", problem="Why?", answer="1")
     prompt = build_prompt(problem, condition, filler_text="", settings=settings)
     assert prompt.text == f"Go. \n\n{example}{question}"
@@ -185,7 +187,7 @@ def test_former_placements_are_written_as_questions(layout, question, sha256):
 
 def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
     fewshot = FewshotConfig(num_fewshot=3, seed=1)
-    _, (draw,), _ = fewshot.split(PRODUCTS, draws_per_problem=1)
+    _, (example_set,), _ = fewshot.split(PRODUCTS, draws_per_problem=1)
     places = [{"placement": placement} for placement in Placement]
     places += [{"template": template} for template in EXACT_TEMPLATES]
     conditions = [
@@ -195,7 +197,7 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
             continue  # a template that drops the assistant's turns, which is refused
-        _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, draw=draw)
+        _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, example_set=example_set)
         for task in filled:
             assert filler_sizes(task) == {28 if task.condition.template else 7}
 

@@ -18,24 +18,24 @@ from harness.experiment.conditions import Condition
 def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], dict[int, str]]:
     """For each filler with two lengths or more, the condition of each length, in their order.
 
-    A filler is its description, placement and other words of the prompt. Length 0, the last, is a
-    condition without a filler that has the same words, if there is one. A condition that states no
+    A filler is its description, placement and the other changes. Length 0, the last, is a condition
+    without a filler that has the same other changes, if there is one. A condition that states no
     number of tokens has no length.
     """
     lengths: dict[tuple[str, ...], dict[int, str]] = {}
     without_filler: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler is None:
-            without_filler.setdefault(condition.words, name)
+            without_filler.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             columns = condition.describe()
-            filler = (columns["filler"], columns["placement"], condition.words)
+            filler = (columns["filler"], columns["placement"], condition.other_changes)
             # a later condition of the same length has the same prompt, so the first stands for both
             lengths.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     sweeps = {filler: names for filler, names in lengths.items() if len(names) > 1}
-    for (*_, words), names in sweeps.items():
-        if words in without_filler:
-            names[0] = without_filler[words]
+    for (*_, changes), names in sweeps.items():
+        if changes in without_filler:
+            names[0] = without_filler[changes]
     return sweeps
 
 
@@ -53,7 +53,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     settings = figure_style.split_settings(table)
     baseline = figure_style.wrapped_label(table["baseline"].iloc[0])
     step = 0.012 * max(map(max, sweeps.values()))
-    # placement and words, which the legend has only where they differ
+    # placement and changes, which the legend has only where they differ
     differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "

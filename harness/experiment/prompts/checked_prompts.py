@@ -93,7 +93,7 @@ def build_checked_prompts(
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
     build = partial(_build_prompts, problems, settings=settings, model=model, advance=advance)
-    # the prompts without a filler, which conditions with the same words share
+    # the prompts without a filler, which conditions with the same other changes share
     references: dict[Condition, tuple[BuiltPrompt, ...]] = {}
     tasks: list[ConditionPrompts] = []
     for condition in conditions:
@@ -108,13 +108,13 @@ def build_checked_prompts(
             layout=settings.layout,
             problems=tuple(problems),
             prompts=prompts,
-            draw=settings.draw.number if settings.draw else 0,
+            draw=settings.example_set.draw if settings.example_set else 0,
             sample=settings.sample,
         )
         if model is not None:
             task = _check_prompts(task, reference)
             if not tasks:  # once, because all conditions have the same problems
-                examples = settings.draw.examples if settings.draw else ()
+                examples = settings.example_set.examples if settings.example_set else ()
                 notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
                 task = replace(task, notes=notes)
             if settings.scored_form is not None:

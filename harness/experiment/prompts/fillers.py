@@ -6,18 +6,18 @@ from itertools import cycle, islice
 
 from harness.errors import ConfigError
 
-RANDOM_DRAWS = 100
+ATTEMPTS = 100
 """Attempts to draw words with exactly the required number of tokens."""
 
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 """Words that are appended to a sentence if no cut of it has the required number of tokens."""
 
 
-def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int]) -> str:
+def cut_sentence(words: list[str], token_count: int, count_tokens: Callable[[str], int]) -> str:
     """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
     # The longest cut comes first, so that few words are appended.
-    for size in range(min(len(words), count), 0, -1):
-        missing = count - count_tokens(_as_sentence(words[:size]))
+    for size in range(min(len(words), token_count), 0, -1):
+        missing = token_count - count_tokens(_as_sentence(words[:size]))
         if missing < 0:
             continue
         for shift in range(len(PADDING_WORDS)):
@@ -26,32 +26,35 @@ def cut_sentence(words: list[str], count: int, count_tokens: Callable[[str], int
             for length in range(missing, -1, -1):
                 sentence = _as_sentence(words[:size] + padding[:length])
                 tokens = count_tokens(sentence)
-                if tokens == count:
+                if tokens == token_count:
                     return sentence
-                if tokens < count:
+                if tokens < token_count:
                     break
     raise ConfigError(
-        f"No cut of the sentence has exactly {count} tokens in this tokenizer. "
+        f"No cut of the sentence has exactly {token_count} tokens in this tokenizer. "
         "Choose another count."
     )
 
 
 def draw_words(
-    words: Sequence[str], count: int, count_tokens: Callable[[str], int], draw: random.Random
+    words: Sequence[str],
+    token_count: int,
+    count_tokens: Callable[[str], int],
+    generator: random.Random,
 ) -> str:
     """Draw random words with this number of tokens. The first word follows no blank."""
-    for _ in range(RANDOM_DRAWS if words else 0):
-        chosen = draw.choices(words, k=count)
+    for _ in range(ATTEMPTS if words else 0):
+        chosen = generator.choices(words, k=token_count)
         while chosen:
             text = " ".join(chosen)
             tokens = count_tokens(text)
-            if tokens == count:
+            if tokens == token_count:
                 return text
-            if tokens < count:
+            if tokens < token_count:
                 break
             chosen.pop()
     raise ConfigError(
-        f"No draw of random words has exactly {count} tokens in this tokenizer. "
+        f"No draw of random words has exactly {token_count} tokens in this tokenizer. "
         "Choose another count."
     )
 

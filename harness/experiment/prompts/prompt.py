@@ -27,7 +27,7 @@ from harness.experiment.conditions import (
     FilledCondition,
     Placement,
 )
-from harness.experiment.fewshot_examples import Draw
+from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.template import (
     CHOICES,
@@ -152,7 +152,7 @@ class PromptSettings:
         instruction: Replaces the instruction of the layout. The condition's own replaces both.
         template: The run's template of examples and question.
         question: The run's template of the question, if it differs from the examples'.
-        draw: The examples before the question.
+        example_set: The examples before the question.
         sample: The number of the only sample with these prompts, from 1; 0: all samples have them.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
@@ -166,7 +166,7 @@ class PromptSettings:
     instruction: str | None = None
     template: str | None = None
     question: str | None = None
-    draw: Draw | None = None
+    example_set: ExampleSet | None = None
     sample: int = 0
     has_system_turn: bool = True
     thinking: Markers = ()
@@ -192,7 +192,7 @@ class PromptSettings:
         Raises:
             ConfigError: only the problem or only a template has choices.
         """
-        asks_in_text = self.draw is not None and self.layout is Layout.RAW
+        asks_in_text = self.example_set is not None and self.layout is Layout.RAW
         default = QUESTION_AND_ANSWER if asks_in_text else ONLY_PROBLEM
         if problem.choices:
             default = default.replace("{problem}", "{problem}\n{choices}")
@@ -243,7 +243,7 @@ def build_prompt(
     example_form, question_form = settings.parse_templates(condition, problem)
     is_chat, is_raw = (settings.layout is layout for layout in (Layout.CHAT, Layout.RAW))
     blocks = []
-    for example in settings.draw.examples if settings.draw else ():
+    for example in settings.example_set.examples if settings.example_set else ():
         blocks.append(_fill_example(example_form, example, filler_text, is_chat=is_chat))
     question = _fill(question_form.question, problem, filler_text)
     instruction = fill_columns(settings.choose_instruction(condition), row)

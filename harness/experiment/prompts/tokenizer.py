@@ -264,8 +264,8 @@ def fit_filler(
                     "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
                     "random_ids out."
                 )
-            draw = random.Random(f"{seed}:{key}" if key else seed)
-            return draw_words(_words(tokenizer), count, count_tokens, draw)
+            generator = random.Random(f"{seed}:{key}" if key else seed)
+            return draw_words(_words(tokenizer), count, count_tokens, generator)
         case _:
             return ""
 
