@@ -194,7 +194,9 @@ def list_cells() -> list[Cell]:
     cells = []
     populations: tuple[Population, ...] = ("undecided", "beta")
     for name, k, discordance in product(populations, (1, 5), DISCORDANCES):
-        least = minimal_detectable_effect(n=PROBLEMS, k=k, discordance=discordance)
+        least = minimal_detectable_effect(
+            problem_count=PROBLEMS, repeats=k, discordance=discordance
+        )
         for effect in (0.0, least, MARGIN):
             # With a scale above 1 a beta chance would leave [0, 1].
             if name == "beta" and _beta_parameters(discordance, effect)[1] > 1:

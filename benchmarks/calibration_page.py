@@ -158,7 +158,9 @@ def _table_of_least_effect(rates: Sequence[Rates], targets: Targets) -> str:
             continue
         detected = _percent(row.detected)
         if cell.population == "undecided":
-            power = detection_power(cell.effect, n=cell.n, k=cell.k, discordance=cell.discordance)
+            power = detection_power(
+                cell.effect, problem_count=cell.n, repeats=cell.k, discordance=cell.discordance
+            )
             detected = _format(targets, "power", row, row.detected, power - 0.02, power + 0.02)
         effect = f"{100 * cell.effect:.2f}"
         covers = _format(targets, "coverage", row, row.covers, *COVERAGE)

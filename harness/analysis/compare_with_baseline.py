@@ -274,7 +274,7 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
         return float(gained.sum()), float(lost.sum())
     samples = old.samples_by_prompt
     right, right_before = new.right_by_prompt, old.right_by_prompt
-    pairs = old.k * int(samples.max())
+    pairs = old.denominator * int(samples.max())
     gains = ((samples - right_before) * right).sum() / pairs
     losses = (right_before * (samples - right)).sum() / pairs
     return float(gains), float(losses)
@@ -289,7 +289,7 @@ def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row
     shift = (new[1].right - old[1].right) - (new[0].right - old[0].right)
     flips = [sum(_count_flips(*side[:2])) for side in (old, new)]
     row: Row = {
-        "aa_difference": 100 * float(shift.mean()) / old[0].k,
+        "aa_difference": 100 * float(shift.mean()) / old[0].denominator,
         "aa_flips": sum(flips) / len(flips),
     }
     before, after = old[1].changed_completions, new[1].changed_completions

@@ -33,7 +33,7 @@ the degrees of freedom. With it, tests over 4 to 20 prompts err at most 5 times 
 
 def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
     """As `pool_changes`, from the outcomes of the baseline and of the condition for each prompt."""
-    changes = [(new.right - old.right, old.k) for old, new in pairs]
+    changes = [(new.right - old.right, old.denominator) for old, new in pairs]
     return pool_changes(changes, pairs[0][0].clusters)
 
 
@@ -50,10 +50,10 @@ def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | N
         problems; and, if the prompts are enough, `new_low`, `new_high` and `new_p` for new prompts.
     """
     # prompts may have different numbers of samples; on a common denominator changes are integers
-    k = math.lcm(*(samples for _, samples in changes))
-    scaled_changes = np.array([change * (k // samples) for change, samples in changes])
+    repeats = math.lcm(*(samples for _, samples in changes))
+    scaled_changes = np.array([change * (repeats // samples) for change, samples in changes])
     clusters = np.arange(scaled_changes.shape[1]) if clusters is None else clusters
-    effect = estimate_over_draws(scaled_changes, np.full_like(scaled_changes, k), clusters)
+    effect = estimate_over_draws(scaled_changes, np.full_like(scaled_changes, repeats), clusters)
     row: Row = {"problems": len(clusters)}
     if isinstance(effect, CrossedDifference):
         row |= to_points(effect, ("difference", "new_low", "new_high")) | {"new_p": effect.p}
@@ -139,8 +139,8 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
             sum over prompts is the same for all problems.
         clusters: See `paired_tests.average_clusters`.
     """
-    k = int(samples.sum(axis=0).max())
-    fixed = estimate_difference(changes.sum(axis=0), k, clusters=clusters)
+    repeats = int(samples.sum(axis=0).max())
+    fixed = estimate_difference(changes.sum(axis=0), repeats, clusters=clusters)
     error, freedom = measure_error(changes, samples, clusters)
     return CrossedDifference(fixed=fixed, error=error, freedom=freedom)
 

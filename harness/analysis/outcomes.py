@@ -83,8 +83,8 @@ class Outcomes:
         return np.array([table[draws == draw].sum(axis=0) for draw in np.unique(draws)])
 
     @property
-    def k(self) -> int:
-        """The denominator of `right`: samples a problem; the largest if some are missing."""
+    def denominator(self) -> int:
+        """The number of samples that a problem has in `right`; the largest if some are missing."""
         return int(self.samples.max())
 
     @property
@@ -234,7 +234,7 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     """
     # first each by itself, as missing samples would look like other numbers of samples below
     for sampled in (baseline, outcomes):
-        is_incomplete = sampled.samples < sampled.k
+        is_incomplete = sampled.samples < sampled.denominator
         if is_incomplete.any():
             names = list_first([str(name) for name in sampled.problem_ids[is_incomplete]])
             raise ComparisonError(
@@ -249,7 +249,7 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
             f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problems)} "
             f"against {len(baseline_problems)}; only one has {unshared_ids}."
         )
-    if baseline.k != outcomes.k:
+    if baseline.denominator != outcomes.denominator:
         raise ComparisonError(
             f"{outcomes.name}: expected {baseline.repeats} samples per problem as {baseline_text} "
             f"has, got {outcomes.repeats}."

@@ -100,17 +100,17 @@ class PairedDifference:
 
 
 def estimate_difference(
-    changes: npt.ArrayLike, k: int, *, clusters: Integers | None = None
+    changes: npt.ArrayLike, repeats: int, *, clusters: Integers | None = None
 ) -> PairedDifference:
     """The difference between two conditions with its test and interval, as all tables have them.
 
     The test assumes that a gain and a loss of the same size are equally likely. Where few problems
-    gain much and many lose a little, it errs in 6 instead of 5 of 100 runs (1 % of 200 problems, k
-    = 20).
+    gain much and many lose a little, it errs in 6 instead of 5 of 100 runs (1 % of 200 problems,
+    20 samples of each).
 
     Args:
         changes: [problem] Right samples under a condition less those under the baseline.
-        k: Samples a problem under either.
+        repeats: Samples of a problem under either.
         clusters: See `average_clusters`; by default each problem is a cluster.
     """
     numbers = np.asarray(changes, dtype=np.int64)
@@ -128,12 +128,12 @@ def estimate_difference(
         smaller, larger = _draw_subset_means(-directed_sums, sizes)
         subset_means = np.hstack([subset_means, [-larger, -smaller]])
     return PairedDifference(
-        difference=float(numbers.mean()) / k,
+        difference=float(numbers.mean()) / repeats,
         p=sign_flip_test(sums),
         clusters=len(sums),
         gains=int((directed_sums > 0).sum()),
         losses=int((directed_sums < 0).sum()),
-        subset_means=subset_means / k,
+        subset_means=subset_means / repeats,
     )
 
 

@@ -22,18 +22,18 @@ class PlannedComparison:
     """A planned comparison of a condition with the baseline.
 
     Attributes:
-        n: Number of problems, or of clusters that count as one problem each.
+        problem_count: Number of problems, or of clusters that count as one problem each.
         discordance: Share of the problems in which one sample of either condition, taken alone,
             would disagree.
-        k: Samples a problem in either condition.
+        repeats: Samples of a problem in either condition.
         alpha: Significance level, two-sided; with Holm over m tests, alpha / m is the safe choice.
         prompts: Prompts of each condition: texts, instructions or draws of examples.
         spread: Standard deviation of the true difference between prompts.
     """
 
-    n: int
+    problem_count: int
     discordance: float
-    k: int = 1
+    repeats: int = 1
     alpha: float = ALPHA
     prompts: int = 1
     spread: float = 0.0
@@ -53,19 +53,19 @@ def detection_power(effect: float, **options: Any) -> float:
     Args:
         effect: True difference, as a share of the problems (0.02 is 2 points); its sign does not
             matter.
-        options: The fields of `PlannedComparison`: n, discordance, k, alpha, prompts, spread.
+        options: The fields of `PlannedComparison`.
 
     Raises:
         ComparisonError: the discordance is out of range, or below the effect.
     """
     size, plan = abs(effect), PlannedComparison(**options)
     # independent samples of one problem disagree at most half of the time
-    largest = 1 if plan.k == 1 else 0.5
+    largest = 1 if plan.repeats == 1 else 0.5
     if not (0 < plan.discordance <= largest and size <= plan.discordance):
         smallest = f"at least the effect, {size:g}," if size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {smallest} and up to {largest:g} with k = {plan.k}, "
-            f"got {plan.discordance:g}."
+            f"discordance: expected {smallest} and up to {largest:g} with repeats = "
+            f"{plan.repeats}, got {plan.discordance:g}."
         )
     if plan.prompts > 1:
         return _power_over_prompts(size, plan)
@@ -77,13 +77,13 @@ def _power_over_prompts(size: float, plan: PlannedComparison) -> float:
     rng = np.random.default_rng(DEFAULT_SEED)
     effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
     of_prompts = effects.var(axis=1, ddof=1) / plan.prompts
-    of_problems = plan.discordance / (plan.n * plan.k)
+    of_problems = plan.discordance / (plan.problem_count * plan.repeats)
     # the same problems are asked under every prompt, so further prompts do not reduce it
     noise = rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
     variance = of_prompts + of_problems
     # Satterthwaite's, as in `crossed_effects.crossed_error`
     freedom = variance**2 / (
-        of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.n - 1)
+        of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.problem_count - 1)
     )
     prompts_decide = of_prompts > PROMPTS_HEEDED * of_problems
     freedom = np.where(prompts_decide, np.minimum(freedom, plan.prompts - 1), freedom)
@@ -95,18 +95,19 @@ def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
     """The power of the sign-flip test.
 
     A sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h
-    under the baseline, so the problem's change is a binomial number of 2 k draws less k. The effect
-    and the discordance determine h and the share of undecided problems.
+    under the baseline, so the problem's change is a binomial number of 2 `repeats` trials less
+    `repeats`. The effect and the discordance determine h and the share of undecided problems.
     """
-    k = plan.k
+    repeats = plan.repeats
     undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
     chance_right = 0.5 + size / (2 * undecided_share)
-    chances = undecided_share * np.diff(bdtr(np.arange(2 * k + 1), 2 * k, chance_right), prepend=0)
-    # a settled problem does not change: k of its 2 k draws are right
-    chances[k] += 1 - undecided_share
+    successes = np.arange(2 * repeats + 1)
+    chances = undecided_share * np.diff(bdtr(successes, 2 * repeats, chance_right), prepend=0)
+    # a settled problem does not change: `repeats` of its samples are right
+    chances[repeats] += 1 - undecided_share
     rng = np.random.default_rng(DEFAULT_SEED)
-    problems = rng.multinomial(plan.n, chances / chances.sum(), size=SIMULATED_RUNS)
-    changes = np.arange(-k, k + 1)
+    problems = rng.multinomial(plan.problem_count, chances / chances.sum(), size=SIMULATED_RUNS)
+    changes = successes - repeats
     critical = ndtri(1 - plan.alpha / 2) * np.sqrt(problems @ changes**2)
     # the continuity correction: sums of changes are integers
     return float((problems @ changes - 1 > critical).mean())

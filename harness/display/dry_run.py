@@ -119,12 +119,12 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
     A prompt counts once for each answer whose log-probability is measured.
     """
-    count = 0
+    tokens = 0
     for task in plan.tasks.values():
         for prompt in task.prompts:
             requests = plan.replicates(task) * max(1, len(prompt.answers))
-            count += requests * len(prompt.token_ids or ())
-    return count * plan.config.repeats_per_prompt
+            tokens += requests * len(prompt.token_ids or ())
+    return tokens * plan.config.repeats_per_prompt
 
 
 def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
@@ -162,18 +162,18 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
 def _count_problems(plan: Plan, clusters: int) -> str:
     """The numbers of problems that are asked, of copies and clusters, and of examples."""
     total, problems = len(plan.full_dataset.problems), plan.dataset.problems
-    count = str(len(problems))
+    text = str(len(problems))
     if len(problems) < total:
-        count += f" of {total}"
+        text += f" of {total}"
     questions = {
         (problem.counts_with, problem.shown or fold_text(problem.problem)) for problem in problems
     }
     copies = len(problems) - len(questions)
-    count += f" problems{describe_clusters(len(problems), clusters, copies)}"
+    text += f" problems{describe_clusters(len(problems), clusters, copies)}"
     if plan.example_ids:
         pool = len(plan.example_ids.pool)
-        count += f", examples from {pool} others" if pool else ", examples from a file"
-    return count
+        text += f", examples from {pool} others" if pool else ", examples from a file"
+    return text
 
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
@@ -261,12 +261,12 @@ def _make_prompt_table(plan: Plan) -> Table:
     return Table(title, rows, PROMPT_COLUMNS)
 
 
-def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
+def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
     """The contrasts that a run tests, and the smallest difference that they would detect.
 
     Args:
         config: The config of the run.
-        problems: The number of problems; those of one cluster count as one.
+        problem_count: The number of problems; those of one cluster count as one.
     """
     names = {condition.name for condition in config.conditions}
     contrasts = [pair for pair in config.tested if names.issuperset(pair)]
@@ -280,7 +280,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         alpha = f"alpha {ALPHA:g}"
         if tests > 1:
             alpha += f" / {tests}"
-        effect, assumption = _find_smallest_effect(config, problems, ALPHA / tests)
+        effect, assumption = _find_smallest_effect(config, problem_count, ALPHA / tests)
         tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
         yield (
             f"detects   smallest difference: {effect} ({tested_contrasts}; "
@@ -288,7 +288,7 @@ def describe_power(config: RunConfig, problems: int) -> Iterator[str]:
         )
 
 
-def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tuple[str, str]:
+def _find_smallest_effect(config: RunConfig, problem_count: int, alpha: float) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
     draws, spread = 1, ""
     # From this number of draws on the test is for new draws too.
@@ -298,8 +298,8 @@ def _find_smallest_effect(config: RunConfig, problems: int, alpha: float) -> tup
     # Few problems detect only a difference above the planned discordance.
     for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
         effect = minimal_detectable_effect(
-            n=problems,
-            k=config.repeats,
+            problem_count=problem_count,
+            repeats=config.repeats,
             discordance=discordance,
             alpha=alpha,
             prompts=draws,

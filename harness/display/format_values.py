@@ -153,9 +153,9 @@ def plural(noun: str, amount: float) -> str:
     return noun if amount == 1 else f"{noun}s"
 
 
-def describe_clusters(problems: int, clusters: int, copies: int) -> str:
+def describe_clusters(problem_count: int, clusters: int, copies: int) -> str:
     """What follows a number of problems in a text; empty if each problem is a cluster."""
-    if clusters in (0, problems):
+    if clusters in (0, problem_count):
         return ""
     share = f", {copies} of them copies of others," if copies else ""
     return f"{share} in {clusters} clusters"

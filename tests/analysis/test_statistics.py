@@ -196,36 +196,41 @@ def test_power_of_single_samples_is_near_the_sum_over_all_outcomes():
         for lost in range(min(gained, n - gained) + 1):
             if stats.binomtest(gained, gained + lost).pvalue < 0.05:
                 exact += outcome_chance(gained, lost, n, discordance=discordance, effect=effect)
-    power = detection_power(effect, n=n, discordance=discordance)
+    power = detection_power(effect, problem_count=n, discordance=discordance)
     assert power == pytest.approx(exact, abs=0.03)
-    assert power == detection_power(-effect, n=n, discordance=discordance)
+    assert power == detection_power(-effect, problem_count=n, discordance=discordance)
 
 
 def test_power_over_new_prompts_is_that_of_the_t_test_where_there_are_problems_enough():
-    power = detection_power(0.02, n=1_000_000, k=1, discordance=0.1, prompts=8, spread=0.02)
+    plan = {"problem_count": 1_000_000, "discordance": 0.1}
+    power = detection_power(0.02, **plan, prompts=8, spread=0.02)
     exact = stats.nct.sf(stats.t.ppf(0.975, 7), 7, 0.02 * math.sqrt(8) / 0.02)
     assert power == pytest.approx(exact, abs=0.03)
 
 
 def test_new_prompts_do_not_remove_the_noise_of_the_problems_that_all_of_them_share():
-    least = minimal_detectable_effect(n=500, discordance=0.1)
-    among_prompts = minimal_detectable_effect(n=500, discordance=0.1, prompts=1000, spread=0.02)
+    least = minimal_detectable_effect(problem_count=500, discordance=0.1)
+    among_prompts = minimal_detectable_effect(
+        problem_count=500, discordance=0.1, prompts=1000, spread=0.02
+    )
     assert least * 0.9 < among_prompts
 
 
-@pytest.mark.parametrize("k", [1, 5])
-def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(k):
-    facts = {"n": 500, "k": k, "discordance": 0.1}
+@pytest.mark.parametrize("repeats", [1, 5])
+def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(repeats):
+    facts = {"problem_count": 500, "repeats": repeats, "discordance": 0.1}
     least = minimal_detectable_effect(**facts)
     assert detection_power(least, **facts) == pytest.approx(0.8, abs=0.01)
-    for change in ({"n": 2000}, {"discordance": 0.05}, {"k": 20}):
+    for change in ({"problem_count": 2000}, {"discordance": 0.05}, {"repeats": 20}):
         assert minimal_detectable_effect(**facts | change) < least
     for change in ({"alpha": 0.05 / 3}, {"prompts": 8, "spread": 0.02}):
         assert minimal_detectable_effect(**facts | change) > least
-    assert math.isnan(minimal_detectable_effect(n=20, k=k, discordance=0.02))
+    assert math.isnan(
+        minimal_detectable_effect(problem_count=20, repeats=repeats, discordance=0.02)
+    )
 
 
 @with_cases
 def test_power_refuses_numbers_out_of_range(values, message):
     with pytest.raises(ComparisonError, match=message):
-        detection_power(0.02, n=9, **values)
+        detection_power(0.02, problem_count=9, **values)

@@ -18,7 +18,7 @@ def config(folder, **changes):
 
 def smallest_difference(**settings):
     """The smallest difference that 500 problems detect."""
-    effect = minimal_detectable_effect(n=500, discordance=0.1, **settings)
+    effect = minimal_detectable_effect(problem_count=500, discordance=0.1, **settings)
     return f"{100 * effect:.1f} points"
 
 
@@ -27,9 +27,9 @@ def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
     tmp_path, changes, contrasts, alpha, tests
 ):
     changes = {"conditions": ["wo", "mless", "mful"], **changes}
-    for k, sampling in ((1, {}), (5, SAMPLED)):
+    for repeats, sampling in ((1, {}), (5, SAMPLED)):
         _, line = describe_power(config(tmp_path, **changes, **sampling), 500)
-        difference = smallest_difference(k=k, alpha=0.05 / tests)
+        difference = smallest_difference(repeats=repeats, alpha=0.05 / tests)
         assert f"smallest difference: {difference} ({contrasts}; 80 % power, {alpha}" in line
 
 
@@ -37,7 +37,7 @@ def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(tmp_pa
     for draws, settings in ((3, {}), (4, {"prompts": 4, "spread": 0.02})):
         changes = {"fewshot": {"draws": draws}, "repeats": draws}
         _, line = describe_power(config(tmp_path, **changes), 500)
-        assert f"smallest difference: {smallest_difference(k=draws, **settings)} (" in line
+        assert f"smallest difference: {smallest_difference(repeats=draws, **settings)} (" in line
         assert ("a standard deviation between draws of 2 points" in line) == (draws == 4)
 
 
@@ -67,8 +67,10 @@ def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_t
     for name, run_config in configs.items():
         assert (run_config.primary, run_config.replicates) == ("mless - wo", 2), name
         if run_config.repeats > 1:
-            k, alpha = run_config.repeats, 0.05 / len(run_config.tested)
-            effect = minimal_detectable_effect(n=500, k=k, discordance=0.1, alpha=alpha)
+            repeats, alpha = run_config.repeats, 0.05 / len(run_config.tested)
+            effect = minimal_detectable_effect(
+                problem_count=500, repeats=repeats, discordance=0.1, alpha=alpha
+            )
             assert effect < 0.02, "most effects of the study are 2 points or more"
         else:
             twin = configs[f"{name}-sampled"]
