@@ -143,15 +143,15 @@ class EnginePool:
             engine = calls[call]
             engine.call = None
             try:
-                answer = self._carrier.answer(call)
+                result = self._carrier.result(call)
             # a lost engine must not end the run: the others take over its requests
             except HarnessError as error:
                 self._lose(engine, error)
                 continue
             if engine.facts:
-                finished += self._read_results(engine, *answer)
+                finished += self._read_results(engine, *result)
             else:
-                engine.facts = answer
+                engine.facts = result
         return finished
 
     def _read_results(

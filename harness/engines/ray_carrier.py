@@ -223,8 +223,8 @@ class RayCarrier:
         return list(self._ray.wait(calls, timeout=seconds)[0]) if calls else []
 
     @_explained_errors()
-    def answer(self, call: Hashable) -> Any:
-        """The answer to a call."""
+    def result(self, call: Hashable) -> Any:
+        """The result of a call."""
         return self._ray.get(call)
 
     @_explained_errors()

@@ -246,17 +246,17 @@ class ServedModel:
         raise EngineError(f"{code}{describe_error(body)}")
 
     async def _read(self, method: str, path: str, **options: Any) -> tuple[int, Any, float]:
-        """The status of an answer, its JSON or text, and the seconds that it asks to wait.
+        """The status of a response, its JSON or text, and the seconds that it asks to wait.
 
-        If no answer comes, the status is 0, and the text is the error.
+        If no response comes, the status is 0, and the text is the error.
         """
         from aiohttp import ClientError
 
         url = self._base + path + self._query
         try:
-            async with self._session.request(method, url, **options) as answer:
-                status, text = answer.status, (await answer.read()).decode("utf-8", "replace")
-                pause = _read_pause(answer.headers)
+            async with self._session.request(method, url, **options) as response:
+                status, text = response.status, (await response.read()).decode("utf-8", "replace")
+                pause = _read_pause(response.headers)
         except (ClientError, TimeoutError) as error:
             return 0, f"{type(error).__name__} {error}", 0.0
         try:

@@ -65,16 +65,16 @@ class WatchedCalls:
             RuntimeError: a process has died, and vLLM has not noticed.
             BaseException: whatever vLLM raises.
         """
-        answer: Future[Any] = Future()
-        self._calls.put((load, answer))
+        future: Future[Any] = Future()
+        self._calls.put((load, future))
         turns_since_death = 0
         try:
-            while not wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+            while not wait([future], timeout=ENGINE_TURN_SECONDS).done:
                 turns_since_death += self._has_dead_process()
                 if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
                     message = "its process ended just after it had loaded the model."
                     raise RuntimeError(f"Engine core initialization failed: {message}")
-            return answer.result()
+            return future.result()
         except BaseException:
             self.close()
             # Ctrl-C does not reach the thread; its call ends when the processes are killed
@@ -82,7 +82,7 @@ class WatchedCalls:
                 for _ in range(INTERRUPTED_TURNS):
                     for process in list(self._processes):
                         process.kill()
-                    if wait([answer], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
+                    if wait([future], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
                         break
             raise
 
@@ -95,12 +95,12 @@ class WatchedCalls:
         Raises:
             EngineError: the engine process has died or hangs, or vLLM raised an error.
         """
-        answer: Future[Any] = Future()
-        self._calls.put((method, answer))
+        future: Future[Any] = Future()
+        self._calls.put((method, future))
         # Turns are counted, as the clock also runs while Ctrl-Z or a scheduler has stopped this
         # process.
         for turns in count(1):
-            if wait([answer], timeout=ENGINE_TURN_SECONDS).done:
+            if wait([future], timeout=ENGINE_TURN_SECONDS).done:
                 break
             if self._has_dead_process():
                 raise self._make_death_error()
@@ -110,9 +110,9 @@ class WatchedCalls:
                     "process lives: it hangs (see `dmesg`), or its steps take longer than "
                     f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
                 )
-        error = answer.exception()
+        error = future.exception()
         if error is None:
-            return answer.result()
+            return future.result()
         if isinstance(error, EngineError):
             raise error
         if type(error).__name__ == "EngineDeadError":
@@ -121,11 +121,11 @@ class WatchedCalls:
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
-            method, answer = call
+            method, future = call
             try:
-                answer.set_result(method())
+                future.set_result(method())
             except BaseException as error:
-                answer.set_exception(error)
+                future.set_exception(error)
 
     def close(self) -> None:
         """End the thread after the last call."""

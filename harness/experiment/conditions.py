@@ -128,8 +128,8 @@ class Condition(Strict):
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
 
     @property
-    def begins_answer(self) -> bool:
-        """Whether the model continues an answer that the prompt begins."""
+    def begins_reply(self) -> bool:
+        """Whether the prompt begins the reply of the model."""
         return bool(self.answer_prefix)
 
     @property
@@ -202,9 +202,9 @@ class FilledCondition(Condition):
         return number if isinstance(number, int) else None
 
     @property
-    def begins_answer(self) -> bool:
-        """Whether the model continues an answer that the prompt begins."""
-        return super().begins_answer or self.placement is Placement.ANSWER
+    def begins_reply(self) -> bool:
+        """Whether the prompt begins the reply of the model."""
+        return super().begins_reply or self.placement is Placement.ANSWER
 
     def describe(self) -> dict[str, Any]:
         """The columns that tables have of a condition; see `Condition.describe`."""

@@ -258,7 +258,7 @@ class RunConfig(Strict):
             yield f"baseline: expected one of the conditions {listed}, got {self.baseline_name!r}"
 
     def _find_model_faults(self) -> Iterator[str]:
-        prefixed = [condition.name for condition in self.all_conditions if condition.begins_answer]
+        prefixed = [condition.name for condition in self.all_conditions if condition.begins_reply]
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
         has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args

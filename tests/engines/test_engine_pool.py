@@ -103,7 +103,7 @@ class FakeCarrier:
     def wait(self, engines, seconds):
         return [engine for engine in engines if engine.answers != [None]]
 
-    def answer(self, engine):
+    def result(self, engine):
         answer = engine.answers.pop()
         if isinstance(answer, Exception):
             raise answer

@@ -333,9 +333,9 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     by_condition = first_requests(requests)
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
     later_layers = [*range(1, reference.model.config.num_hidden_layers)]
-    ours = reference.answer(phantom.prompt_token_ids, phantom.intervention, 8)
+    ours = reference.generate(phantom.prompt_token_ids, phantom.intervention, 8)
     intervention = {**hidden.intervention, "layers": later_layers}
-    theirs = reference.answer(hidden.prompt_token_ids, intervention, 8)
+    theirs = reference.generate(hidden.prompt_token_ids, intervention, 8)
     assert ours["tokens"] == theirs["tokens"]
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 

@@ -197,34 +197,34 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         for row in sorted(compared_rows, key=lambda row: not row["primary"])
         if row["role"] == "tested" and _name_condition(row) == tested_name
     ]
-    answer_rows = primary_rows if primary_rows else compared_rows
+    card_rows = primary_rows if primary_rows else compared_rows
     models = {str(row["model"]) for row in rows}
     model = models.pop() if len(models) == 1 else f"{len(models)} models"
     subject = f"{model} on {name_datasets(board.receipt)}"
     question = f"How accurate is {subject}?"
-    if answer_rows:
-        conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in answer_rows)
+    if card_rows:
+        conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in card_rows)
         names = list_first(list(conditions), CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
     question = name_score(question, board.score)
-    has_settings = has_several_settings(answer_rows)
-    answers = []
-    for row in answer_rows[:CARD_ROWS]:
+    has_settings = has_several_settings(card_rows)
+    findings = []
+    for row in card_rows[:CARD_ROWS]:
         text = _describe_difference(row)
         if place := describe_place(board, row):
             text += f". {place[0].upper()}{place[1:]}"
         if has_settings:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
-        answer = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
-        answers.append({key: name_score(words, board.score) for key, words in answer.items()})
+        finding = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
+        findings.append({key: name_score(text, board.score) for key, text in finding.items()})
     noise = " ".join(remark for remark, _ in remark_noise(board))
     if not noise:
         noise = (
             "No repeat run and no positive control were made, so noise and sensitivity are unknown."
         )
     facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise}
-    return {"question": question, "answers": answers, "facts": facts}
+    return {"question": question, "findings": findings, "facts": facts}
 
 
 def _name_condition(row: Row) -> str:

@@ -51,7 +51,7 @@ class ReferenceModel:
             activation.register_forward_hook(partial(self._change, layer))
 
     @torch.no_grad()
-    def answer(
+    def generate(
         self, token_ids: Sequence[int], intervention: Mapping[str, Any] | None, token_count: int
     ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
@@ -59,7 +59,7 @@ class ReferenceModel:
         if intervention and intervention.get("phantom"):
             self._phantom = self._compute_phantom(intervention)
         self._intervention = intervention or {}
-        answer: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
+        reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
             self._positions = start + torch.arange(ids.shape[1], device=ids.device)
@@ -77,12 +77,12 @@ class ReferenceModel:
             cache, start = output.past_key_values, start + ids.shape[1]
             # in float32, whatever the model's type: leads of near-ties are small
             best = output.logits[0, -1].float().log_softmax(-1).topk(2)
-            answer["tokens"].append(int(best.indices[0]))
-            answer["logprobs"].append(float(best.values[0]))
-            answer["leads"].append(float(best.values[0] - best.values[1]))
+            reply["tokens"].append(int(best.indices[0]))
+            reply["logprobs"].append(float(best.values[0]))
+            reply["leads"].append(float(best.values[0] - best.values[1]))
             # the next pass has this token alone; all earlier ones are in the cache
             ids = best.indices[:1][None]
-        return answer
+        return reply
 
     def _compute_phantom(self, intervention: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""

@@ -61,7 +61,7 @@ def ask_reference(
     reference: JsonObject = json.loads(path.read_text("utf-8")) if path.exists() else {}
     if reference.get("questions") == questions:
         return reference
-    answers: dict[str, list[JsonObject]] = {}
+    replies: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
     spawn = multiprocessing.get_context("spawn")
     with (
@@ -71,8 +71,8 @@ def ask_reference(
     ):
         try:
             for name in questions["arms"]:
-                answers[name] = executor.submit(_answer, questions, name).result()
-                advance(len(answers), len(questions["arms"]))
+                replies[name] = executor.submit(_generate, questions, name).result()
+                advance(len(replies), len(questions["arms"]))
         except KeyboardInterrupt:
             # else the executor waits for the arm that is being answered
             for process in processes:
@@ -83,7 +83,7 @@ def ask_reference(
             raise ModelError(
                 f"Hugging Face cannot answer under the interventions: {message}"
             ) from error
-    reference = {"questions": questions, "answers": answers}
+    reference = {"questions": questions, "answers": replies}
     draft = folder / f"draft-{REFERENCE}"
     draft.write_text(json.dumps(reference), encoding="utf-8")
     # renamed when it is complete, so a killed process leaves no half of an answer
@@ -91,7 +91,7 @@ def ask_reference(
     return reference
 
 
-def _answer(questions: JsonObject, name: str) -> list[JsonObject]:
+def _generate(questions: JsonObject, name: str) -> list[JsonObject]:
     """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
     from harness.engines.interventions.hugging_face_answers import load_reference
 
@@ -100,7 +100,7 @@ def _answer(questions: JsonObject, name: str) -> list[JsonObject]:
         questions["model"], questions["dtype"], layers, questions["revision"]
     )
     arm_questions = questions["arms"][name]
-    return [reference.answer(**question, token_count=ARM_TOKENS) for question in arm_questions]
+    return [reference.generate(**question, token_count=ARM_TOKENS) for question in arm_questions]
 
 
 def count_checked(prompts: int) -> int:
@@ -160,9 +160,9 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    answers: dict[str, list[Any]] = {}
+    replies: dict[str, list[Any]] = {}
     for name, questions in reference["questions"]["arms"].items():
-        answers[name] = [None] * len(questions)
+        replies[name] = [None] * len(questions)
         for index, question in enumerate(questions):
             intervention = question["intervention"]
             parameters = SamplingParams(
@@ -182,9 +182,9 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
         for output in engine.step():
             if output.finished:
                 name, _, index = output.request_id.rpartition(" ")
-                answers[name][int(index)] = _read_answer(output.outputs[0])
+                replies[name][int(index)] = _read_reply(output.outputs[0])
     engine.collective_rpc("mless_check_rows")
-    agreement = compare_with_reference(answers, reference)
+    agreement = compare_with_reference(replies, reference)
     counts = []
     for name, prompt_count in agreement["prompts"].items():
         agreeing = agreement["agreements"][name]
@@ -198,14 +198,14 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     return agreement
 
 
-def _read_answer(completion: Any) -> dict[str, list[Any]]:
+def _read_reply(completion: Any) -> dict[str, list[Any]]:
     tokens = [int(token) for token in completion.token_ids]
     steps = zip(completion.logprobs, tokens, strict=True)
     return {"tokens": tokens, "logprobs": [logprobs[token].logprob for logprobs, token in steps]}
 
 
 def distance(
-    answer: Mapping[str, Sequence[Any]], reference: Mapping[str, Sequence[Any]], bound: float
+    reply: Mapping[str, Sequence[Any]], reference: Mapping[str, Sequence[Any]], bound: float
 ) -> float:
     """The largest difference of a log-probability of two greedy answers.
 
@@ -214,7 +214,7 @@ def distance(
     """
     largest = 0.0
     columns = [reference[name] for name in ("tokens", "logprobs", "leads")]
-    steps = zip(answer["tokens"], answer["logprobs"], *columns, strict=True)
+    steps = zip(reply["tokens"], reply["logprobs"], *columns, strict=True)
     for token, logprob, reference_token, reference_logprob, lead in steps:
         # After two different tokens the answers have different prompts, so nothing more can be
         # compared.
@@ -227,25 +227,25 @@ def distance(
 
 
 def compare_with_reference(
-    answers: Mapping[str, Sequence[JsonObject]], reference: JsonObject
+    replies: Mapping[str, Sequence[JsonObject]], reference: JsonObject
 ) -> JsonObject:
     """The agreement of an engine's answers with those of Hugging Face.
 
     Args:
-        answers: By arm the engine's answers: `tokens` and `logprobs`.
+        replies: By arm those of the engine: `tokens` and `logprobs`.
         reference: As `ask_reference` returns it.
 
     Returns:
         By arm `prompts` and `agreements`: the number of prompts, and of those with agreeing
         answers. `bound` and `largest`: the largest difference of a log-probability that agrees, and
-        the largest in these answers.
+        the largest in these replies.
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
     prompts, agreements, largest = {}, {}, 0.0
-    for name, arm_answers in answers.items():
-        pairs = zip(arm_answers, reference["answers"][name], strict=True)
-        distances = [distance(answer, expected, bound) for answer, expected in pairs]
+    for name, arm_replies in replies.items():
+        pairs = zip(arm_replies, reference["answers"][name], strict=True)
+        distances = [distance(reply, expected, bound) for reply, expected in pairs]
         prompts[name] = len(distances)
         agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
