@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from attention_probe.measure.measure_prompts import RecordOptions
-from attention_probe.model.load_first_layers import LoadedModel, default_device, load_model
+from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.model.first_layers import LoadedModel, default_device, load_model
 from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject

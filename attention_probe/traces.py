@@ -21,7 +21,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
+from attention_probe.measure.field_definitions import ARRAYS, MEASURES
 from harness.array_types import Floats, Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError

@@ -45,7 +45,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
 
     from attention_probe.model.attention_statistics import CaptureRequest
     from attention_probe.model.capture import capture
-    from attention_probe.model.load_first_layers import LoadedModel
+    from attention_probe.model.first_layers import LoadedModel
 
     config = _config(path, num_hidden_layers=layers)
     model: Any = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from attention_probe.measure.measure_in_engine import AVERAGES
+from attention_probe.measure.engine_fields import AVERAGES
 from benchmarks.runs import run_mless_here, say, write_json
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.figures.figure_config import PromptsConfig
-from attention_probe.measure.measure_prompts import RecordOptions
+from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.choose_prompts import open_source
+from attention_probe.prompts.prompts_config import open_source
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.report import table
 from benchmarks.runs import make_parser, say, work_folder

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import figure_config as figures
-from attention_probe.prompts.choose_prompts import PromptsConfig
+from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.analysis import compare_with_baseline
 from harness.display.side_tables import SIDE_TABLES
 from harness.experiment import (

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from attention_probe.measure.measure_definitions import SHARE
+from attention_probe.measure.field_definitions import SHARE
 from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.array_types import Floats, Integers

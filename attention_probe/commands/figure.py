@@ -22,7 +22,7 @@ def figure(
 ) -> None:
     """Draw a figure: PNG, SVG, PDF and its numbers as CSV. Missing measurements are made first."""
     from attention_probe.figures.figure_config import load_figure_config
-    from attention_probe.figures.make_figure import make_figure
+    from attention_probe.figures.probe_figure import make_figure
     from harness.display.progress import progress_bar
     from harness.yaml_settings import parse_overrides
 

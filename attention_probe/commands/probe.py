@@ -74,10 +74,10 @@ def probe(
     ] = Path("probe.traces"),
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
-    from attention_probe import run_probe
-    from attention_probe.measure.measure_prompts import RecordOptions
+    from attention_probe import probe_run
+    from attention_probe.measure.prompt_fields import RecordOptions
     from attention_probe.probe_settings import ProbeSettings
-    from attention_probe.prompts.choose_prompts import PromptsConfig
+    from attention_probe.prompts.prompts_config import PromptsConfig
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers, split_words
     from harness.runs.find_runs import locate_one
@@ -109,7 +109,7 @@ def probe(
         engine={} if engine else None,
     )
     with progress_bar("probe problems") as advance:
-        receipt = run_probe.probe(prompts, settings, output, advance)
+        receipt = probe_run.probe(prompts, settings, output, advance)
     show_traces(output, receipt)
 
 

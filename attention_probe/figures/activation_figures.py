@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from attention_probe.analysis.average_curves import average_columns, chosen_problems
 from attention_probe.figures.figure_config import FigureConfig
-from attention_probe.measure.measure_activations import (
+from attention_probe.measure.activations import (
     ACTIVATION_BINS,
     CLASSES,
     COVERED,

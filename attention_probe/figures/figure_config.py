@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, StrictInt, model_validator
 
-from attention_probe.measure.measure_activations import NEAR_ZERO_FACTORS
-from attention_probe.prompts.choose_prompts import PromptsConfig
+from attention_probe.measure.activations import NEAR_ZERO_FACTORS
+from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.analysis.problem_selection import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks

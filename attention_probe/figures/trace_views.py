@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attention_probe.analysis.average_curves import shared_problems
-from attention_probe.measure.measure_definitions import MEASURES
+from attention_probe.measure.field_definitions import MEASURES
 from attention_probe.traces import AttentionTraces, Trace
 from harness.constants import JsonObject
 from harness.display.report.attention_view import (

@@ -21,7 +21,7 @@ from harness.layers_and_heads import count_from_one
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from attention_probe.model.load_first_layers import LoadedModel
+    from attention_probe.model.first_layers import LoadedModel
 
 ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.measure.measure_activations import ACTIVATION_BINS, CLASSES
+from attention_probe.measure.activations import ACTIVATION_BINS, CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides

@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from attention_probe.measure.measure_activations import (
+from attention_probe.measure.activations import (
     ACTIVATION_BINS,
     CLASSES,
     ReferenceActivations,

@@ -11,11 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_probe.check_probe import captured_sums, eager_sums, largest_difference
 from attention_probe.model.attention_function import ATTENTION
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
-from attention_probe.model.load_first_layers import LoadedModel, load_model
+from attention_probe.model.first_layers import LoadedModel, load_model
+from attention_probe.self_check import captured_sums, eager_sums, largest_difference
 from harness.errors import ModelError
 from tests.conftest import mark_slow
 from tests.make import with_cases

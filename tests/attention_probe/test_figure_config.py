@@ -5,7 +5,7 @@ import pytest
 
 from attention_probe.analysis.average_curves import CurveSettings
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.figures.make_figure import make_figure
+from attention_probe.figures.probe_figure import make_figure
 from harness.errors import ConfigError
 from harness.yaml_settings import parse_overrides
 from tests.conftest import run_program

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
-from attention_probe.model.load_first_layers import load_model
+from attention_probe.model.first_layers import load_model
 from harness.errors import ModelError
 from tests.conftest import load_eager, run_python
 from tests.make import with_cases
@@ -94,7 +94,7 @@ def test_every_loaded_layer_gives_its_output_in_the_full_model_in_float32(checkp
 
 MEMORY = """
 import sys
-from attention_probe.model.load_first_layers import load_model
+from attention_probe.model.first_layers import load_model
 from benchmarks.attention import peak_memory
 
 load_model(sys.argv[1], layers=[0])  # what is imported on the way is not counted

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from attention_probe.measure.measure_prompts import RecordOptions
+from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
-from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness.analysis.problem_selection import Criterion
 from harness.engines.completions import Completion
@@ -239,7 +239,7 @@ def opened(full_model, monkeypatch):
         calls.append(arguments)
         return EagerEngine(full_model)
 
-    monkeypatch.setattr("attention_probe.open_model.open_recorder", open_recorder)
+    monkeypatch.setattr("attention_probe.probed_model.open_recorder", open_recorder)
     return calls
 
 

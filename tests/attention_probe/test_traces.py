@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attention_probe.measure.measure_definitions import ARRAYS, MEASURES
+from attention_probe.measure.field_definitions import ARRAYS, MEASURES
 from attention_probe.traces import AttentionTraces
 from harness.errors import ConfigError, JournalError, RunError
 from tests.attention_probe.conftest import store

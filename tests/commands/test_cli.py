@@ -12,8 +12,8 @@ import pytest
 import typer
 import yaml
 
-from attention_probe.model.load_first_layers import load_model
-from attention_probe.prompts.choose_prompts import PromptsConfig
+from attention_probe.model.first_layers import load_model
+from attention_probe.prompts.prompts_config import PromptsConfig
 from harness import Run, cli, resources
 from harness.experiment.prompts.tokenizer import load_model_config, load_tokenizer
 from tests.conftest import run_program

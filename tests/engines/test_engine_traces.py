@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.figures.make_figure import make_figure
-from attention_probe.measure.measure_prompts import RecordOptions
+from attention_probe.figures.probe_figure import make_figure
+from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.run_probe import run_probe
 from attention_probe.traces import AttentionTraces
 from harness import Run
 from harness.analysis.problem_selection import Criterion

@@ -22,7 +22,7 @@ FOLDERS = {
         "engines runs analysis lm_eval_plugin display execution check_installation commands cli"
     ).split(),
     "attention_probe": (
-        "prompts model measure check_probe traces probe_settings open_model run_probe "
+        "prompts model measure self_check traces probe_settings probed_model probe_run "
         "analysis figures commands"
     ).split(),
 }

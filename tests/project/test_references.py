@@ -16,7 +16,7 @@ DESCRIBED = ("harness", "attention_probe")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/*.md")
 PAGES += ("results/*.md", "tasks/*/*.md")
 SETTINGS = ("harness/**/*.yaml", "attention_probe/**/*.yaml", "configs/**/*.yaml")
-SETTINGS += ("tasks/**/*.yaml", "*.toml", "Makefile")
+SETTINGS += ("tasks/**/*.yaml", "*.toml", "Makefile", "scripts/*.sh")
 DATA_FILES = (
     *(".md", ".json", ".jsonl", ".yaml", ".html", ".css", ".js", ".txt", ".log"),
     ".safetensors",

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attention_probe.measure.measure_prompts import RecordOptions
+from attention_probe.measure.prompt_fields import RecordOptions
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture, softmax_layers
-from attention_probe.model.load_first_layers import LoadedModel
+from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt
 
 CHECKED_TOKENS = 2048

@@ -11,10 +11,10 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import read_bars, read_curves
-from attention_probe.measure.measure_prompts import RecordOptions
+from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.probe_run import Advance, run_probe
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
-from attention_probe.run_probe import Advance, run_probe
+from attention_probe.prompts.prompts_config import PromptsConfig, open_source
 from attention_probe.traces import AttentionTraces
 from harness.analysis.problem_selection import select
 from harness.display.figures.figure_style import write_figure

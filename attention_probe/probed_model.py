@@ -5,11 +5,11 @@ from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
 
-from attention_probe.check_probe import self_check
-from attention_probe.measure.measure_in_engine import measure_in_engine
-from attention_probe.measure.measure_prompts import AVERAGES, FieldsByCondition, measure_problem
+from attention_probe.measure.engine_fields import measure_in_engine
+from attention_probe.measure.prompt_fields import AVERAGES, FieldsByCondition, measure_problem
 from attention_probe.probe_settings import ProbeSettings, refuse_large_prompts
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
+from attention_probe.self_check import self_check
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder

@@ -1,9 +1,9 @@
 """Measure prompts in vLLM, which sums their attention over sets of queries while it prefills them.
 
-The numbers are those of `measure_prompts`, without position gaps and activations.
+The numbers are those of `prompt_fields`, without position gaps and activations.
 """
 
-from attention_probe.measure.measure_prompts import (
+from attention_probe.measure.prompt_fields import (
     AVERAGES,
     FieldsByCondition,
     RecordOptions,

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 
-from attention_probe.measure.measure_activations import ReferenceActivations, measure_activations
+from attention_probe.measure.activations import ReferenceActivations, measure_activations
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
-from attention_probe.model.load_first_layers import LoadedModel
+from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.engines.attention_sums import Weights, means
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, index_regions

@@ -66,7 +66,7 @@ ARRAYS: dict[str, Quantity] = {
     ),
     "activation_histogram": Quantity(
         "activations",
-        "See measure_activations.measure_activations; empty unless requested.",
+        "See activations.measure_activations; empty unless requested.",
         ("bin",),
     ),
 }

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attention_probe.open_model import Measure, flatten_prompts, open_model
 from attention_probe.probe_settings import ProbeSettings
-from attention_probe.prompts.choose_prompts import PromptsConfig, open_source
+from attention_probe.probed_model import Measure, flatten_prompts, open_model
+from attention_probe.prompts.prompts_config import PromptsConfig, open_source
 from attention_probe.prompts.token_roles import (
     PromptsByCondition,
     TokenizedPrompt,
