@@ -138,7 +138,7 @@ def count_errors(limit: int | None) -> list[Row]:
     from lm_eval.tasks.hendrycks_math.utils import is_equiv
 
     from harness.grading import AuditJob, GraderPool
-    from harness.grading.grade_answer import compare_answers
+    from harness.grading.answer_grading import compare_answers
 
     pairs = []
     for rule in yaml.safe_load(LABELS.read_text("utf-8")):

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.analysis.compare_with_baseline import compare as compare
+    from harness.analysis.baseline_comparison import compare as compare
     from harness.execution.attend_prompts import attention as attention
     from harness.execution.execute_config import run as run
     from harness.experiment.run_config import RunConfig as RunConfig
@@ -21,7 +21,7 @@ else:
         "grade": "grading",
         "load_run": "runs.samples_frame",
         "Run": "runs.read_runs",
-        "compare": "analysis.compare_with_baseline",
+        "compare": "analysis.baseline_comparison",
         "run": "execution.execute_config",
     }
     """The public names, each with its module, which is imported when the name is first used:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.display.format_values import visible
+from harness.display.value_texts import visible
 from harness.errors import HarnessError, RunInterrupted
 
 GARBAGE_OBJECTS = 100_000

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.prompts_config import PromptsConfig
-from harness.analysis import compare_with_baseline
+from harness.analysis import baseline_comparison
 from harness.display.side_tables import SIDE_TABLES
 from harness.experiment import (
     conditions,
@@ -64,7 +64,7 @@ Written by `python -m tools.reference_pages`. Defaults are in brackets.
 """
 
 TABLES: dict[str, dict[str, str]] = {
-    "The comparison (`rows`; `harness.analysis.compare`)": compare_with_baseline.COMPARISON_COLUMNS,
+    "The comparison (`rows`; `harness.analysis.compare`)": baseline_comparison.COMPARISON_COLUMNS,
     **{f"{side.heading} (`{side.key}`)": side.meanings for side in SIDE_TABLES if side.meanings},
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables

@@ -23,7 +23,7 @@ from attention_probe.traces import AttentionTraces, Trace
 from harness.array_types import Floats
 from harness.constants import BASELINE, STUDIED
 from harness.display.figures import figure_style
-from harness.display.format_values import LEVEL
+from harness.display.value_texts import LEVEL
 from harness.experiment.conditions import contrast_name
 
 WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)

@@ -19,7 +19,7 @@ from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER
-from harness.display.format_values import label, visible
+from harness.display.value_texts import label, visible
 
 QUERIES = {
     "common": "common queries",

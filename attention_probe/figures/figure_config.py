@@ -12,7 +12,7 @@ from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.analysis.problem_selection import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
-from harness.display.format_values import label
+from harness.display.value_texts import label
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import load_model_config
 from harness.yaml_settings import Strict, UserPath, read_values, validate

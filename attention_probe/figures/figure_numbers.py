@@ -14,7 +14,7 @@ from attention_probe.analysis.average_curves import (
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
-from harness.display.format_values import label
+from harness.display.value_texts import label
 from harness.errors import ConfigError
 from harness.runs.read_runs import Run
 

@@ -5,7 +5,7 @@ return shares of the problems (0.02 is 2 points); tables are in percent and poin
 scipy and pandas only.
 """
 
-from harness.analysis.compare_with_baseline import compare
+from harness.analysis.baseline_comparison import compare
 from harness.analysis.paired_tests import estimate_difference, holm
 from harness.analysis.power import detection_power, minimal_detectable_effect
 from harness.analysis.score_interval import score_interval

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas
 
-from harness.analysis.compare_with_baseline import Design, compare_outcomes
+from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.outcomes import count_outcomes
 from harness.analysis.sample_scores import NATS_SCORES
 from harness.analysis.verdicts import AT_CHANCE

@@ -121,7 +121,7 @@ def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pa
     A word holds only if it holds for each family that decides.
 
     Args:
-        comparison: From `compare_with_baseline.compare_outcomes`.
+        comparison: From `baseline_comparison.compare_outcomes`.
         texts: From `text_table`.
     """
     keys = ["model", "layout", "condition"]

@@ -7,7 +7,7 @@ from typing import Any
 import pandas
 
 from harness.analysis.answer_shares import answer_table
-from harness.analysis.compare_with_baseline import Design, compare_outcomes
+from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting

@@ -38,7 +38,7 @@ def compare(
 
     A run without a condition means its baseline.
     """
-    from harness.analysis.compare_two_conditions import (
+    from harness.analysis.pair_comparison import (
         Side,
         check_not_worse,
         compare_pair,

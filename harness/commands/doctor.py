@@ -5,9 +5,9 @@ import typer
 
 def doctor() -> None:
     """Check the installation, and name the fix for each check that fails."""
-    from harness.check_installation import check_installation
     from harness.display.comparison_columns import text_column
-    from harness.display.format_table import Table, render
+    from harness.display.printed_tables import Table, render
+    from harness.installation import check_installation
 
     checks = check_installation()
     columns = [*map(text_column, ("result", "subject", "found"))]

@@ -13,7 +13,7 @@ def export(
     ),
 ) -> None:
     """Write a run as logs that `inspect view` opens: prompts, completions and verdicts."""
-    from harness.display.write_inspect_logs import write_inspect_logs
+    from harness.display.inspect_logs import write_inspect_logs
     from harness.errors import ConfigError
     from harness.runs.read_runs import Run
 

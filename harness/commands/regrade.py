@@ -46,8 +46,8 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     """The number of right samples, and the first samples on which our grader and the log differ."""
     from harness.analysis.result_tables import records
     from harness.display.comparison_columns import text_column
-    from harness.display.format_table import Table, render
-    from harness.display.format_values import plural
+    from harness.display.printed_tables import Table, render
+    from harness.display.value_texts import plural
     from harness.execution.regrading import LOG_FORM, REGRADED_SHOWN
     from harness.grading.answer_forms import FORMS, NO_FORM
 

@@ -7,8 +7,8 @@ the other tables.
 from typing import Any
 
 from harness.constants import ALPHA
-from harness.display.format_table import Column
-from harness.display.format_values import (
+from harness.display.printed_tables import Column
+from harness.display.value_texts import (
     LEVEL,
     MINUS,
     NONE,

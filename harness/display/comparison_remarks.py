@@ -11,7 +11,7 @@ from harness.analysis.sample_scores import SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS
-from harness.display.format_values import (
+from harness.display.value_texts import (
     LEVEL,
     define_flips,
     describe_repeat,

@@ -11,8 +11,8 @@ from harness.constants import Row
 from harness.display import comparison_columns
 from harness.display.comparison_columns import text_column
 from harness.display.comparison_remarks import explain_comparison
-from harness.display.format_table import Column, Table
-from harness.display.format_values import LEVEL, describe_clusters, label, plural
+from harness.display.printed_tables import Column, Table
+from harness.display.value_texts import LEVEL, describe_clusters, label, plural
 
 _TITLE_NOUNS = {
     "model": "",

@@ -11,8 +11,8 @@ from itertools import chain
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.decimal_commas import with_decimal_points
-from harness.display.format_table import Column, Table, fold, render
-from harness.display.format_values import describe_clusters, plural
+from harness.display.printed_tables import Column, Table, fold, render
+from harness.display.value_texts import describe_clusters, plural
 from harness.engines.devices import describe_processor
 from harness.engines.interventions.intervention_check import count_checked
 from harness.engines.vllm_engine import device_type

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.analysis.problem_selection import Criterion, count_flips
-from harness.display.format_table import fold
-from harness.display.format_values import label, visible
+from harness.display.printed_tables import fold
+from harness.display.value_texts import label, visible
 from harness.errors import RunError, list_near
 from harness.experiment.conditions import contrast_name
 from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source

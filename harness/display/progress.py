@@ -23,7 +23,7 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.display.format_table import TABLE_WIDTH
+from harness.display.printed_tables import TABLE_WIDTH
 from harness.engines.start_errors import load_step
 from harness.errors import print_message
 

@@ -18,8 +18,8 @@ from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS, show_text
 from harness.display.comparison_tables import rows_of_conditions, split_shared_values
-from harness.display.format_table import Column, Table
-from harness.display.format_values import (
+from harness.display.printed_tables import Column, Table
+from harness.display.value_texts import (
     LEVEL,
     count,
     difference,

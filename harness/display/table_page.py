@@ -9,7 +9,7 @@ from typing import Any
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.constants import DEFAULT_SEED, Format, Split
 from harness.display.comparison_tables import show_comparison, show_leaderboard
-from harness.display.format_table import Table, render
+from harness.display.printed_tables import Table, render
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError
 from harness.runs.read_runs import Run
@@ -28,7 +28,7 @@ class TableOptions:
         models: Whether each model and layout is one row. Otherwise each condition is a row.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
-        score: See `compare_with_baseline.Design`.
+        score: See `baseline_comparison.Design`.
         side_tables: Keys of side tables to add that are not shown otherwise.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.

@@ -14,11 +14,11 @@ from typing import Any
 
 from harness.engines import served_model
 from harness.engines.completions import Completion, FinishedRequests
+from harness.engines.engine_choice import check_engines, open_engines
 from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
-from harness.engines.open_engines import check_engines, open_engines
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError, list_near

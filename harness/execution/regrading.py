@@ -19,7 +19,7 @@ from harness.experiment.gold_answers import read_gold_column
 from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
-from harness.grading.grade_answer import GRADER_VERSION
+from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.journal import Journal

@@ -19,7 +19,7 @@ from harness.decimal_commas import with_decimal_points
 from harness.errors import DataError
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.prompt import hash_text
-from harness.grading.grade_answer import compare_answers
+from harness.grading.answer_grading import compare_answers
 
 NUMBER = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
 FRACTION = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")

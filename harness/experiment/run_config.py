@@ -15,6 +15,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_va
 from harness import resources, smollm2_model
 from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
+from harness.experiment.condition_entries import (
+    add_reference_conditions,
+    expand_causes,
+    expand_sweep,
+    index_by_name,
+)
 from harness.experiment.conditions import (
     Condition,
     as_condition,
@@ -22,12 +28,6 @@ from harness.experiment.conditions import (
     find_baseline,
     index_interventions,
     read_contrast,
-)
-from harness.experiment.expand_conditions import (
-    add_reference_conditions,
-    expand_causes,
-    expand_sweep,
-    index_by_name,
 )
 from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling

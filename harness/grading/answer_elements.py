@@ -1,6 +1,6 @@
 """The elements of an answer in plain notation: of lists and sets, points, matrices, single values.
 
-An answer is split here and compared in `same_answer`. A single answer is a list of one element.
+An answer is split here and compared in `answer_equality`. A single answer is a list of one element.
 """
 
 import re

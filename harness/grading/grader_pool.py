@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from harness.decimal_commas import with_decimal_points
 from harness.errors import GraderError
-from harness.grading.extract_answer import Grade, GradeJob, expect_choice, read_answer
+from harness.grading.answer_extraction import Grade, GradeJob, expect_choice, read_answer
 from harness.grading.grader_worker import COMPARE, Job, Result, Worker
 from harness.grading.other_graders import Audit, AuditJob
 from harness.resources import count_cores

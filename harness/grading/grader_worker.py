@@ -22,8 +22,8 @@ from threading import Thread, Timer
 from typing import Any
 
 from harness.errors import GraderError
-from harness.grading.extract_answer import Grade
-from harness.grading.grade_answer import compare_answers
+from harness.grading.answer_extraction import Grade
+from harness.grading.answer_grading import compare_answers
 from harness.grading.other_graders import (
     STEPS,
     Audit,

@@ -17,8 +17,8 @@ from typing import Any, get_type_hints
 from msgspec import Struct, structs
 
 from harness.boxes import read_boxes
+from harness.grading.answer_extraction import Grade
 from harness.grading.authors_rule import authors_rule
-from harness.grading.extract_answer import Grade
 from harness.reasoning_markers import Markers, skip_reasoning
 
 

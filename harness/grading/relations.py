@@ -1,7 +1,7 @@
 """Read equations, inequalities and sets of numbers in plain notation.
 
 `x=5` states a value, and `x<5` and `x\\ne 5` state the set in which a value lies. This module finds
-the value, and compares the sets. `harness.grading.same_answer` compares all other answers.
+the value, and compares the sets. `harness.grading.answer_equality` compares all other answers.
 """
 
 import re

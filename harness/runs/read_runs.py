@@ -15,6 +15,7 @@ from msgspec import structs
 
 from harness.constants import JsonObject
 from harness.errors import ConfigError, RunError
+from harness.experiment.condition_entries import index_by_name, read_conditions
 from harness.experiment.conditions import (
     Condition,
     ReferenceConditions,
@@ -22,7 +23,6 @@ from harness.experiment.conditions import (
     find_baseline,
     index_interventions,
 )
-from harness.experiment.expand_conditions import index_by_name, read_conditions
 from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text

@@ -24,7 +24,7 @@ from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
 from harness.grading import AuditColumns, Verdict
-from harness.grading.grade_answer import GRADER_VERSION
+from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import Markers, family_markers, find_opened
 
 RUN_FORMAT = 1

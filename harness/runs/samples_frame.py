@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
-from harness.experiment.expand_conditions import read_conditions
+from harness.experiment.condition_entries import read_conditions
 from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
 from harness.grading.answer_forms import has_other_form

@@ -15,13 +15,13 @@ import harness
 from attention_probe.figures.figure_config import BarsConfig
 from attention_probe.figures.figure_numbers import read_bars
 from harness import Run, compare, load_config
-from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
+from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
 from harness.constants import Kind
 from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.dry_run import describe_plan
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.format_table import render
+from harness.display.printed_tables import render
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_csv, table_json

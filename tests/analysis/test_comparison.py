@@ -9,7 +9,7 @@ from scipy.special import ndtr
 
 from harness import compare
 from harness.analysis import estimate_difference, score_interval
-from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.verdicts import judge
 from harness.errors import ComparisonError

@@ -19,7 +19,7 @@ from harness.display.figures.accuracy_figures import draw_forest
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError
-from harness.experiment.expand_conditions import read_conditions
+from harness.experiment.condition_entries import read_conditions
 from tests.make import (
     CONTROL,
     by_condition,

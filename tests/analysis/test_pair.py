@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import compare, holm
-from harness.analysis.compare_two_conditions import Side, check_not_worse, compare_pair
+from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
 from harness.commands.compare import EXIT_CODES
 from harness.display.table_page import table_json

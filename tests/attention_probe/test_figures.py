@@ -9,7 +9,7 @@ from attention_probe.figures.figure_numbers import BARS, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.display.figures.figure_style import LOOKS, write_figure
-from harness.display.format_values import label
+from harness.display.value_texts import label
 from harness.errors import ConfigError
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import bar_containers

@@ -1,6 +1,6 @@
 import torch
 
-from harness import check_installation
+from harness import installation
 from tests.conftest import needs_vllm
 from tests.make import with_cases
 
@@ -8,7 +8,7 @@ SUBJECTS = "python lm-eval vllm device data hub smollm2".split()
 
 
 def check(subject):
-    findings = check_installation.check_installation()
+    findings = installation.check_installation()
     (finding,) = [finding for finding in findings if finding.subject == subject]
     return finding
 
@@ -44,6 +44,6 @@ def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
 
 @with_cases
 def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, version, fix):
-    monkeypatch.setattr(check_installation, "package_version", lambda name: version)
+    monkeypatch.setattr(installation, "package_version", lambda name: version)
     finding = check(subject)
     assert (finding.state, finding.fix) == (version, fix)

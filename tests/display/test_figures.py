@@ -15,7 +15,7 @@ from harness.constants import Kind
 from harness.display.figures.accuracy_figures import draw_accuracies, draw_forest
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
 from harness.display.figures.sweep_figure import draw_dose
-from harness.display.format_values import MINUS
+from harness.display.value_texts import MINUS
 from harness.experiment.conditions import as_condition
 from tests.commands.test_cli import refused
 from tests.make import (

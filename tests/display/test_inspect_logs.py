@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import Run, load_run
-from harness.display.write_inspect_logs import write_inspect_logs
+from harness.display.inspect_logs import write_inspect_logs
 from harness.errors import MissingDependencyError
 from tests.commands.test_cli import refused
 from tests.conftest import run_python

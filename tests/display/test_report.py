@@ -12,8 +12,8 @@ from pandas import isna
 
 from attention_probe.figures.trace_views import read_view
 from harness import Run, compare, errors, load_run
-from harness.display.format_values import count, signed
 from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
+from harness.display.value_texts import count, signed
 from tests.browser import CHROMIUM, in_a_browser, open_tab
 from tests.conftest import run_program
 from tests.display.test_attention_page import unpack

@@ -7,14 +7,14 @@ import pandas
 import pytest
 
 from harness import Run
-from harness.analysis.compare_with_baseline import COMPARISON_COLUMNS
+from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import make_leaderboard, records
 from harness.display.comparison_tables import show_comparison, show_leaderboard
-from harness.display.format_table import Column, Table, render
-from harness.display.format_values import NONE, p_value, signed
+from harness.display.printed_tables import Column, Table, render
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import TableOptions, make_table, table_csv, table_json
+from harness.display.value_texts import NONE, p_value, signed
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     CONFIG,

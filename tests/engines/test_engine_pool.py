@@ -11,8 +11,8 @@ import pytest
 
 from harness.engines import ray_carrier
 from harness.engines.completions import Completion
+from harness.engines.engine_choice import check_engines, open_engines
 from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool
-from harness.engines.open_engines import check_engines, open_engines
 from harness.errors import (
     ConfigError,
     EngineError,

@@ -33,7 +33,7 @@ from harness.engines.interventions.open_layers import (
 from harness.engines.interventions.step_rows import Chunk, Group
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError
-from harness.experiment.expand_conditions import CELLS
+from harness.experiment.condition_entries import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, with_cases
@@ -325,7 +325,7 @@ def test_answers_agree_until_a_near_tie():
 
 
 def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
-    from harness.engines.interventions.hugging_face_answers import ReferenceModel
+    from harness.engines.interventions.hugging_face_reference import ReferenceModel
 
     reference = ReferenceModel(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", {"causes": "mless", "layers": 1}])

@@ -9,8 +9,8 @@ from harness.errors import HarnessError
 from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, open_dataset
-from harness.grading import grade_answer
-from harness.grading.extract_answer import expect_choice
+from harness.grading import answer_grading
+from harness.grading.answer_extraction import expect_choice
 from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run
 from tests.experiment.test_prompt import plan_of
@@ -43,7 +43,7 @@ def test_an_answer_names_a_choice(target, choices, correct, incorrect):
     for verdict, answers in {"correct": correct, "incorrect": incorrect}.items():
         for answer in answers:
             texts = expect_choice(answer, target, choices)
-            assert grade_answer.compare_answers(answer, *texts).verdict == verdict, answer
+            assert answer_grading.compare_answers(answer, *texts).verdict == verdict, answer
 
 
 @with_cases

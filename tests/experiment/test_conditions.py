@@ -12,6 +12,7 @@ from harness.display.figures.sweep_figure import find_sweeps
 from harness.display.report.report_samples import read_samples
 from harness.errors import ConfigError, PromptMismatchError
 from harness.execution.execute_plan import execute
+from harness.experiment.condition_entries import CELLS, read_conditions
 from harness.experiment.conditions import (
     FILLERS,
     SENTENCES,
@@ -19,7 +20,6 @@ from harness.experiment.conditions import (
     as_condition,
     named_conditions,
 )
-from harness.experiment.expand_conditions import CELLS, read_conditions
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.fillers import draw_words

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness import grade
 from harness.experiment.problems import open_dataset
-from harness.grading.grade_answer import compare_answers, describe_gold
+from harness.grading.answer_grading import compare_answers, describe_gold
 from tests.conftest import run_python
 from tests.make import read_data, with_cases
 
@@ -185,7 +185,7 @@ ATTACKS += [
 ]
 CHILD = """
 import json, sys, time
-from harness.grading.grade_answer import compare_answers
+from harness.grading.answer_grading import compare_answers
 TARGETS = ("3", r"\\cot x", "(1,2)", r"x<1", r"\\begin{pmatrix}1\\\\2\\end{pmatrix}")
 for line in sys.stdin:
     answer = json.loads(line)
@@ -253,7 +253,7 @@ def test_memory_does_not_grow_with_the_answers():
     """The caches are full after 4,096 answers."""
     code = """
 import resource
-from harness.grading.grade_answer import compare_answers
+from harness.grading.answer_grading import compare_answers
 for n in range(20_000):
     answers = (f"\\\\sin x+{n}", f"x^2+{n}x", f"({n}, {n + 1})", f"{n}\\\\text{{ cm}}")
     compare_answers(answers[n % 4], "(x+1)^2")

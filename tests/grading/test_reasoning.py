@@ -5,7 +5,7 @@ from harness.execution.grade_samples import grade_job
 from harness.experiment.prompts.built_prompts import measure_prompt
 from harness.experiment.prompts.prompt import Layout, Prompt, PromptSettings, Segment
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.grading.extract_answer import read_answer
+from harness.grading.answer_extraction import read_answer
 from harness.reasoning_markers import (
     add_reasoning,
     family_markers,

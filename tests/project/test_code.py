@@ -19,7 +19,7 @@ FOLDERS = {
     "harness": (
         "constants errors array_types resources smollm2_model layers_and_heads data_records "
         "yaml_settings decimal_commas boxes reasoning_markers finish_reasons grading experiment "
-        "engines runs analysis lm_eval_plugin display execution check_installation commands cli"
+        "engines runs analysis lm_eval_plugin display execution installation commands cli"
     ).split(),
     "attention_probe": (
         "prompts model measure self_check traces probe_settings probed_model probe_run "

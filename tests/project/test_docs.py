@@ -15,7 +15,7 @@ from typer.main import get_command
 from harness import grade, load_config, load_run
 from harness.cli import app
 from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool
-from harness.grading.grade_answer import compare_answers
+from harness.grading.answer_grading import compare_answers
 from harness.runs.samples_frame import SAMPLE_COLUMNS
 from harness.yaml_settings import parse_overrides
 from tests.conftest import PATIENCE, run_program

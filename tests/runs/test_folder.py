@@ -26,7 +26,7 @@ from harness.execution.generate_samples import session_facts
 from harness.execution.regrading import regrade
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.grading import GRADERS
-from harness.grading.grade_answer import GRADER_VERSION
+from harness.grading.answer_grading import GRADER_VERSION
 from harness.runs import stored_files
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles

@@ -16,7 +16,7 @@ from harness.display.figures.figure_style import (
     without_reference_conditions,
     wrapped_label,
 )
-from harness.display.format_values import (
+from harness.display.value_texts import (
     LEVEL,
     count_digits,
     estimate,

@@ -11,7 +11,7 @@ from harness.constants import Kind
 from harness.display.figures.accuracy_figures import draw_accuracies, draw_forest
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
-from harness.display.format_values import name_score
+from harness.display.value_texts import name_score
 from harness.errors import ComparisonError
 from harness.runs.read_runs import Run
 

@@ -14,7 +14,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.display.format_values import label, name_character, visible
+from harness.display.value_texts import label, name_character, visible
 from harness.runs.stored_files import clear_messages
 
 INCHES, FONT = 4.6, 7.5

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from harness.constants import PASSED
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT
-from harness.display.format_values import LEVEL
+from harness.display.value_texts import LEVEL
 from harness.experiment.conditions import Condition
 
 

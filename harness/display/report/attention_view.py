@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from harness.constants import JsonObject
 from harness.display.figures.figure_style import LOOKS, looks
-from harness.display.format_values import label
 from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
+from harness.display.value_texts import label
 from harness.experiment.prompts.built_prompts import (
     FILLER,
     TOKEN_REGIONS,

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from harness.display.format_values import visible
+from harness.display.value_texts import visible
 from harness.errors import ConfigError
 from harness.runs.stored_files import clear_messages, is_stored
 from harness.runs.versions_and_hashes import software

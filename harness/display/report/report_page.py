@@ -22,7 +22,11 @@ from harness.display.comparison_remarks import (
 )
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.format_values import (
+from harness.display.report.attention_view import describe_conditions, pack_views
+from harness.display.report.page_template import fill_template, refuse_other_file
+from harness.display.report.report_samples import pack_samples, read_samples
+from harness.display.side_tables import show_side_tables
+from harness.display.value_texts import (
     define_flips,
     difference,
     label,
@@ -31,10 +35,6 @@ from harness.display.format_values import (
     points,
     verdict,
 )
-from harness.display.report.attention_view import describe_conditions, pack_views
-from harness.display.report.page_template import fill_template, refuse_other_file
-from harness.display.report.report_samples import pack_samples, read_samples
-from harness.display.side_tables import show_side_tables
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import read_contrast
 from harness.runs.attention_file import AttentionView

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.analysis.result_tables import records
 from harness.constants import JsonObject, Row
-from harness.display.format_values import define_flips, flips
+from harness.display.value_texts import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.read_runs import Run
 

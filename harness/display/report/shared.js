@@ -13,7 +13,7 @@ function make(tag, attributes, ...children) {
 // ---- text that may be hostile ---------------------------------------------------------------------------------------
 
 const MOST = 2000; // runs of hidden characters that are marked in a text
-const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u; // as harness/display/format_values.py
+const HIDDEN = /(?![\t\n])[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]/u; // as harness/display/value_texts.py
 const EACH_HIDDEN = new RegExp(`(${HIDDEN.source})\\1*`, "gu"); // a run of one and the same
 
 function named(character, count) {

@@ -93,7 +93,7 @@ def ask_reference(
 
 def _generate(questions: JsonObject, name: str) -> list[JsonObject]:
     """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
-    from harness.engines.interventions.hugging_face_answers import load_reference
+    from harness.engines.interventions.hugging_face_reference import load_reference
 
     layers = tuple(questions["layers"])
     reference = load_reference(

@@ -11,7 +11,7 @@ from typing import Literal
 
 from harness.boxes import read_boxes
 from harness.decimal_commas import with_decimal_points
-from harness.grading.same_answer import SEVERAL
+from harness.grading.answer_equality import SEVERAL
 from harness.reasoning_markers import Markers, skip_reasoning
 
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\{([^{}]*)\}|\\[ ,;:!]|\*\*|\$")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.constants import PASSED, Row
-from harness.display.format_values import MINUS, NONE, visible
+from harness.display.value_texts import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
 """The usual width of a terminal, to which notes are fitted, and tables unless it is wider."""

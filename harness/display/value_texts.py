@@ -1,6 +1,6 @@
 """Texts of numbers, verdicts and hidden characters in tables, figures, the report and messages.
 
-Minus signs and dashes are typographic; `format_table.render` replaces them in plain text.
+Minus signs and dashes are typographic; `printed_tables.render` replaces them in plain text.
 """
 
 import math

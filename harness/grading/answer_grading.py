@@ -1,13 +1,14 @@
 """Grade an answer against the gold answer: the verdict, and its limits on the work.
 
-`same_answer` decides whether two answers are the same.
+`answer_equality` decides whether two answers are the same.
 """
 
 from itertools import accumulate, product, starmap
 
 from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_elements import is_readable, split_atoms, split_members
-from harness.grading.extract_answer import (
+from harness.grading.answer_equality import same_mathematics
+from harness.grading.answer_extraction import (
     LONGEST_ANSWER,
     TOO_LONG,
     Grade,
@@ -18,7 +19,6 @@ from harness.grading.extract_answer import (
 from harness.grading.formula import DEEPEST, TooLarge, blame_gold_answer
 from harness.grading.formula_values import begin_comparison
 from harness.grading.notation import plain
-from harness.grading.same_answer import same_mathematics
 
 GRADER_VERSION = 9
 """Goes up whenever a verdict can change."""

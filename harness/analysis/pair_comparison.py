@@ -111,7 +111,7 @@ def compare_pair(
     Args:
         old: The side that is the baseline.
         new: The other side.
-        score: See `compare_with_baseline.Design`.
+        score: See `baseline_comparison.Design`.
         references: Other texts, in whose range the difference is placed.
 
     Raises:
