@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.calibration_page import Targets, standard_error
 from benchmarks.report import table
-from harness.analysis.crossed_effects import pool_changes
+from harness.analysis.crossed_effects import estimate_crossed
 
 DISCORDANCE, SHARED, PROBLEMS = 0.10, 0.6, 300
 EXPERIMENTS = {"full": 2_000, "small": 5}
@@ -75,13 +75,16 @@ def simulate_study(study: Study, experiments: int, seed: int) -> StudyRates:
             certain = ability + 0.5 * rng.normal(size=PROBLEMS) > -0.4
             shift = np.clip(effect / (4 * DISCORDANCE), -0.5, 0.5)
             before, after = (np.where(is_even, 0.5 + side * shift, certain) for side in (-1, 1))
-            changes.append((rng.binomial(study.k, after) - rng.binomial(study.k, before), study.k))
-        row = pool_changes(changes)
+            changes.append(rng.binomial(study.k, after) - rng.binomial(study.k, before))
+        samples = np.full((study.m, PROBLEMS), study.k)
+        new = estimate_crossed(np.array(changes), samples, np.arange(PROBLEMS))
+        low, high = new.fixed.interval()
+        new_low, new_high = new.interval()
         counts += (
-            row["p"] < 0.05,
-            row["new_p"] < 0.05,
-            row["low"] <= 100 * effects.mean() <= row["high"],
-            row["new_low"] <= 0 <= row["new_high"],
+            new.fixed.p < 0.05,
+            new.p < 0.05,
+            low <= effects.mean() <= high,
+            new_low <= 0 <= new_high,
         )
     return StudyRates(study, *(counts / experiments).tolist())
 

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pandas
 
 from harness.analysis.crossed_effects import estimate_over_draws, to_points
@@ -216,19 +215,17 @@ def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> li
 def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(old, new)
-    right, right_before = new.right_by_prompt, old.right_by_prompt
-    samples = old.samples_by_prompt
+    right, right_before = new.right_by_draw, old.right_by_draw
+    samples = old.samples_by_draw
     gains, losses = _count_flips(old, new)
-    difference = estimate_over_draws(
-        old.sum_by_draw(right - right_before), old.sum_by_draw(samples), old.clusters
-    )
+    difference = estimate_over_draws(right - right_before, samples, old.clusters)
     # A sample has no partner under the other condition, so all pairs of a problem's samples count
     # in which both have a graded answer.
-    answered_changes = right * old.graded_by_prompt - right_before * new.graded_by_prompt
+    answered_changes = right * old.graded_by_draw - right_before * new.graded_by_draw
     answered_difference = estimate_over_draws(
-        # a problem has samples**2 such pairs under each prompt
-        old.sum_by_draw(answered_changes),
-        old.sum_by_draw(samples**2),
+        # a problem has samples**2 such pairs with each draw
+        answered_changes,
+        samples**2,
         old.clusters,
     )
     answered_columns = ("answered_difference", "answered_low", "answered_high")
@@ -240,7 +237,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
     row = {
-        "draws": len(np.unique(old.draw_of_prompt)),
+        "draws": len(samples),
         "p": difference.p,
         **to_points(difference),
         **to_points(answered_difference, answered_columns),
@@ -272,8 +269,8 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
     if new.in_nats:
         gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
         return float(gained.sum()), float(lost.sum())
-    samples = old.samples_by_prompt
-    right, right_before = new.right_by_prompt, old.right_by_prompt
+    samples = old.samples_by_draw
+    right, right_before = new.right_by_draw, old.right_by_draw
     pairs = old.denominator * int(samples.max())
     gains = ((samples - right_before) * right).sum() / pairs
     losses = (right_before * (samples - right)).sum() / pairs

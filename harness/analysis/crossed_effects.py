@@ -20,45 +20,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtr, stdtrit
 
-from harness.analysis.outcomes import Outcomes
 from harness.analysis.paired_tests import PairedDifference, estimate_difference
 from harness.array_types import Floats, Integers
-from harness.constants import ALPHA, FEWEST_DRAWS, Row
+from harness.constants import ALPHA, FEWEST_DRAWS
 
 PROMPTS_HEEDED = 0.7
 """If the variance due to prompts exceeds this share of the variance due to problems, prompts limit
 the degrees of freedom. With it, tests over 4 to 20 prompts err at most 5 times in 100
 (benchmarks/CALIBRATION.md)."""
-
-
-def pool_pairs(pairs: Sequence[tuple[Outcomes, Outcomes]]) -> Row:
-    """As `pool_changes`, from the outcomes of the baseline and of the condition for each prompt."""
-    changes = [(new.right - old.right, old.denominator) for old, new in pairs]
-    return pool_changes(changes, pairs[0][0].clusters)
-
-
-def pool_changes(changes: Sequence[tuple[Integers, int]], clusters: Integers | None = None) -> Row:
-    """The effect of one contrast over prompts, in points.
-
-    Args:
-        changes: For each prompt the changes [problem] in right samples, over the same problems in
-            the same order, and its samples per problem.
-        clusters: See `paired_tests.average_clusters`; by default each problem is a cluster.
-
-    Returns:
-        `problems`, their number; `difference`, `low`, `high` and `p` for these prompts and new
-        problems; and, if the prompts are enough, `new_low`, `new_high` and `new_p` for new prompts.
-    """
-    # prompts may have different numbers of samples; on a common denominator changes are integers
-    repeats = math.lcm(*(samples for _, samples in changes))
-    scaled_changes = np.array([change * (repeats // samples) for change, samples in changes])
-    clusters = np.arange(scaled_changes.shape[1]) if clusters is None else clusters
-    effect = estimate_over_draws(scaled_changes, np.full_like(scaled_changes, repeats), clusters)
-    row: Row = {"problems": len(clusters)}
-    if isinstance(effect, CrossedDifference):
-        row |= to_points(effect, ("difference", "new_low", "new_high")) | {"new_p": effect.p}
-        effect = effect.fixed
-    return row | {"p": effect.p} | to_points(effect)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 from scipy.special import chdtri, stdtr, stdtrit
 
-from harness.analysis.crossed_effects import measure_error, pool_pairs
+from harness.analysis.crossed_effects import estimate_crossed, measure_error, to_points
 from harness.analysis.outcomes import Outcomes, OutcomesByCondition, Setting
 from harness.array_types import Floats
 from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN, Row
@@ -110,7 +110,10 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
     row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * right[0] / samples)
     if len(texts) >= FEWEST_TEXTS:
-        row |= pool_pairs([(text, tested) for text in texts])
+        changes = np.array([tested.right - text.right for text in texts])
+        samples_by_text = np.broadcast_to(tested.samples, changes.shape)
+        mean = estimate_crossed(changes, samples_by_text, tested.clusters)
+        row |= to_points(mean, ("difference", "new_low", "new_high")) | {"new_p": mean.p}
         row |= estimate_spread(np.array(effects), texts, baseline)
     return row
 
@@ -188,10 +191,8 @@ def estimate_spread(effects: Floats, texts: Sequence[Outcomes], baseline: Outcom
         Q-profile: Viechtbauer (2007), doi:10.1002/sim.2514; prediction: Higgins, Thompson and
         Spiegelhalter (2009), doi:10.1111/j.1467-985X.2008.00552.x, with t on texts less one.
     """
-    counts = np.array(
-        [outcomes.sum_by_draw(outcomes.right_by_prompt) for outcomes in (baseline, *texts)]
-    )
-    samples = baseline.sum_by_draw(baseline.samples_by_prompt)
+    counts = np.array([outcomes.right_by_draw for outcomes in (baseline, *texts)])
+    samples = baseline.samples_by_draw
     # with fewer draws results hold for these draws, as everywhere
     if len(samples) < FEWEST_DRAWS:
         counts, samples = counts.sum(axis=1, keepdims=True), samples.sum(axis=0, keepdims=True)

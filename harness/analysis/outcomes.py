@@ -23,7 +23,7 @@ Setting = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Counts of one condition in one replicate. A prompt is an instruction with a draw of examples.
+    """Counts of one condition in one replicate.
 
     Attributes:
         setting: The columns that the table is split by.
@@ -31,11 +31,10 @@ class Outcomes:
         replicate: Number of the repeat run, from 0.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are a cluster each.
-        draw_of_prompt: [prompt] The number of its draw of examples.
-        right_by_prompt: [prompt, problem] Right samples.
-        graded_by_prompt: [prompt, problem] Samples with a graded answer, right or wrong; all
-            samples if the frame has no verdicts.
-        samples_by_prompt: [prompt, problem] Samples.
+        right_by_draw: [draw, problem] Right samples, by the draw of examples.
+        graded_by_draw: [draw, problem] Samples with a graded answer, right or wrong; all samples if
+            the frame has no verdicts.
+        samples_by_draw: [draw, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
         is_solved: [problem] Whether any of its samples is right.
         score: What is counted; see `sample_scores.choose_score`.
@@ -52,10 +51,9 @@ class Outcomes:
     replicate: int
     problem_ids: npt.NDArray[Any]
     clusters: Integers
-    draw_of_prompt: Integers
-    right_by_prompt: Integers
-    graded_by_prompt: Integers
-    samples_by_prompt: Integers
+    right_by_draw: Integers
+    graded_by_draw: Integers
+    samples_by_draw: Integers
     repeats: int
     is_solved: npt.NDArray[np.bool_]
     score: str | None = None
@@ -70,17 +68,12 @@ class Outcomes:
     @property
     def right(self) -> Integers:
         """[problem] Right samples."""
-        return np.asarray(self.right_by_prompt.sum(axis=0))
+        return np.asarray(self.right_by_draw.sum(axis=0))
 
     @property
     def samples(self) -> Integers:
         """[problem] Samples."""
-        return np.asarray(self.samples_by_prompt.sum(axis=0))
-
-    def sum_by_draw(self, table: Integers) -> Integers:
-        """Sum a table [prompt, problem] to [draw, problem]."""
-        draws = self.draw_of_prompt
-        return np.array([table[draws == draw].sum(axis=0) for draw in np.unique(draws)])
+        return np.asarray(self.samples_by_draw.sum(axis=0))
 
     @property
     def denominator(self) -> int:
@@ -141,10 +134,9 @@ def count_outcomes(
                 problem_ids=np.asarray(problem_ids[table.index]),
                 # numbered anew, because a split by subject or level has only some of the clusters
                 clusters=pandas.factorize(clusters[table.index])[0],
-                draw_of_prompt=table["samples"].columns.get_level_values("draw").to_numpy(),
-                right_by_prompt=table["right"].to_numpy().T,
-                graded_by_prompt=table["graded"].to_numpy().T,
-                samples_by_prompt=table["samples"].to_numpy().T,
+                right_by_draw=table["right"].to_numpy().T,
+                graded_by_draw=table["graded"].to_numpy().T,
+                samples_by_draw=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 is_solved=table["right_repeats"].any(axis=1).to_numpy(),
                 score=score,
@@ -158,11 +150,10 @@ def count_outcomes(
 def _sum_by_condition(
     frame: pandas.DataFrame, keys: list[str], problems: Integers, score: str | None
 ) -> Iterator[tuple[Any, Any]]:
-    """The keys and a sorted table [problem, count x prompt] of the samples of each replicate."""
-    prompt = ["instruction", "draw"]
+    """The keys and a sorted table [problem, count x draw] of the samples of each replicate."""
     samples = frame[keys].assign(
         problem=problems,
-        **{name: frame.get(name, 0) for name in prompt},
+        draw=frame.get("draw", 0),
         sample_index=frame["sample_index"],
         answer=frame.get("answer"),
         right=frame["correct"].to_numpy(dtype=np.int64),
@@ -172,11 +163,11 @@ def _sum_by_condition(
         samples[score] = frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
-    sums = sum_samples(samples, [*keys, "problem", *prompt], score)
+    sums = sum_samples(samples, [*keys, "problem", "draw"], score)
     groups: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, group in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
-        table = group.droplevel(keys).unstack(prompt, fill_value=0)
+        table = group.droplevel(keys).unstack("draw", fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 
 
@@ -254,7 +245,7 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
             f"{outcomes.name}: expected {baseline.repeats} samples per problem as {baseline_text} "
             f"has, got {outcomes.repeats}."
         )
-    if not np.array_equal(baseline.samples_by_prompt, outcomes.samples_by_prompt):
+    if not np.array_equal(baseline.samples_by_draw, outcomes.samples_by_draw):
         raise ComparisonError(
             f"{outcomes.name}: its draws of examples are not those of {baseline_text}."
         )
@@ -274,5 +265,5 @@ def measure_accuracy(outcomes: Outcomes) -> Row:
         "accuracy": 100 * float(scores.mean()),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
-        "graded": 100 * float(outcomes.graded_by_prompt.sum() / outcomes.samples_by_prompt.sum()),
+        "graded": 100 * float(outcomes.graded_by_draw.sum() / outcomes.samples_by_draw.sum()),
     }

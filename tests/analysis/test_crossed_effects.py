@@ -1,25 +1,10 @@
 import numpy as np
 import pytest
 
-from harness.analysis import estimate_difference
 from harness.analysis.crossed_effects import (
     crossed_error,
     estimate_over_draws,
-    pool_changes,
 )
-
-
-def test_the_pooled_difference_is_the_mean_of_models_and_the_test_is_over_problems():
-    rng = np.random.default_rng(1)
-    single, triple = rng.integers(-1, 2, 120), rng.integers(-3, 4, 120)
-    row = pool_changes([(single, 1), (triple, 3)])
-    assert row["difference"] == pytest.approx(100 * (single.mean() + triple.mean() / 3) / 2)
-    expected = estimate_difference(3 * single + triple, 6)
-    assert row["p"] == expected.p
-    assert [row["low"], row["high"]] == pytest.approx([100 * end for end in expected.interval()])
-    assert row["problems"] == 120
-    assert "new_low" not in row, "two models say nothing of new models"
-    assert pool_changes([(single, 1)])["p"] == estimate_difference(single, 1).p
 
 
 def test_the_error_for_new_models_is_that_of_crossed_random_effects():
@@ -81,10 +66,12 @@ def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(d
     assert errors / experiments < 0.07 < errors_of_fixed_draws / experiments
 
 
-def test_no_interval_for_new_models_is_shorter_than_that_for_these():
-    row = pool_changes([(np.zeros(300, dtype=int), 1)] * 4)
-    assert (row["new_low"], row["new_high"]) == (row["low"], row["high"]) and row["new_high"] > 0.5
-    assert row["new_p"] == row["p"] == 1
-    row = pool_changes([(np.repeat([-1, 0], [3, 297]), 1)] * 4)
-    assert row["new_low"] <= row["low"] < row["high"] <= row["new_high"]
-    assert row["new_p"] >= row["p"]
+@pytest.mark.parametrize("losses", [0, 3])
+def test_no_interval_for_new_prompts_is_shorter_than_that_for_these(losses):
+    changes = np.tile(np.repeat([-1, 0], [losses, 300 - losses]), (4, 1))
+    new = estimate_over_draws(changes, np.ones_like(changes), np.arange(300))
+    (low, high), (new_low, new_high) = new.fixed.interval(), new.interval()
+    assert new.difference == -losses / 300 and new.p >= new.fixed.p
+    assert new_low <= low < high <= new_high
+    if not losses:
+        assert (new_low, new_high, new.p) == (low, high, 1) and high > 0.005
