@@ -226,7 +226,6 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "finish_reason": "length" if verdict == "truncated" else "stop",
                     "other_form": False,
                     "next_question": False,
-                    "boxes_after_first": 0,
                 }
                 rows.append(row | dict.fromkeys(GRADERS, correct))
     frame = pandas.DataFrame(rows).astype(dict.fromkeys(GRADERS, "boolean"))
@@ -311,7 +310,7 @@ def answered_prompt(
             completion=completion,
             completion_tokens=None,
         )
-        score = Score(key=sample.key, verdict=verdict, answer=answer, boxes_after_first=0)
+        score = Score(key=sample.key, verdict=verdict, answer=answer)
         graded_samples.append((sample, score))
     return AnsweredPrompt(
         task="made",

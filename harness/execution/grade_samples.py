@@ -93,7 +93,6 @@ class Scorer:
                 target=job.targets[0],
                 solution=prompt.doc["solution"] or "",
                 line=job.line,
-                thinking=job.thinking,
             )
             self._pool.submit((key, "audit"), audit_job)
         else:

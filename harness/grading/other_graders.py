@@ -12,14 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from msgspec import Struct, structs
 
-from harness.boxes import read_boxes
 from harness.grading.answer_extraction import Grade
 from harness.grading.authors_rule import authors_rule
-from harness.reasoning_markers import Markers, skip_reasoning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +31,6 @@ class AuditJob:
         solution: The worked solution, from which math_verify takes the gold answer. "" stands for
             `\boxed{target}`.
         line: Whether the answer is the first line. Then graders that read a box are left out.
-        thinking: The markers of reasoning, as in `GradeJob`.
     """
 
     prompt: str
@@ -41,7 +38,6 @@ class AuditJob:
     target: str
     solution: str
     line: bool = False
-    thinking: Markers = ()
 
     def essential(self) -> AuditJob:
         r"""This job without its prompt if no grader reads it, so that equal jobs are done once.
@@ -55,11 +51,6 @@ class AuditJob:
         return self
 
     @property
-    def boxes(self) -> list[str]:
-        """The contents of all boxes after the reasoning."""
-        return read_boxes(skip_reasoning(self.completion, self.thinking) or "")
-
-    @property
     def steps(self) -> list[str]:
         """The names of this audit's steps."""
         return ["math_verify"] if self.line else list(STEPS)
@@ -68,22 +59,17 @@ class AuditJob:
 class AuditColumns(Struct, frozen=True, kw_only=True):
     """The verdicts of the other graders. None: the grader did not end, failed, or was left out.
 
-    `boxes_after_first` uses our extraction, which skips an empty box.
-
     Attributes:
         math_verify: lm-eval's call of math_verify. Any expression in the text can count, even
             instead of the box.
         authors_rule: The rule of the study's authors, on prompt plus completion, with its substring
             bug.
         authors_rule_strict: The authors' rule with equality only.
-        boxes_after_first: Number of closed boxes after the first. If there are any, the model may
-            have gone on to another problem.
     """
 
     math_verify: bool | None = None
     authors_rule: bool | None = None
     authors_rule_strict: bool | None = None
-    boxes_after_first: int | None = 0
 
 
 class Audit(AuditColumns, frozen=True, kw_only=True):
@@ -97,7 +83,7 @@ class Audit(AuditColumns, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-GRADERS = tuple(name for name, kind in get_type_hints(AuditColumns).items() if kind == bool | None)
+GRADERS = AuditColumns.__struct_fields__
 """The names of the verdicts in an `Audit`."""
 
 
@@ -127,10 +113,6 @@ def _authors_rule(job: AuditJob) -> StepResult:
     return {"authors_rule": is_correct, "authors_rule_strict": is_equal}, remark
 
 
-def _boxes_after_first(job: AuditJob) -> StepResult:
-    return {"boxes_after_first": max(0, len(job.boxes) - 1)}, None
-
-
 def _math_verify(job: AuditJob) -> StepResult:
     """lm-eval's call without its timeouts, which rely on signals. The parent checks deadlines.
 
@@ -145,7 +127,6 @@ def _math_verify(job: AuditJob) -> StepResult:
 
 
 STEPS: dict[str, tuple[tuple[str, ...], Callable[[AuditJob], StepResult]]] = {
-    "boxes_after_first": (("boxes_after_first",), _boxes_after_first),
     "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
     "math_verify": (("math_verify",), _math_verify),
 }

@@ -299,7 +299,7 @@ def _graded_samples(
             completion=completion,
             completion_tokens=None,
         )
-        fields = {"verdict": None, "boxes_after_first": None, "answer": answer, **(grade or {})}
+        fields = {"verdict": None, "answer": answer, **(grade or {})}
         graded_samples.append((sample, Score(key=sample.key, **fields)))
     return tuple(graded_samples)
 

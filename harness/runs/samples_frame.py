@@ -24,12 +24,12 @@ SAMPLE_COLUMNS = f"""
 model condition layout filler filler_tokens placement words problem_id sample_index replicate draw
 subject level cluster verdict correct answer target {ANSWER_LOGPROB} {ANSWER_SHARE} answer_tokens
 chance completion finish_reason seed prompt_sha256 prompt_token_sha256 prompt_tokens server_tokens
-completion_tokens reason math_verify authors_rule authors_rule_strict boxes_after_first audit_reason
+completion_tokens reason math_verify authors_rule authors_rule_strict audit_reason
 """.split()
 """The columns of `load_run`, in their order. docs/samples.md has their types and meanings."""
 _SAMPLE_FIELDS = """sample_index replicate seed prompt_token_sha256 prompt_tokens server_tokens
 finish_reason completion_tokens""".split()
-_SCORE_FIELDS = ["verdict", "answer", "reason", "audit_reason", "boxes_after_first", *GRADERS]
+_SCORE_FIELDS = ["verdict", "answer", "reason", "audit_reason", *GRADERS]
 
 
 def load_run(
@@ -117,8 +117,7 @@ def make_frame(
         for name in names:
             frame[name] = [getattr(record, name) for record in records]
     # also where all of them are missing
-    for name in ("completion_tokens", "boxes_after_first"):
-        frame[name] = pandas.to_numeric(frame[name])
+    frame["completion_tokens"] = pandas.to_numeric(frame["completion_tokens"])
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
         answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
         frame[ANSWER_LOGPROB] = [score.total for score in answer_scores]

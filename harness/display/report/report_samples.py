@@ -23,7 +23,7 @@ REPORT_SNIPPET = 90
 
 REPORTED_COLUMNS = (
     *("replicate", "sample_index", "completion", "answer", "verdict", "seed", "finish_reason"),
-    *("completion_tokens", "boxes_after_first", "reason", "audit_reason"),
+    *("completion_tokens", "reason", "audit_reason"),
     *GRADERS,
 )
 """The columns of `load_run` that the page shows of a sample."""

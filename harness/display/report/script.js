@@ -262,7 +262,6 @@
       sample.finish_reason && `ended by ${sample.finish_reason}`,
       sample.completion_tokens !== null && `${sample.completion_tokens} tokens`,
       sample.seed !== null && `seed ${sample.seed}`,
-      sample.boxes_after_first && `${sample.boxes_after_first} boxes after the first`,
       baselineSample && baselineSample.completion === sample.completion && "identical to the baseline's completion",
       sample.reason,
       sample.audit_reason,
