@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -124,46 +125,17 @@ def corpus():
     return texts + TOKENIZERS["fillers"] * 300
 
 
-def _sentencepiece_model():
-    """An untrained BPE tokenizer over characters, as SentencePiece makes it."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    words = Regex("▁+[^▁\n]*|\n+|[^▁\n]+")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(words, behavior="isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return tokenizer
-
-
-def _byte_level_model(pattern):
-    """An untrained BPE tokenizer over bytes, which splits texts by a pattern, or by GPT-2's."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    tokenizer.pre_tokenizer = byte_level
-    if pattern:
-        split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
 def build_tokenizer(kind, *, bos):
-    """A small real tokenizer of one of the kinds in PATTERNS, with that kind's chat template."""
-    from tokenizers import pre_tokenizers, processors, trainers
+    """A small real tokenizer of one of the kinds that are trained, with its chat template."""
+    from tokenizers import Tokenizer, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    is_sentencepiece = kind == "sentencepiece"
-    pattern, template = TOKENIZERS["trained"][kind].values()
-    tokenizer = _sentencepiece_model() if is_sentencepiece else _byte_level_model(pattern)
+    untrained, template = TOKENIZERS["trained"][kind].values()
+    tokenizer = Tokenizer.from_str(json.dumps(untrained))
     trainer = trainers.BpeTrainer(
         vocab_size=1500,
         special_tokens=TOKENIZERS["special tokens"].split(),
-        initial_alphabet=[] if is_sentencepiece else pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=[] if kind == "sentencepiece" else pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)

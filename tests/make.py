@@ -146,6 +146,13 @@ MINIMAL = {
 }
 
 
+def load_made(folder, **changes):
+    """The config of a run into a folder, read from a file beside it: CONFIG with changes."""
+    path = folder.with_suffix(".yaml")
+    path.write_text(yaml.safe_dump({**CONFIG, **changes}))
+    return load_config(path)
+
+
 def run_plan(plan, folder, make_sample):
     """The finished run of a plan, with the samples that a function makes of requests and keys."""
     sampling = plan.config.resolve_sampling(_generation_config(plan))
@@ -166,9 +173,8 @@ def write_run(folder, answer, /, *, limit=6, **changes):
 
     `answer` returns completion and finish reason of a request and its target.
     """
-    file = folder.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump({**CONFIG, **changes}))
-    plan = make_plan(load_config(file), limit=limit, stored_ids=stored_example_ids(folder))
+    config = load_made(folder, **changes)
+    plan = make_plan(config, limit=limit, stored_ids=stored_example_ids(folder))
     targets = {prompt.doc["id"]: prompt.doc["answer"] for prompt in stored_prompts(plan)}
 
     def make_sample(request, key):

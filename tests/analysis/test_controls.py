@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import Run
 from harness.analysis.mediators_and_audit import (
     LOOP_COUNT,
     LOOP_LENGTH,
@@ -15,7 +14,6 @@ from harness.analysis.mediators_and_audit import (
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
-from harness.display.table_page import TableOptions, make_table
 from tests.make import (
     CONTROL,
     by_condition,
@@ -24,6 +22,7 @@ from tests.make import (
     evaluation,
     make_board,
     one_line,
+    table_page,
     verdicts_by_count,
     with_cases,
     write_run,
@@ -107,7 +106,7 @@ def test_advice_fits_the_way_in_which_completions_ended(
     completion, reason, changes, message, tmp_path
 ):
     run = write_run(tmp_path / "run", lambda *_: (completion, reason), limit=4, **changes)
-    notes = one_line(make_table([Run.load(run)], TableOptions(explain=False)))
+    notes = one_line(table_page(run, explain=False))
     assert message in notes
     assert ("aise max_gen_toks" in notes) == ("aise max_gen_toks" in message)
     assert ("next question in the format" in notes) == ("next question" in message)

@@ -2,9 +2,8 @@
 
 import json
 import random
-from collections import Counter
-from fractions import Fraction
 
+import numpy as np
 import pandas
 import pytest
 from scipy import stats
@@ -24,16 +23,13 @@ def read_correct(folder):
 
 def sign_flip_p(changes):
     """The exact share of sign patterns whose sum is as far from 0 as the observed sum."""
-    pattern_counts = Counter({0: 1})
-    for change in map(abs, changes):
-        next_counts = Counter()
-        for total, count in pattern_counts.items():
-            next_counts[total + change] += count
-            next_counts[total - change] += count
-        pattern_counts = next_counts
-    observed = abs(sum(changes))
-    extreme = sum(count for total, count in pattern_counts.items() if abs(total) >= observed)
-    return float(Fraction(extreme, 2 ** len(changes)))
+    chances = np.ones(1)  # of each sum
+    for change in filter(None, map(abs, changes)):
+        signs = np.zeros(2 * change + 1)
+        signs[[0, -1]] = 0.5
+        chances = np.convolve(chances, signs)
+    sums = np.arange(len(chances)) - len(chances) // 2
+    return chances[abs(sums) >= abs(sum(changes))].sum()
 
 
 def compare_counts(old, new, k):

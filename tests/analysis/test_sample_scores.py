@@ -21,7 +21,7 @@ def make_samples(problems=12, k=5, **chances):
     return evaluation(drawn(0, problems, k, chances, (WRONG,))).samples
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@with_cases
 def test_pass_at_k_is_the_mean_over_all_sets_of_k_samples(k):
     frame = make_samples(wo=0.2, mless=0.4).assign(cluster=lambda rows: rows["level"])
     table = compare_rows(frame, score=f"pass@{k}")
@@ -57,7 +57,7 @@ def test_maj_at_4_takes_the_most_frequent_answer_and_of_equals_the_first(answers
     assert set(compare(shuffled, score="maj@4")["accuracy"]) == {accuracy}
 
 
-@pytest.mark.parametrize("kind", ["avg", "pass", "maj"])
+@with_cases
 def test_a_score_needs_k_samples_with_one_prompt(kind):
     frame = make_samples(wo=0.5, mless=0.5)
     with pytest.raises(ComparisonError, match=f"score {kind}@6: expected K from 1 to 5"):

@@ -9,7 +9,6 @@ from hypothesis.extra import numpy as hnp
 
 from attention_probe.analysis.average_curves import (
     bootstrap_band,
-    chosen_problems,
     shared_problems,
 )
 from harness.constants import DEFAULT_SEED
@@ -81,16 +80,6 @@ def test_compared_conditions_have_the_same_problems(traces):
     message = "has no problem under all of wo, mful; it has wo, mless, random"
     with pytest.raises(ConfigError, match=message):
         shared_problems(traces, ["wo", "mful"])
-
-
-def test_controls_are_not_among_the_chosen_problems(tmp_path):
-    prompts = [
-        make_trace(f"p{number}", name, seed=number, control=number == 1)
-        for number in range(3)
-        for name in ("wo", "mless")
-    ]
-    with store(tmp_path / "x.traces", prompts) as traces:
-        assert chosen_problems(traces, ["wo", "mless"]) == ["p0", "p2"]
 
 
 def test_the_python_of_the_page_ranks_heads_without_controls(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,15 @@ from harness.runs.prompt_sources import AnsweredProblem, Source, build_source
 from harness.runs.read_runs import source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
-from tests.make import GREEDY_RUN, TOY_PROBLEMS, answered_prompt, read_source, with_cases
+from tests.make import (
+    GREEDY_RUN,
+    TOY_PROBLEMS,
+    answered_prompt,
+    read_source,
+    right,
+    with_cases,
+    write_run,
+)
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
 """A filler in the model's answer is refused: which of its tokens are the filler's is not known."""
@@ -146,7 +154,7 @@ def test_the_second_of_two_separators_is_inserted(toy_tokenizer, placement):
     assert (low == 0) == (placement == "before_system")
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "llama3", "gpt2"])
+@with_cases
 def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
     tokenizer = build_tokenizer(kind, bos=False)
     conditions = named_conditions().values()
@@ -260,7 +268,7 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
+def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, tmp_path):
     filler, prefix = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
     conditions = [
         "wo",
@@ -270,17 +278,8 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout):
         {"name": "last", **filler, **prefix, "template": "{problem} \n\n{filler}"},
     ]
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
-    prompts = [prompt for problem in built.problems for prompt in problem.prompts.values()]
-    model = {"backend": "vllm", "model_args": {}}
-    run = Run(
-        name="RUN",
-        about={"source": "run"},
-        model="toy",
-        receipt={"config": {"conditions": conditions, "model": model}},
-        read=pytest.fail,
-        read_prompts=lambda: prompts,
-    )
-    source = source_of(run)
+    settings = {"conditions": conditions, "layouts": [layout]}
+    source = read_source(write_run(tmp_path / "run", right, limit=2, **settings))
     assert built.filled_answers == source.filled_answers == ("dots", "bare")
     message = "does not record where in the answer the filler of dots"
     for names in ((), ("last", "dots")):

@@ -1,5 +1,3 @@
-import os
-import pty
 import re
 import shlex
 import shutil
@@ -17,6 +15,7 @@ from attention_probe.prompts.prompts_config import PromptsConfig
 from harness import Run, cli, resources
 from harness.experiment.prompts.tokenizer import load_model_config, load_tokenizer
 from tests.conftest import run_program
+from tests.display.test_progress import run_in_terminal
 from tests.make import (
     GREEDY_RUN,
     MINIMAL,
@@ -103,7 +102,6 @@ def test_a_model_runs_without_a_config(command, dry_run, tmp_path):
     own_data = ("--model", TOY_MODEL, "--dataset", str(data), "--conditions", "wo, mful")
     output = dry_run(*own_data, "--max-gen-toks", "9")
     assert "requests 5: mful 2 times, wo 2 times" in output and "at most 45 generated" in output
-    refused(command("run", *own_data, "--set", "repeats=2", "--dry-run"), "repeats is 2")
 
 
 def test_the_layout_follows_from_the_chat_template_or_from_an_option(command, dry_run, tmp_path):
@@ -131,10 +129,6 @@ def test_a_problem_is_shown(command):
         f"answer {prompt.doc['answer']}",
     ):
         assert one_line(text) in words
-    refused(command("show", GREEDY_RUN), "`mless report` lists them all.")
-    refused(command("show", GREEDY_RUN, "nope"), "has no nope: expected one of ")
-    process = command("show", GREEDY_RUN, prompt.problem_id, "--condition", "x")
-    refused(process, "expected one of wo (raw), mless (raw), mful (raw), random (raw)")
 
 
 SLOW = """
@@ -146,13 +140,9 @@ with sign_of_life():
 
 
 def test_within_two_seconds_a_terminal_shows_that_the_command_works():
-    terminal, stderr = pty.openpty()
-    command = [sys.executable, "-c", SLOW]
-    subprocess.run(command, stderr=stderr, check=True)
-    os.close(stderr)
-    with open(terminal, encoding="utf-8") as lines:
-        assert lines.readline() == "mless: working\n"
-    assert run_program(*command).stderr == "", "a log needs no sign of life"
+    assert run_in_terminal(SLOW).splitlines()[0] == "mless: working"
+    process = run_program(sys.executable, "-c", SLOW)
+    assert process.stderr == "", "a log needs no sign of life"
 
 
 def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):

@@ -22,7 +22,6 @@ from harness.execution.attend_prompts import PromptAttention, _tokenize
 from harness.experiment.prompts.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.prompts.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
-from tests.commands.test_cli import refused
 from tests.make import ROOT, TOY_MODEL, make_trace, write_traces
 
 CONDITIONS = ("wo", "mless")
@@ -174,8 +173,6 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     expected = make_traced("p1", "mless").measures
     for index, region in enumerate(TOKEN_REGIONS):
         np.testing.assert_allclose(masses[index], expected[f"mass_{region}"], atol=1e-5)
-    result = command("heads", first, "-o", first / "header.json")
-    refused(result, "header.json is no report: expected an .html file")
 
 
 def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):

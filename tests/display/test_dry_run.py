@@ -1,19 +1,15 @@
-import yaml
-
 from harness import load_config, resources
 from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import config_of_model
-from tests.make import CONFIG, one_line, with_cases, write_records
+from tests.make import load_made, one_line, with_cases, write_records
 
 SAMPLED = {"gen_kwargs": {"temperature": 0.5}, "repeats": 5}
 
 
 def config(folder, **changes):
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump({**CONFIG, "output": str(folder), **changes}))
-    return load_config(path)
+    return load_made(folder / "run", output=str(folder), **changes)
 
 
 def smallest_difference(**settings):

@@ -14,8 +14,7 @@ from attention_probe.figures.trace_views import read_view
 from harness import Run, compare, errors, load_run
 from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
 from harness.display.value_texts import count, signed
-from tests.browser import CHROMIUM, in_a_browser, open_tab
-from tests.conftest import run_program
+from tests.browser import in_a_browser, open_tab
 from tests.display.test_attention_page import unpack
 from tests.make import (
     CONFIG,
@@ -318,7 +317,7 @@ def test_two_models_in_one_page(tmp_path):
     assert set(shared[0]["prompts"]) == {f"{i} {name}" for i, name in product("01", CONDITIONS)}
 
 
-@pytest.mark.parametrize("name", ["journal.jsonl", "journal.jsonl.xz", "run.json", "header.json"])
+@with_cases
 def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
     shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
     with pytest.raises(errors.ConfigError, match="is no report: expected an "):
@@ -354,9 +353,9 @@ def test_traces_of_other_prompts_are_refused(tmp_path):
 
 def render(page, fragment=""):
     """The page's elements after its script ran in a real browser without a window."""
-    options = "--headless --no-sandbox --disable-gpu --virtual-time-budget=10000 --dump-dom".split()
-    options += [f"--user-data-dir={page.parent / 'profile'}", f"file://{page}{fragment}"]
-    return run_program(CHROMIUM, *options, check=True, timeout=120).stdout
+    with open_tab(page.parent / "profile") as tab:
+        tab.open(f"{page}{fragment}", ready=".list tbody tr")
+        return tab.run("document.documentElement.outerHTML")
 
 
 def read_list(dom):

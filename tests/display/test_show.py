@@ -1,7 +1,6 @@
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from harness import Run, load_run
@@ -26,7 +25,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("direction", ["wrong_to_right", "right_to_wrong", "changed"])
+@with_cases
 def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers(
     command, monkeypatch, direction
 ):

@@ -33,7 +33,7 @@ class StoppedError(Exception):
     """Stands for the start of an engine."""
 
 
-@pytest.mark.parametrize(("device", "is_eager"), [("cpu", True), ("cuda", None)])
+@with_cases
 def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
     toy_tokenizer, monkeypatch, device, is_eager
 ):

@@ -1,6 +1,5 @@
 """Interventions: their arithmetic, their effect in Hugging Face, and the same effect in vLLM."""
 
-import math
 import os
 import signal
 import time
@@ -36,8 +35,8 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.condition_entries import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
-from tests.make import TOY_DATA, TOY_MODEL, with_cases
-from tests.tiny_models import build_language_model
+from tests.make import TOY_DATA, TOY_MODEL, read_data, with_cases
+from tests.tiny_models import MODELS, build_language_model
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -59,10 +58,6 @@ def states():
     """Queries, keys and values of twelve tokens."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(1, 12, heads, 8, generator=generator) for heads in (6, 2, 2)]
-
-
-def remove_filler(states):
-    return [torch.cat([tensor[:, :3], tensor[:, 8:]], 1) for tensor in states]
 
 
 def attend_plainly(*states):
@@ -102,7 +97,8 @@ def test_scale_and_bias_are_the_two_terms_that_a_filler_adds_to_attention(states
 
 
 def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(states):
-    query, *absent = remove_filler(states)
+    # without the filler
+    query, *absent = [torch.cat([tensor[:, :3], tensor[:, 8:]], 1) for tensor in states]
     phantoms = [torch.cat([a, b[:, 3:8]], 1) for a, b in zip(absent, states[1:], strict=True)]
     phantom = {**ON, "phantom": [7] * 5}
     output = attend_with_fillers(query, *phantoms, FACTOR, torch.arange(7)[None], fillers(phantom))
@@ -131,7 +127,7 @@ def test_kept_tokens_are_seen_as_if_the_others_were_not_there(states, kept):
     assert_near(output[:, :8], attend_plainly(*states)[:, :8])
 
 
-@pytest.mark.parametrize("count", [0.5, 1, 3])
+@with_cases
 def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
     query, key, value = states
     sink = fillers({"kind": "sink", "layers": [0], "count": count})
@@ -195,7 +191,8 @@ def first_requests(requests):
     }
 
 
-ARM = {"name": "arm", "intervention": {"kind": "redistribute", "layers": 1, "share": 0.1}}
+CONDITIONS = read_data("interventions")
+ARM = CONDITIONS["arm"]
 
 
 def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
@@ -279,10 +276,7 @@ def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
 
 def save_config(kind, folder):
     """The config of a small model with sliding windows, if its architecture has any."""
-    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 99}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
-    context = {"sliding_window": 16, "max_position_embeddings": 512, "pad_token_id": 0}
-    AutoConfig.for_model(kind, **sizes, **heads, **context).save_pretrained(folder)
+    AutoConfig.for_model(kind, **MODELS["short windows"]).save_pretrained(folder)
 
 
 PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
@@ -305,22 +299,23 @@ def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path
     assert not (tmp_path / "answered").exists()
 
 
-def test_answers_agree_until_a_near_tie():
-    ours = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
-    theirs = {**ours, "leads": [1, 1e-4, 1]}
-    assert distance(ours, theirs, 1e-3) == 0
-    assert distance(ours, {**theirs, "logprobs": [-0.1, -0.2, -0.35]}, 1e-3) == pytest.approx(0.05)
-    after_tie = {**theirs, "tokens": [1, 4, 9], "logprobs": [-0.1, -0.2, -7]}
-    assert distance(ours, after_tie, 1e-3) == 0, "the second token is a near-tie"
-    assert distance(ours, {**theirs, "tokens": [1, 2, 4]}, 1e-3) == math.inf
-    without_numbers = {**ours, "logprobs": [-0.1, math.nan, math.nan]}
-    assert distance(without_numbers, {**theirs, **without_numbers}, 1e-3) == math.inf
-    answers = {"a": [theirs, theirs], "b": [theirs]}
-    reference = {"questions": {"dtype": "float32"}, "answers": answers}
-    deviating = {**ours, "tokens": [1, 2, 4]}
-    agreement = intervention_check.compare_with_reference(
-        {"a": [ours, deviating], "b": [ours]}, reference
-    )
+OURS = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
+THEIRS = {**OURS, "leads": [1, 1e-4, 1]}
+"""Answers with a near-tie at the second token."""
+
+
+@with_cases
+def test_answers_agree_until_a_near_tie(ours, theirs, expected):
+    assert distance(OURS | ours, THEIRS | theirs, 1e-3) == pytest.approx(expected)
+
+
+def test_answers_that_agree_are_counted_by_condition():
+    answers = {"a": [OURS, {**OURS, "tokens": [1, 2, 4]}], "b": [OURS]}
+    reference = {
+        "questions": {"dtype": "float32"},
+        "answers": {"a": [THEIRS, THEIRS], "b": [THEIRS]},
+    }
+    agreement = intervention_check.compare_with_reference(answers, reference)
     assert (agreement["prompts"], agreement["agreements"]) == ({"a": 2, "b": 1}, {"a": 1, "b": 1})
 
 
@@ -344,35 +339,8 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
     file = tmp_path / "halve.py"
     file.write_text("def change(activations, positions, factor): return activations * factor\n")
     intervention = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
-    assert (
-        change_activations(torch.ones(2, 3), torch.arange(2), intervention).tolist()
-        == [[0.5] * 3] * 2
-    )
-
-
-FIRST = {"name": "first", "unit": "/", "placement": "before_system"}
-ARMS = ["wo", FIRST, {"causes": "first", "layers": 1}, {"causes": "first", "layers": "4-10"}, ARM]
-ARMS.append({"name": "inward", "intervention": {**ARM["intervention"], "sham": "inward"}})
-KEPT = [("first", 1), ("middle", 5), ("last", 55)]
-ARMS += [
-    {
-        **FIRST,
-        "name": f"keep-{count}",
-        "intervention": {"kind": "filler", "layers": "4-10", "keep": keep, "count": count},
-    }
-    for keep, count in KEPT
-]
-HIDE = {**ARMS[-1]["intervention"], "keep": "first", "count": 25, "hide": "examples"}
-ARMS.append({**FIRST, "name": "hide-examples", "intervention": HIDE})
-ARMS += [
-    {"name": f"sink-{name}", "intervention": {"kind": "sink", "layers": "4-10", "count": count}}
-    for name, count in {"third": 0.33, "1": 1, "30": 30}.items()
-]
-
-
-HIDDEN = {"kind": "filler", "layers": [1, 3], "scale": False}
-HIDDEN = {"name": "hidden", "unit": "/", "count": 20, "intervention": HIDDEN}
-SINK = {"name": "sink", "intervention": {"kind": "sink", "layers": [1, 3], "count": 10}}
+    changed = change_activations(torch.ones(2, 3), torch.arange(2), intervention)
+    assert changed.tolist() == [[0.5] * 3] * 2
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +350,7 @@ def engine_options(smollm2, tmp_path_factory):
     The run has four times as many prompts, because a quarter of an arm's prompts is checked.
     """
     arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
-    settings = config(ARMS, arguments=arguments, **PRODUCTS)
+    settings = config(CONDITIONS["arms"], arguments=arguments, **PRODUCTS)
     plan, requests = plan_requests(settings, 32)
     folder = tmp_path_factory.mktemp("arms")
     reference = ask_reference(plan, requests, folder, print)
@@ -420,7 +388,8 @@ def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
             weights.data *= 4  # else all weights of attention are about the same
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path)
-    settings = config(["wo", HIDDEN, SINK], arguments={"pretrained": str(tmp_path)}, **PRODUCTS)
+    arguments = {"pretrained": str(tmp_path)}
+    settings = config(CONDITIONS["attention only"], arguments=arguments, **PRODUCTS)
     plan, requests = plan_requests(settings, 4)
     reference = ask_reference(plan, requests, tmp_path, print)
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}

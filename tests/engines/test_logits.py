@@ -12,12 +12,9 @@ import pytest
 import torch
 
 from harness.engines.vllm_engine import VLLMEngine
-from harness.experiment.conditions import as_condition
-from harness.experiment.prompts.checked_prompts import build_checked_prompts
-from harness.experiment.prompts.prompt import PromptSettings
-from harness.experiment.prompts.tokenizer import ModelTokenizer
 from tests.conftest import gpu_share, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
+from tests.experiment.test_checked_prompts import MLESS, build
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 
 TOP = 20
@@ -62,10 +59,7 @@ def measure_differences(prompts):
 @slow_engine
 @pytest.mark.filterwarnings("ignore")  # those of vLLM and torch are not ours
 def test_first_token_log_probabilities_agree_with_hugging_face(toy_tokenizer):
-    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    (built,) = build_checked_prompts(
-        TOY_PROBLEMS[:20], [as_condition("mless")], PromptSettings(), model
-    )
+    (built,) = build(toy_tokenizer, MLESS, problems=TOY_PROBLEMS[:20])
     differences, facts = measure_differences([prompt.token_ids for prompt in built.prompts])
     assert differences.shape == (20, TOP) and facts["dtype"] == "float32"
     largest, mean = differences.max(), differences.mean()

@@ -115,6 +115,18 @@ def ask(server, *requests, backend="local-completions", **arguments):
         return list(stream(model, *requests))
 
 
+def complete(server, *, sampling=None, **arguments):
+    """The completion of one request."""
+    facts = {"sampling": sampling, "seed": 3} if sampling else {}
+    (completed,) = ask(server, request("p", **facts), **arguments)
+    return completed
+
+
+def always(value, status=200):
+    """An answer of the server that is the same for every request."""
+    return lambda _: (status, value)
+
+
 def number_requests(count):
     return [request(str(number)) for number in range(count)]
 
@@ -173,7 +185,7 @@ def test_a_vllm_server_gets_values_that_replace_the_models_sampling_defaults(ser
 def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     choice = {"message": {"content": None}, "finish_reason": "length"}
-    server.answer = lambda _: (200, {"choices": [choice]})
+    server.answer = always({"choices": [choice]})
     turns = ({"role": "user", "content": "a"},)
     arguments = {
         "base_url": f"{server.url}/chat/completions/",
@@ -277,7 +289,7 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
     assert stopped.returncode == 2
     message = stopped.stderr.splitlines()[-1]
     assert "no completion of problem demo/" in message and " and 11 more: HTTP 400: " in message
-    server.answer = lambda _: (200, completion(r"\boxed{1}", "length", 3))
+    server.answer = always(completion(r"\boxed{1}", "length", 3))
     continued = run_served(*overrides)
     assert continued.returncode == 0, continued.stderr
     frame = load_run(tmp_path / "run", replicates=True)
@@ -288,7 +300,7 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
 @with_cases
 def test_a_fault_under_status_200_is_asked_again_and_costs_only_its_sample(server, pauses, fault):
     server.answer = lambda _: (200, fault if len(server.posts) == 1 else completion("x"))
-    (completed,) = ask(server, request("p"))
+    completed = complete(server)
     assert completed.text == "x" and pauses == [1]
 
     def answer(body):
@@ -308,8 +320,8 @@ def test_a_fault_under_status_200_is_asked_again_and_costs_only_its_sample(serve
 def test_a_reply_in_any_form_is_a_sample(
     server, pauses, reply, text, reasoning, reason, meaning, posts
 ):
-    server.answer = lambda _: (200, reply)
-    (completed,) = ask(server, request("p"), max_retries=9)
+    server.answer = always(reply)
+    completed = complete(server, max_retries=9)
     assert (completed.text, completed.reasoning) == (text, reasoning)
     assert (completed.finish_reason, read_reason(completed.finish_reason)) == (reason, meaning)
     assert len(server.posts) == posts
@@ -317,16 +329,14 @@ def test_a_reply_in_any_form_is_a_sample(
 
 def test_a_prompt_that_a_filter_refuses_is_a_sample(server):
     error = {"code": "content_filter", "message": "The prompt was filtered."}
-    server.answer = lambda _: (400, {"error": error})
-    (completed,) = ask(server, request("p"))
-    assert completed == Completion(text="", finish_reason="content_filter")
+    server.answer = always({"error": error}, 400)
+    assert complete(server) == Completion(text="", finish_reason="content_filter")
 
 
 @with_cases
 def test_prompt_tokens_by_the_servers_count(server, usage, count):
-    server.answer = lambda _: (200, {"choices": [{"text": "so"}], "usage": usage})
-    (completed,) = ask(server, request("p"))
-    assert completed.prompt_tokens == count
+    server.answer = always({"choices": [{"text": "so"}], "usage": usage})
+    assert complete(server).prompt_tokens == count
 
 
 @with_cases
@@ -339,12 +349,12 @@ def test_a_pause_until_a_date():
     assert 58 <= served_model._read_pause({"Retry-After": date}) <= 60
 
 
-@pytest.mark.parametrize("status", [429, 503, 529])
+@with_cases
 def test_pauses_that_a_server_asks_for_are_no_attempts(server, pauses, status):
     server.headers = {"Retry-After": "7"}
     busy = (status, {"error": {"message": "slow down"}})
     server.answer = lambda _: busy if len(server.posts) < 12 else (200, completion("x"))
-    (completed,) = ask(server, request("p"), max_retries=0)
+    completed = complete(server, max_retries=0)
     assert completed.text == "x" and [round(pause) for pause in pauses] == [7] * 11
     # longer than an answer may take
     server.posts.clear()
@@ -375,17 +385,16 @@ def test_each_message_is_reported_once_and_a_broken_server_is_not_asked_for_ever
 
 @with_cases
 def test_a_completion_that_ends_at_once_may_be_empty(server, reason, tokens, stop):
-    server.answer = lambda _: (200, completion("", reason, tokens))
-    sampling = Sampling(stop=tuple(stop))
-    (completed,) = ask(server, request("p", sampling=sampling))
+    server.answer = always(completion("", reason, tokens))
+    completed = complete(server, sampling=Sampling(stop=tuple(stop)))
     assert completed.text == "" and len(server.posts) == 1
 
 
 def test_newer_apis_get_their_name_of_the_limit_and_no_refused_parameters(server):
     arguments = {"max_tokens_name": "max_completion_tokens", "omit": ["stop", "temperature"]}
     sampling = Sampling(max_tokens=33, stop=("END", "."))
-    server.answer = lambda _: (200, completion("so. END and", "length"))
-    (completed,) = ask(server, request("p", seed=3, sampling=sampling), **arguments)
+    server.answer = always(completion("so. END and", "length"))
+    completed = complete(server, sampling=sampling, **arguments)
     ((_, body, _),) = server.posts
     assert body["max_completion_tokens"] == 33
     assert not body.keys() & {"max_tokens", "stop", "temperature"} and body["seed"] == 3

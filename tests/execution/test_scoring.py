@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-import mless
 from harness import grade
-from harness.errors import RunError
 from harness.execution.grade_samples import Scorer, grade_job
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, StoredPrompt
@@ -83,9 +81,3 @@ def test_a_script_without_a_main_guard_runs_twice_and_reads_the_results(tmp_path
     process = installed(Path(sys.executable).name, *arguments)
     assert process.stdout == "mless-demo 4 True\nmless-demo 8 True\n", process.stderr
     assert "8/8 samples" in process.stderr
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path):
-    (tmp_path / "precious").write_text("x")
-    with pytest.raises(RunError, match="already holds files"):
-        mless.run(TOY_CONFIG, limit=1, output=tmp_path)

@@ -33,11 +33,11 @@ def layouts(tokenizer):
     return [Layout.RAW, Layout.CHAT] if tokenizer.chat_template else [Layout.RAW]
 
 
-def build(tokenizer, *conditions, problems=PROBLEMS, **settings):
+def build(tokenizer, *conditions, problems=PROBLEMS, context_length=None, **settings):
     """The prompts of each condition; prompts that break a guarantee are refused."""
-    model = ModelTokenizer(name="model", tokenizer=tokenizer)
-    settings = PromptSettings(**{"layout": Layout.RAW, **settings})
-    return build_checked_prompts(problems, conditions, settings, model)
+    model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=context_length)
+    settings = PromptSettings(**settings)
+    return build_checked_prompts(problems, conditions, settings, model, max_gen_toks=1)
 
 
 def filler_sizes(task):

@@ -10,7 +10,7 @@ from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
 from harness.display.figures.sweep_figure import find_sweeps
 from harness.display.report.report_samples import read_samples
-from harness.errors import ConfigError, PromptMismatchError
+from harness.errors import PromptMismatchError
 from harness.execution.execute_plan import execute
 from harness.experiment.condition_entries import CELLS, read_conditions
 from harness.experiment.conditions import (
@@ -21,46 +21,19 @@ from harness.experiment.conditions import (
     named_conditions,
 )
 from harness.experiment.plan import make_plan, make_requests
-from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.fillers import draw_words
-from harness.experiment.prompts.prompt import Layout, PromptSettings
+from harness.experiment.prompts.prompt import Layout
 from harness.experiment.prompts.tokenizer import fit_filler
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
-from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build, make_problems
+from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build
 from tests.make import ROOT, TOY_DATA, TOY_MODEL, one_line, read_source, table_page, with_cases
 
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
 RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
 PREFIX = "The final answer is $\\boxed{"
-SLASHES = {"unit": "/", "count": 30}
-IN_ANSWER = SLASHES | {"placement": "answer"}
-PREFIX_BEHIND_FILLER = IN_ANSWER | {"answer_prefix": PREFIX}
-EXACT = [
-    SLASHES,
-    SLASHES | {"template": "Filler: \n\n{filler} \n\n{problem}"},
-    SLASHES | {"question": "{problem} \n\n{filler} \n\nAnswer:"},
-    PREFIX_BEHIND_FILLER,
-    IN_ANSWER,
-    SLASHES | {"instruction": "Think, then put the answer within \\boxed{}."},
-]
-"""Fillers of exactly 30 tokens."""
-BLANKS, LINE_BREAKS = {"unit": " ", "count": 20}, {"unit": "\n", "count": 20}
-REPORTED = [
-    BLANKS,
-    LINE_BREAKS,
-    {"text": "Once upon a time, there were three of them."},
-    {"text": "1 2 3", "template": "Filler: \n\n{filler}\n{problem}"},
-]
-"""Fillers whose number of tokens is reported."""
+IN_ANSWER = {"unit": "/", "count": 30, "placement": "answer"}
 ONLY_PREFIX = {"answer_prefix": PREFIX}
-THRICE = {"template": "{problem} \n\n{problem} \n\n{problem}"}
-NO_FILLER = [
-    {"template": "{problem} \n\nAnswer:"},
-    ONLY_PREFIX,
-    {"instruction": "Answer within \\boxed{}."},
-    THRICE,
-]
 
 
 def make_condition(values):
@@ -102,34 +75,37 @@ def test_sentences_have_no_mathematics_and_about_the_length_of_the_filler():
         assert 50 <= len(tokens) <= most_tokens
 
 
-@pytest.mark.parametrize("values", [*EXACT, *REPORTED, *NO_FILLER], ids=str)
-def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(any_tokenizer, values):
+@with_cases
+def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(
+    any_tokenizer, values, filler_tokens, copies, ending
+):
+    """`filler_tokens` is the exact number, or true where it is only reported."""
     problems, condition = PROBLEMS[:6], make_condition(values)
     assert as_condition(condition.recorded()) == condition
     (task,) = build(any_tokenizer, condition, problems=problems)
     for problem, prompt in zip(problems, task.prompts, strict=True):
-        assert prompt.text.count(problem.problem) == (3 if values == THRICE else 1)
-        has_cue = values.get("question", values.get("template", "")).endswith("Answer:")
-        assert prompt.text.endswith(values.get("answer_prefix") or ("Answer:" if has_cue else ""))
-        if values in EXACT:
-            assert (prompt.filler_tokens, prompt.straddling) == (30, 0)
-        if values in REPORTED:
+        assert prompt.text.count(problem.problem) == copies
+        assert prompt.text.endswith(ending)
+        if filler_tokens is True:
             assert prompt.filler_tokens + prompt.straddling > 0
+        else:
+            assert (prompt.filler_tokens, prompt.straddling) == (filler_tokens, 0)
         assert ("Filler:" + SEPARATOR in prompt.text) == ("Filler:" in values.get("template", ""))
 
 
 def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vanish():
-    (task,) = build(build_tokenizer("qwen2", bos=False), make_condition(LINE_BREAKS))
+    line_breaks, blanks = (make_condition({"unit": unit, "count": 20}) for unit in "\n ")
+    (task,) = build(build_tokenizer("qwen2", bos=False), line_breaks)
     assert task.notes
     assert not task.violations
     llama3 = build_tokenizer("llama3", bos=True)
     with pytest.raises(PromptMismatchError, match="the filler is not in the prompt"):
-        build(llama3, make_condition(BLANKS), layout=Layout.CHAT)
+        build(llama3, blanks, layout=Layout.CHAT)
 
 
 @pytest.mark.parametrize(("layout", "separator"), [(Layout.RAW, SEPARATOR), (Layout.CHAT, "")])
 def test_a_filler_in_the_answer_is_where_the_model_continues(toy_tokenizer, layout, separator):
-    conditions = map(make_condition, (PREFIX_BEHIND_FILLER, IN_ANSWER, ONLY_PREFIX))
+    conditions = map(make_condition, (IN_ANSWER | ONLY_PREFIX, IN_ANSWER, ONLY_PREFIX))
     built = build(toy_tokenizer, WO, *conditions, layout=layout)
     plain, *prompts = (task.prompts[0] for task in built)
     filler = " ".join(["/"] * 30)
@@ -145,7 +121,11 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
     """Chats with one question differ by the beginning of the answer."""
     plan = make_plan(
         make_config(
-            conditions=["wo", {"name": "a", **PREFIX_BEHIND_FILLER}, {"name": "b", **IN_ANSWER}],
+            conditions=[
+                "wo",
+                {"name": "a", **IN_ANSWER, **ONLY_PREFIX},
+                {"name": "b", **IN_ANSWER},
+            ],
             layouts=["raw", "chat"],
             repeats=3,
             gen_kwargs={"temperature": 1.0},
@@ -204,9 +184,6 @@ def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
 def test_random_tokens_are_drawn_to_their_count():
     text = draw_words(["a", "b"], 7, lambda text: len(text.split()) + 1, Random(2))
     assert len(text.split()) == 6, "the first word is two tokens, because it follows no blank"
-    condition = make_condition({"random_ids": 7, "seed": 2})
-    with pytest.raises(ConfigError, match="the model's tokenizer"):
-        build_checked_prompts(make_problems(p="?"), [condition], PromptSettings(), None)
 
 
 def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
@@ -337,16 +314,6 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
     other = make_config(**settings, other_texts=3, seed=5)
     assert [text.name for text in other.all_conditions[-3:]] != [text.name for text in few]
     assert other.tested == make_config(**settings).tested
-
-
-def test_other_texts_of_the_same_tokens_are_refused():
-    config = make_config(
-        conditions=["wo", {"name": "tested", "unit": ".", "count": 1}],
-        primary="tested - wo",
-        other_texts={"random_tokens": 999},
-    )
-    with pytest.raises(ConfigError, match=r"random-tokens-.* has the same 1 tokens as"):
-        make_plan(config, limit=1)
 
 
 def test_causes_do_not_replace_conditions_with_the_same_names():

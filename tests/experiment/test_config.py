@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harness import load_config
 from harness.engines.completions import read_outputs, sampling_parameters
 from harness.engines.engine_options import engine_arguments, fit_to_cpu
-from harness.errors import ConfigError, ModelError
+from harness.errors import ModelError
 from harness.experiment.conditions import contrast_name
 from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
 from harness.experiment.model_settings import ModelConfig
@@ -120,18 +120,6 @@ def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(
     assert (config.contrasts and [*config.contrasts], config.primary) == (contrasts, primary)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("contrasts=[mless - random]", "random is not a condition of this run: wo, mless"),
-        ("primary=mless - random", "one of the contrasts mless - wo, got 'mless - random'"),
-    ],
-)
-def test_a_contrast_on_the_command_line_needs_its_conditions(load, override, message):
-    with pytest.raises(ConfigError, match=message):
-        load("conditions=[wo, mless]", override, **CONTRASTED)
-
-
 def test_a_condition_of_the_file_is_requested_by_its_name(load):
     config = load(
         "conditions=[wo, mine]", conditions=["wo", "mless", {"name": "mine", "unit": "x"}]
@@ -139,7 +127,7 @@ def test_a_condition_of_the_file_is_requested_by_its_name(load):
     assert [condition.describe()["filler"] for condition in config.conditions] == [None, "x"]
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 512}])
+@with_cases
 def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(limits):
     arguments = {"max_model_len": 32768, **limits}
     fit_to_cpu(arguments, sampled=True)

@@ -12,14 +12,10 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
-from harness.experiment.conditions import named_conditions
 from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.problems import DatasetConfig, open_dataset
-from harness.experiment.prompts.checked_prompts import build_checked_prompts
-from harness.experiment.prompts.prompt import PromptSettings
-from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GradeJob, GraderPool
-from tests.commands.test_cli import refused
+from tests.experiment.test_checked_prompts import MLESS, WO, build
 from tests.make import TOY_MODEL, write_records
 
 ROWS = [
@@ -162,9 +158,6 @@ def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has
         read(path)
     (problem,) = read(path, problem="Q").problems
     assert (problem.problem, problem.answer) == ("1+1?", "0.1")
-    path.write_text("no")
-    with pytest.raises(DataError, match=r"data\.parquet cannot be loaded: "):
-        read(path)
 
 
 def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
@@ -175,16 +168,13 @@ def test_line_breaks_and_tabs_before_words_are_text(tmp_path):
     assert [problem.problem for problem in read(path).problems] == [text] * 2
 
 
-def test_columns_are_mapped_on_the_command_line(tmp_path, command, succeed):
+def test_columns_are_mapped_on_the_command_line(tmp_path, succeed):
     path = tmp_path / "data.csv"
     path.write_text("Frage,Loesung\n1+1?,2\n")
     arguments = ("run", "--model", TOY_MODEL, "--dataset", path, "--dry-run")
-    refused(command(*arguments), "line 2 has no column 'problem', but Frage, Loesung")
     assert "1 problems" in succeed(
         *arguments, "--set=dataset.problem=Frage", "--set=dataset.answer=loesung"
     )
-    message = "unknown key 'dataset.gold': expected one of path"
-    refused(command(*arguments, "--set", "dataset.gold=Loesung"), message)
 
 
 def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, toy_tokenizer):
@@ -193,10 +183,8 @@ def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, t
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
     write_records(path, [*lines, {"problem": "3?", "answer": f"3{token}"}])
     *problems, example = read(path).problems
-    conditions = [*named_conditions().values()][:2]
-    model = ModelTokenizer(name="toy", tokenizer=toy_tokenizer)
-    settings = PromptSettings(example_set=ExampleSet(draw=0, examples=(example,)))
-    first, second = build_checked_prompts(problems, conditions, settings, model)
+    example_set = ExampleSet(draw=0, examples=(example,))
+    first, second = build(toy_tokenizer, WO, MLESS, problems=problems, example_set=example_set)
     text = "its text or answer has the control token"
     assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))
     assert second.notes == ()

@@ -10,7 +10,7 @@ from attention_probe.prompts.token_roles import tokenize_problem
 from harness import Run, RunConfig, load_config, load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
-from harness.errors import DataError, PromptMismatchError
+from harness.errors import PromptMismatchError
 from harness.execution.execute_plan import run_identity
 from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import ExampleSet, FewshotConfig
@@ -210,14 +210,10 @@ def test_a_filler_that_the_templates_text_merges_with_is_refused():
 
 
 def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path):
-    lines = [{"question": "1?", "Noisy": "1 {?", "answer": 1}, {"question": "2?", "answer": 2}]
-    path = write_lines(tmp_path, *lines)
+    path = write_lines(tmp_path, {"question": "1?", "Noisy": "1 {?", "answer": 1})
     texts = {"text": "{row.noisy} {x}", "instruction": "Go {row.noisy}.", "answer_prefix": "{"}
     condition = {"name": "x", "question": "N: {row.noisy} \n{filler}", **texts}
     data = {"dataset": {"path": str(path)}, "conditions": ["wo", condition]}
-    with pytest.raises(DataError, match=r"line 2 has no column 'noisy', but question, answer"):
-        make_plan(make_config(**data))
-    write_lines(tmp_path, lines[0])
     plan = make_plan(make_config(**data))
     filled = plan.rows[1][-1].prompt
     assert filled.text == "Go 1 {?. \n\nN: 1 {? \n1 {? {x}"

@@ -107,7 +107,7 @@ def test_a_model_with_a_licence_has_a_message_of_its_own():
     assert "Accept its licence" in explain_hub_error("a/b", error)
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text", "llama"])
+@with_cases
 def test_a_model_folder_without_a_tokenizer_is_refused(kind, tmp_path):
     """Transformers loads two of them: for one every text is empty, for the other unknown."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
