@@ -283,9 +283,6 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         if row["condition"] not in board.reference_conditions:
             rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
     for setting, rows in rows_by_setting.items():
-        shares = [
-            {ending: row[column.key] for ending, column in UNGRADED_ENDINGS.items()} for row in rows
-        ]
         where = f", {setting}" if len(rows_by_setting) > 1 else ""
         for column, text in COUNTED_SAMPLES.items():
             counts = [
@@ -295,25 +292,31 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             ]
             if counts:
                 yield f"Samples {text}{where}: {', '.join(counts)}."
-        order = sorted(range(len(rows)), key=lambda index: sum(shares[index].values()))
-        most = shares[order[-1]]
-        if sum(most.values()) < MANY_UNGRADED:
+        # stable, so that of equal conditions the first and the last are named
+        rows.sort(key=_sum_endings)
+        least, most = rows[0], rows[-1]
+        if _sum_endings(most) < MANY_UNGRADED:
             continue
-        texts = []
-        # a single condition has the most of them
-        for index, rank in {order[0]: "least", order[-1]: "most"}.items():
-            endings = [
-                f"{ending} {percent:.1f} %"
-                for ending, percent in shares[index].items()
-                if percent >= ROUNDS_TO_ZERO
-            ]
-            name = label(rows[index]["condition"])
-            texts.append(f"{rank} in {name} ({', '.join(endings) or '0 %'})")
-        ending = max(most, key=most.__getitem__)
-        most_row = rows[order[-1]]
-        if ending == "unfinished" and 2 * most_row["cut_reasoning"] <= most_row["unfinished"]:
+        text = f"most in {_list_endings(most)}"
+        if least is not most:
+            text = f"least in {_list_endings(least)}; {text}"
+        ending = max(UNGRADED_ENDINGS, key=lambda name: most[UNGRADED_ENDINGS[name].key])
+        if ending == "unfinished" and 2 * most["cut_reasoning"] <= most["unfinished"]:
             ending += " before the limit"
-        yield f"Not graded{where}: {'; '.join(texts)}. {ADVICE[ending]}"
+        yield f"Not graded{where}: {text}. {ADVICE[ending]}"
+
+
+def _sum_endings(row: Row) -> float:
+    return float(sum(row[column.key] for column in UNGRADED_ENDINGS.values()))
+
+
+def _list_endings(row: Row) -> str:
+    endings = [
+        f"{ending} {row[column.key]:.1f} %"
+        for ending, column in UNGRADED_ENDINGS.items()
+        if row[column.key] >= ROUNDS_TO_ZERO
+    ]
+    return f"{label(row['condition'])} ({', '.join(endings) or '0 %'})"
 
 
 def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:

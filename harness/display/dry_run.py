@@ -18,7 +18,7 @@ from harness.engines.interventions.intervention_check import count_checked
 from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.choices import letter_lines
-from harness.experiment.conditions import OTHER_TEXT, contrast_name
+from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL, contrast_name
 from harness.experiment.plan import Plan, group_name
 from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompts.chat_template import template_switches
@@ -209,19 +209,16 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
     counts = []
     if config.replicates > 1:
-        counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions[:2]]
-    references = [condition for condition in config.all_conditions if condition.kind]
-    groups = Counter(group_name(condition.kind, condition.name) for condition in references)
-    counts += [f"{number} {name}" for name, number in groups.items()]
+        counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions]
+    if config.positive_control:
+        counts.append(POSITIVE_CONTROL)
+    if config.other_texts:
+        families = [f"{number} {name}" for name, number in config.other_texts.items()]
+        prompts = sum(task.condition.kind == OTHER_TEXT for _, task, *_ in plan.rows)
+        text_requests = prompts * config.repeats_per_prompt
+        counts.append(f"{text_requests} of {' and '.join(families)}".replace("_", " "))
     details = f": {', '.join(counts)}" if counts else ""
     yield f"requests  {plan.size}{details}"
-    if config.other_texts:
-        prompts = [
-            len(task.prompts) for task in plan.tasks.values() if task.condition.kind == OTHER_TEXT
-        ]
-        families = [f"{number} {name}" for name, number in config.other_texts.items()]
-        text_requests = sum(prompts) * config.repeats_per_prompt
-        yield f"texts     {text_requests} of the requests: {', '.join(families)}".replace("_", " ")
     if number := len(config.interventions):
         checked_prompts = count_checked(len(plan.dataset.problems))
         yield (
