@@ -20,15 +20,15 @@ from harness.array_types import Floats
 from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN, Row
 from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
 
-BEFORE_RUN, AFTER_RUN, EXPLORATORY = "before the run", "after the run", "not named"
-"""When a family was named. Exploratory texts are conditions of a config; they decide nothing."""
+BEFORE_RUN, AFTER_RUN = "before the run", "after the run"
+"""When a family was named."""
 
 TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "raw, chat or as_published",
     "condition": "the condition",
     "kind": "family of the other texts: sentences or random tokens",
-    "named": "when it was named: before the run, after the run, or not named (exploratory)",
+    "named": "when it was named: before the run or after it",
     "texts": "other texts of the same length at the same placement",
     "effects": "difference of each of them from the baseline",
     "effect": "the condition's difference from the baseline",
@@ -59,9 +59,7 @@ def text_table(
 ) -> pandas.DataFrame:
     """Each condition with a filler beside the range of other texts: a row for each family.
 
-    The texts of a family have the length and placement of the condition's filler. Reference
-    conditions decide. Conditions of the config that are such texts are exploratory, and are not
-    compared with texts themselves.
+    The texts of a family have the length and placement of the condition's filler.
 
     Args:
         by_setting: From `outcomes.group_by_setting`, split by model and layout alone, under
@@ -76,12 +74,6 @@ def text_table(
         if condition.filler_tokens:
             placement = condition.describe()["placement"]
             locations[name] = condition.filler_tokens, placement, condition.other_changes
-            if condition.family:
-                family = condition.family, EXPLORATORY, locations[name]
-                families.setdefault(family, []).append(name)
-    families = {key: names for key, names in families.items() if len(names) >= FEWEST_TEXTS}
-    for name in set().union(*families.values()):
-        del locations[name]
     for name, fields in reference_conditions.items():
         if fields["kind"] == OTHER_TEXT:
             # two sides of `mless compare` have no conditions
@@ -121,14 +113,14 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
 def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pandas.DataFrame:
     """Add the place among other texts to the rows of a comparison.
 
-    A word holds only if it holds for each family that decides.
+    A word holds only if it holds for each family.
 
     Args:
         comparison: From `baseline_comparison.compare_outcomes`.
         texts: From `text_table`.
     """
     keys = ["model", "layout", "condition"]
-    families = texts[texts["named"] != EXPLORATORY].groupby(keys)["place"]
+    families = texts.groupby(keys)["place"]
     places = families.first().where(families.nunique() == 1, NOT_SHOWN).rename("other_texts")
     return comparison.drop(columns="other_texts").merge(places, "left", on=keys)
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from harness.analysis.other_texts import EXPLORATORY
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
 from harness.analysis.sample_scores import SCORE_MEANINGS
@@ -134,17 +133,13 @@ def _describe_places(board: Leaderboard, judged_rows: Sequence[Row]) -> Iterator
 
 
 def find_families(texts: Iterable[Row], contrast: Mapping[Any, Any]) -> list[Row]:
-    """The rows of `text_table` of the families that decide about a row of the comparison."""
+    """The rows of `text_table` that are of a row of the comparison."""
     keys = ("model", "layout", "condition")
-    return [
-        row
-        for row in texts
-        if row["named"] != EXPLORATORY and all(row[key] == contrast[key] for key in keys)
-    ]
+    return [row for row in texts if all(row[key] == contrast[key] for key in keys)]
 
 
 def describe_place(board: Leaderboard, contrast: Row) -> str:
-    """The verdict together with the place among other texts; empty without texts that decide.
+    """The verdict together with the place among other texts; empty without other texts.
 
     Args:
         board: All tables.

@@ -60,10 +60,6 @@ def _show_grader(accuracy: Any, change: Any) -> str:
     return text if change is None else f"{text} {signed(change)}"
 
 
-def _show_place(place: Any, named: Any) -> str:
-    return f"({place})" if named == other_texts.EXPLORATORY else str(place)
-
-
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
     return f"{number(spread)} {interval(low, high)}"
 
@@ -96,7 +92,7 @@ SIDE_TABLES = (
                 "that of the difference of one more such text on these problems and draws",
             ),
             Column("effect range_low range_high", "filler", estimate, optional=True),
-            Column("place named", "place", _show_place),
+            Column("place", "place", str),
             Column("rank", "rank", count),
             Column("as_extreme", "as extreme %", partial(number, digits=0)),
             Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
@@ -107,8 +103,7 @@ SIDE_TABLES = (
         ),
         remarks=(
             "range, as extreme: with fewer than 19 texts they rest on a normal distribution.",
-            "In brackets: exploratory, because the texts were not named before the run. The mean "
-            "and the spread, for new texts and problems, decide nothing.",
+            "The mean and the spread, for new texts and problems, decide nothing.",
         ),
     ),
     SideTable(

@@ -46,49 +46,43 @@ def conditions_of(*entries):
     return read_conditions({"conditions": ["wo", *entries]})
 
 
-SENTENCES = [{"name": f"text-{n}", "sentence": n} for n in (1, 2, 3, 5, 6, 7, 8)]
-RANDOM = [{"name": f"ids-{n}", "random_ids": 55, "seed": n} for n in range(8)]
+def texts_of(family, size):
+    fields = {"kind": "other text", "of": "mless", "family": family}
+    return {f"{family[:4]}-{n}": {**fields, "number": n} for n in range(1, 1 + size)}
 
 
 def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placement():
     elsewhere = {"name": "last", "unit": "/", "placement": "before_system"}
     short = {"name": "short", "unit": "/", "count": 20}
-    conditions = conditions_of("mless", "random", *SENTENCES, *RANDOM, elsewhere, short)
-    accuracies = dict.fromkeys(conditions, 0.5)
-    by_setting = settings_of(accuracies | {"mless": 0.6, "text-1": 0.58, "ids-3": 0.3, "wo": 0.55})
-    table = text_table(by_setting, conditions, {}, "wo")
+    conditions = conditions_of("mless", "random", elsewhere, short)
+    sentences, tokens = texts_of("sentences", 8), texts_of("random_tokens", 8)
+    accuracies = dict.fromkeys([*conditions, *sentences, *tokens], 0.5)
+    by_setting = settings_of(accuracies | {"mless": 0.6, "sent-1": 0.58, "rand-3": 0.3, "wo": 0.55})
+    table = text_table(by_setting, conditions, sentences | tokens, "wo")
     assert list(table.columns) == list(TEXT_COLUMNS)
-    assert set(table["named"]) == {"not named"}
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == [
         ["mless", "sentences", 8],
         ["mless", "random tokens", 8],
-    ], "neither one of the texts, nor a filler of another length or placement"
+        ["random", "sentences", 8],
+        ["random", "random tokens", 8],
+    ], "no filler of another length or placement"
     ((_, by_condition),) = by_setting.items()
     is_right = {name: outcomes.right for name, (outcomes,) in by_condition.items()}
-    texts = ["random", *(entry["name"] for entry in SENTENCES)]
-    effects = np.array([is_right["mless"] - is_right[name] for name in texts], dtype=float)
+    effects = np.array([is_right["mless"] - is_right[name] for name in sentences], dtype=float)
     row, (error, _) = table.iloc[0], crossed_error(effects)
     assert row["difference"] == pytest.approx(100 * effects.mean())
     assert row["new_high"] - row["new_low"] > 2 * 1.96 * 100 * error
     base = is_right["wo"].mean()
     assert row["effect"] == pytest.approx(100 * (is_right["mless"].mean() - base))
-    assert row["effects"] == pytest.approx([100 * (is_right[name].mean() - base) for name in texts])
-
-
-def test_seven_texts_are_too_few_for_a_table():
-    conditions = conditions_of("mless", *RANDOM[:-1])
-    assert text_table(settings_of(dict.fromkeys(conditions, 0.5)), conditions, {}, "wo").empty
+    assert row["effects"] == pytest.approx(
+        [100 * (is_right[name].mean() - base) for name in sentences]
+    )
 
 
 @with_cases
 def test_a_filler_is_placed_in_the_range_of_one_more_text(effects, effect, baseline, expected):
     row = place_effect(effect, np.array(effects, dtype=float), baseline)
     assert {key: row.get(key) for key in expected} == pytest.approx(expected)
-
-
-def texts_of(family, size):
-    fields = {"kind": "other text", "of": "mless", "family": family}
-    return {f"{family[:4]}-{n}": {**fields, "number": n} for n in range(1, 1 + size)}
 
 
 @with_cases
