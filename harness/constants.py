@@ -70,7 +70,7 @@ DecimalSign = Literal[",", "."]
 """The sign between the whole part of a number and its decimals."""
 AnswerKind = Literal["letter", "text", "index0", "index1"]
 """What the answers of data with choices are: letters, texts, or numbers that count from 0 or 1."""
-Format = Literal["text", "csv", "json"]
+Format = Literal["text", "markdown", "latex", "csv", "json"]
 """Output format of tables."""
 Definition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler

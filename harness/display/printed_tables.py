@@ -1,4 +1,4 @@
-"""A table of columns and rows of data, and its plain text.
+"""A table of columns and rows of data, and its plain text, Markdown and LaTeX.
 
 The report's template writes tables as HTML. In no format can a text in a cell act as markup.
 """
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.constants import PASSED, Row
+from harness.constants import PASSED, Format, Row
 from harness.display.value_texts import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
@@ -19,8 +19,25 @@ NOTE_LINES = 5
 """The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
 
-_PLAIN = str.maketrans({MINUS: "-", NONE: "-"})
-"""Plain text has a hyphen for minus and for a missing value, so that programs can read it."""
+_CHARACTERS: dict[Format, dict[str, str | int | None]] = {
+    "text": {MINUS: "-", NONE: "-"},
+    "markdown": {character: f"\\{character}" for character in "\\`*_[]<>|#&$~"},
+    "latex": {
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        # Without braces LaTeX takes these two for arguments of the line break before them.
+        "[": "{[}",
+        "*": "{*}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        "\\": "$\\backslash$",
+        "~": "$\\sim$",
+        "^": "\\^{}",
+        MINUS: "$-$",
+    },
+}
+"""Characters that a format writes in another way. Plain text has a hyphen for minus and for a
+missing value, so that programs can read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +134,13 @@ class Table:
         return [*self.warnings, *fitting]
 
 
-def render(tables: Sequence[Table], footer: Sequence[str] = (), *, explain: bool = True) -> str:
+def render(
+    tables: Sequence[Table],
+    footer: Sequence[str] = (),
+    *,
+    form: Format = "text",
+    explain: bool = True,
+) -> str:
     """Write tables one below the other, then the footer.
 
     A note that several tables share stands below the first.
@@ -125,26 +148,22 @@ def render(tables: Sequence[Table], footer: Sequence[str] = (), *, explain: bool
     Args:
         tables: The tables. Control characters, which a model's label may contain, are spelt out.
         footer: Lines below all tables: the receipts.
-        explain: Whether the text has all notes, or only the short notes.
+        form: `text`, `markdown` or `latex`.
+        explain: Whether there are all notes, or only the short notes.
     """
     blocks = []
     previous_notes: set[str] = set()
     for table in tables:
-        group_columns, lines = _write_lines(table)
-        if group_columns:
-            columns = [column for column in table.columns if not column.optional]
-            table = replace(table, columns=columns)
-            group_columns, lines = _write_lines(table)
         notes = table.notes if explain else table.short_notes
         new_notes = [note for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        blocks.append(fold([table.title], hyphens=False))
-        blocks.append("\n".join(lines))
-        if new_notes:
-            blocks.append(fold(new_notes))
-    if footer:
-        blocks.append(fold(footer))
-    return "\n\n".join(blocks)
+        blocks += [
+            _write_texts([table.title], form, hyphens=False),
+            _write_table(table, form),
+            _write_texts(new_notes, form),
+        ]
+    blocks.append(_write_texts(footer, form))
+    return "\n\n".join(filter(None, blocks))
 
 
 def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
@@ -163,46 +182,68 @@ def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
         break_long_words=False,
         break_on_hyphens=hyphens,
     )
-    return "\n".join(wrapper.fill(_as_plain(text, keep="\t")) for text in texts)
+    return "\n".join(wrapper.fill(_write(text, keep="\t")) for text in texts)
 
 
-def _as_plain(text: str, keep: str = "") -> str:
-    return visible(text, keep=keep).translate(_PLAIN)
+def _write(text: str, form: Format = "text", keep: str = "") -> str:
+    return visible(text, keep=keep).translate(str.maketrans(_CHARACTERS[form]))
 
 
-def _write_lines(table: Table) -> tuple[int, list[str]]:
-    """The number of columns that become headings of groups, and the lines of header and rows.
+def _write_texts(texts: Sequence[str], form: Format, *, hyphens: bool = True) -> str:
+    """Texts on lines of their own, or as paragraphs of Markdown or LaTeX."""
+    if form == "text":
+        return fold(texts, hyphens=hyphens)
+    return "\n\n".join(_write(text, form) for text in texts)
 
-    In a table that is too wide, headings take two lines, and the texts of the first columns (such
-    as a model's name) become headings of groups of rows.
+
+def _write_table(table: Table, form: Format) -> str:
+    """Header and rows.
+
+    In plain text that is too wide, headings take two lines, optional columns are left out, and the
+    texts of the first columns (such as a model's name) become headings of groups of rows.
     """
-    grid = [[*map(_as_plain, table.header)]]
+    grid = [[_write(heading, form) for heading in table.header]]
     for cells in table.cells:
-        grid.append([_as_plain(cell.text) for cell in cells])
+        grid.append([_write(cell.text, form) for cell in cells])
     is_numeric = [column.numeric for column in table.columns]
-    group_columns, header = _fit_width(grid, is_numeric)
+    if form == "text":
+        header = _fit_width(grid, is_numeric)
+        columns = [column for column in table.columns if not column.optional]
+        if len(header[0]) < len(is_numeric) > len(columns):
+            return _write_table(replace(table, columns=columns), form)
+        return "\n".join(_align(grid[1:], header, is_numeric))
+    if form == "markdown":
+        grid.insert(1, [("---", "---:")[numeric] for numeric in is_numeric])
+        return "\n".join(f"| {' | '.join(row)} |" for row in grid)
+    alignment = "".join("lr"[numeric] for numeric in is_numeric)
+    lines = [rf"{' & '.join(row)} \\" for row in grid]
+    lines.insert(1, r"\hline")
+    begin = rf"\begin{{tabular}}{{{alignment}}}"
+    return "\n".join([begin, *lines, r"\end{tabular}"])
 
-    def align(row: Sequence[str]) -> str:
-        cells = []
-        for text, rule, numeric in zip(row, header[-1], is_numeric[group_columns:], strict=True):
-            cells.append(text.rjust(len(rule)) if numeric else text.ljust(len(rule)))
-        return "  ".join(cells).rstrip()
 
-    lines = [*map(align, header)]
+def _align(
+    rows: Sequence[Sequence[str]], header: Sequence[Sequence[str]], is_numeric: Sequence[bool]
+) -> list[str]:
+    """The lines of header and rows. Columns that the header lacks are headings of groups."""
+    group_columns = len(is_numeric) - len(header[0])
+    cells = []
+    for rule, numeric in zip(header[-1], is_numeric[group_columns:], strict=True):
+        cells.append(f"{{:{'<>'[numeric]}{len(rule)}}}")
+    line = "  ".join(cells)
+    lines = [line.format(*row).rstrip() for row in header]
     previous_group = ""
-    for row in grid[1:]:
+    for row in rows:
         group = ", ".join(row[:group_columns])
         if group != previous_group:
             lines += ["", group]
-        lines.append(align(row[group_columns:]))
+        lines.append(line.format(*row[group_columns:]).rstrip())
         previous_group = group
-    return group_columns, lines
+    return lines
 
 
-def _fit_width(
-    grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]
-) -> tuple[int, list[Sequence[str]]]:
-    """The number of columns that must become headings of groups, and the lines of the header.
+def _fit_width(grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]) -> list[Sequence[str]]:
+    """The lines of the header, without the columns that must become headings of groups.
 
     Columns of text before the first column of numbers can become such headings. A table of text
     only keeps its last column.
@@ -218,8 +259,8 @@ def _fit_width(
             rule = ["-" * max(map(len, column)) for column in columns]
             # two blanks separate columns
             if len("  ".join(rule)) <= width:
-                return group_columns, [*header, rule]
-    return group_columns, [*header, rule]
+                return [*header, rule]
+    return [*header, rule]
 
 
 def _break_heading(heading: str) -> tuple[str, str]:

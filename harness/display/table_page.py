@@ -1,4 +1,4 @@
-"""The page of `mless table`: from one run or several to text, CSV or JSON."""
+"""The page of `mless table`: from one run or several to a format of tables."""
 
 import csv
 import json
@@ -57,7 +57,7 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
     """
     if options.form == "csv" and options.side_tables:
         raise ConfigError(
-            "CSV has only the comparison: use --mediators and --audit with text or JSON."
+            "CSV has only the comparison: use --mediators and --audit with another format."
         )
     board = make_leaderboard(
         runs,
@@ -72,15 +72,15 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
 
 
 def write_board(board: Leaderboard, tables: Sequence[Table], form: Format, *, explain: bool) -> str:
-    """A comparison in a format, as text with these tables."""
+    """A comparison in a format; plain text, Markdown and LaTeX have these tables."""
     if form == "csv":
         return table_csv(board)
     if form == "json":
         return table_json(board)
     footer = [receipt_line(receipt) for receipt in board.receipt]
-    if not explain:
+    if not explain and form == "text":
         footer.insert(0, "--explain adds the meaning of each column.")
-    return render(tables, footer, explain=explain)
+    return render(tables, footer, form=form, explain=explain)
 
 
 def table_json(board: Leaderboard) -> str:

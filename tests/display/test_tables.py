@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas
 import pytest
+from markdown_it import MarkdownIt
 
 from harness import Run
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
@@ -14,7 +15,7 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.printed_tables import Column, Table, render
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_csv, table_json
-from harness.display.value_texts import NONE, p_value, signed
+from harness.display.value_texts import MINUS, NONE, p_value, signed, visible
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     CONFIG,
@@ -28,6 +29,7 @@ from tests.make import (
     find_log,
     make_board,
     one_line,
+    read_data,
     right,
     table_data,
     table_page,
@@ -263,6 +265,38 @@ def test_no_character_of_a_label_controls_a_terminal():
     assert page.replace("\n", "").isprintable()
     spelt = "<U+001B>[2Jb<U+009B>c<U+202E>d<U+2028>e<U+000A>f<U+0000>g<U+061C>h"
     assert page.count(spelt) == 4
+
+
+def test_no_text_is_markup_in_markdown():
+    texts = [
+        *read_data("hostile_texts"),
+        r"*a* _b_ `c` | [d](e) ~~f~~ \| # g",
+        "2. h",
+        "- i",
+        "# j",
+    ]
+    expected = [visible(text, keep="") for text in texts]
+    grid = make_grid(["word", "%|"], *[(text, 1) for text in texts], title="*T*", notes=["# *n*"])
+    page = render([grid], ["> _r_"], form="markdown")
+    tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(page)
+    shown = [token.children for token in tokens if token.type == "inline"]
+    assert {child.type for children in shown for child in children} == {"text"}
+    cells = [text for first in expected for text in (first, "1")]
+    lines = ["".join(child.content for child in children) for children in shown]
+    assert lines == ["*T*", "word", "%|", *cells, "# *n*", "> _r_"]
+    assert [token.type for token in tokens].count("paragraph_open") == 3
+
+
+def test_latex_has_a_row_for_each_row_and_no_text_is_a_command():
+    row = (r"[m_1] & 50 % #2 $x$ {y} \z", f"* {MINUS}5 | < > ~ ^")
+    lines = render([make_grid(["word", "c"], row)], ["a_b"], form="latex").split("\n")
+    assert lines[2:4] == [r"\begin{tabular}{lr}", r"word & c \\"]
+    assert lines[5:] == [
+        r"{[}m\_1] \& 50 \% \#2 \$x\$ \{y\} $\backslash$z & {*} $-$5 $|$ $<$ $>$ $\sim$ \^{} \\",
+        r"\end{tabular}",
+        "",
+        r"a\_b",
+    ]
 
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
