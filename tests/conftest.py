@@ -214,6 +214,12 @@ def run_program(*command, **options):
     return subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
 
 
+def succeeded(process):
+    """A process that ended well; if it did not, the test fails with what it printed."""
+    assert process.returncode == 0, process.stdout + process.stderr[-3000:]
+    return process
+
+
 def installed(name, *arguments, **environment):
     """Run an installed command as a user does."""
     program = Path(sys.executable).with_name(name)
@@ -240,9 +246,7 @@ def succeed(command):
     """What a command that must succeed prints to standard output."""
 
     def run(*arguments):
-        process = command(*arguments)
-        assert process.returncode == 0, process.stderr
-        return process.stdout
+        return succeeded(command(*arguments)).stdout
 
     return run
 
@@ -259,9 +263,7 @@ def lm_eval():
 
 def run_python(code, *arguments, **options):
     """Run Python code in a process of its own, which must end well; return what it printed."""
-    process = run_program(sys.executable, "-c", code, *arguments, **options)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return process.stdout
+    return succeeded(run_program(sys.executable, "-c", code, *arguments, **options)).stdout
 
 
 def load_eager(name):
@@ -288,6 +290,4 @@ def our_run(mless, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("ours") / "run"
     options = [f"--output={folder}", *ENGINE_FLAGS, *gpu_share_options()]
-    process = mless("run", TOY_CONFIG, *options)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return folder, process.stdout
+    return folder, succeeded(mless("run", TOY_CONFIG, *options)).stdout

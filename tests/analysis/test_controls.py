@@ -141,7 +141,7 @@ def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending,
     assert cells["verdict"] == "better (format)"
     assert cells["answered [95 %]"].startswith("0.0 [")
     card = make_card(board)
-    assert "better (format)" in str(card["answers"])
+    assert "better (format)" in str(card["findings"])
     assert f"; most in w/ Mful ({name} 50.0 %). " in card["facts"]["Ungraded"]
 
 

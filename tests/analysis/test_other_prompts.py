@@ -109,7 +109,7 @@ def test_a_word_holds_only_if_it_holds_for_each_family(
     assert re.sub(r"\[.*?\]", "RANGE", warning) == f"w/ Mless: {sentence}."
     column = [column.heading for column in grid.columns].index("verdict")
     assert [cells[column].text for cells in grid.cells[1:3]] == ["exploratory", word]
-    answer, other_answer = make_card(board)["answers"]
+    answer, other_answer = make_card(board)["findings"]
     assert answer["verdict"] == chip
     assert warning.removeprefix("w/ Mless: ").rstrip(".").lower() in answer["text"].lower()
     assert answer["text"].startswith("w/ Mless minus w/o: ")

@@ -1,4 +1,3 @@
-import json
 import shutil
 from dataclasses import replace
 
@@ -19,10 +18,12 @@ from tests.make import (
     answered_prompt,
     find_log,
     log_line,
+    read_lines,
     read_source,
     source_of,
     with_cases,
     write_log,
+    write_records,
     write_run,
 )
 
@@ -55,14 +56,6 @@ def repeated(tmp_path_factory):
         gen_kwargs={"temperature": 0.5},
         layouts=["raw", "chat", "as_published"],
     )
-
-
-def rewrite(path, change, line=0):
-    lines = path.read_text().splitlines()
-    record = json.loads(lines[line])
-    change(record["arguments"])
-    lines[line] = json.dumps(record)
-    path.write_text("\n".join(lines) + "\n")
 
 
 # Sources.
@@ -158,36 +151,26 @@ def test_a_metric_that_logs_do_not_have_is_refused(filtered_logs, tmp_path):
             read_source(path, metric=metric)
 
 
-def test_logs_without_the_text_of_a_prompt_and_two_logs_of_a_condition_are_refused(tmp_path):
-    path = shutil.copy(find_log("wo"), tmp_path / "samples_demo_wo.jsonl")
-    shutil.copy(path, tmp_path / "samples_again.jsonl")
+def test_two_logs_of_a_condition_are_refused(tmp_path):
+    for name in ("demo_wo", "again"):
+        shutil.copy(find_log("wo"), tmp_path / f"samples_{name}.jsonl")
     with pytest.raises(RunError, match=r"two logs of condition 'wo'"):
         read_source(tmp_path)
 
-    def send_as_chat(arguments):
-        message = {"role": "user", "content": arguments["gen_args_0"]["arg_0"]}
-        arguments["gen_args_0"]["arg_0"] = [json.dumps([message])]
 
-    rewrite(path, send_as_chat, line=4)
-    with pytest.raises(RunError, match=r"line 5: .*server applied its chat template"):
-        read_source(path)
-    rewrite(
-        path, lambda arguments: arguments["gen_args_0"].update(arg_0=[{"role": "user"}]), line=4
-    )
-    with pytest.raises(RunError, match=r"line 5: .*the prompt lacks its document's"):
-        read_source(path)
-    rewrite(path, dict.clear, line=4)
-    with pytest.raises(RunError, match=r"line 5: .*no prompt text"):
-        read_source(path)
+@with_cases
+def test_a_log_without_the_text_of_a_prompt_is_refused(arguments, message, tmp_path):
+    lines = read_lines(find_log("wo"))
+    lines[0]["arguments"] = arguments
+    write_records(tmp_path / "samples_demo_wo.jsonl", lines)
+    with pytest.raises(RunError, match=f"line 1: .*{message}"):
+        read_source(tmp_path)
 
 
 def test_a_prompt_whose_hash_differs_is_refused(tmp_path):
-    path = shutil.copy(find_log("mless"), tmp_path / "samples.jsonl")
-
-    def change(arguments):
-        arguments["gen_args_0"]["arg_0"] += " "
-
-    rewrite(path, change)
+    path, (first, *others) = tmp_path / "samples.jsonl", read_lines(find_log("mless"))
+    first["arguments"]["gen_args_0"]["arg_0"] += " "
+    write_records(path, [first, *others])
     message = r"samples.jsonl, line 1: the prompt differs from that of the run"
     with pytest.raises(PromptMismatchError, match=message):
         read_source(path)

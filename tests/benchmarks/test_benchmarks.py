@@ -12,7 +12,7 @@ from benchmarks.__main__ import MINUTES
 from harness import load_config
 from harness.experiment.plan import make_plan
 from harness.runs.records import Sample
-from tests.conftest import PATIENCE, needs_vllm, run_program
+from tests.conftest import PATIENCE, needs_vllm, run_program, succeeded
 from tests.make import ROOT, run_plan
 
 FOLDER = ROOT / "benchmarks"
@@ -34,9 +34,7 @@ def mark_benchmark(name):
 def run_module(module, *arguments):
     """What `python -m MODULE` prints; the test fails with its messages if the module does."""
     options = {"cwd": ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "timeout": PATIENCE}
-    process = run_program(sys.executable, "-m", module, *arguments, **options)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return process.stdout
+    return succeeded(run_program(sys.executable, "-m", module, *arguments, **options)).stdout
 
 
 def read_committed_files():

@@ -63,7 +63,7 @@ def make_traced(problem_id="p0", condition="wo", rows=5, **changes):
     )
 
 
-def write_pairs(path, problems=2, header=(), **changes):
+def write_pairs(path, problems=2, header=None, **changes):
     """Traces of problems under both conditions."""
     traces = [
         make_traced(f"p{number}", condition, **changes)
@@ -72,7 +72,7 @@ def write_pairs(path, problems=2, header=(), **changes):
     ]
     rows = changes.get("rows", 5)
     options = {"rows": f"last:{rows}" if rows else None}
-    return write_traces(path, traces, options=options, **dict(header))
+    return write_traces(path, traces, options=options, **(header or {}))
 
 
 def describe_trace(trace):
@@ -160,7 +160,7 @@ def test_colours_are_those_of_the_figures(tmp_path):
 
 def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     first = write_pairs(tmp_path / "first.traces", problems=1)
-    second = write_pairs(tmp_path / "second.traces", rows=0, header={"model": "other"}.items())
+    second = write_pairs(tmp_path / "second.traces", rows=0, header={"model": "other"})
     page = tmp_path / "page.html"
     result = command("heads", first, second, "-o", page)
     assert result.returncode == 0 and result.stderr == ""
@@ -240,7 +240,7 @@ def test_prompts_of_ids_have_the_texts_of_their_tokens():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
-    second = write_pairs(path.with_name("b.traces"), rows=0, header={"model": "other"}.items())
+    second = write_pairs(path.with_name("b.traces"), rows=0, header={"model": "other"})
     views = [read_view(write_pairs(path.with_name("a.traces"))), read_view(second)]
     path.write_text(make_page(views))
     return path

@@ -19,7 +19,7 @@ from harness import Run, load_run, resources
 from harness.experiment.prompts.prompt import Layout
 from harness.experiment.prompts.tokenizer import encode, hash_token_ids
 from harness.runs.run_files import RunFiles
-from tests.conftest import BUDGET, LIMIT, PATIENCE
+from tests.conftest import BUDGET, LIMIT, PATIENCE, succeeded
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases
 
 pytestmark = pytest.mark.engine
@@ -48,8 +48,7 @@ def generate(mless, folder, limit, *settings):
     """The folder of another run of the bundled problems, once it is finished."""
     options = [f"--set={setting}" for setting in settings]
     options += ["--limit", str(limit), "--output", str(folder), "--quiet"]
-    process = mless("run", TOY_CONFIG, *options)
-    assert process.returncode == 0, process.stderr[-3000:]
+    succeeded(mless("run", TOY_CONFIG, *options))
     return folder
 
 
@@ -114,7 +113,7 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
         *("run", "--model_args", ENGINE, *options.split(), *flags),
         *("--include_path", resources.folder("tasks"), "--output_path", tmp_path),
     )
-    assert process.returncode == 0, process.stderr[-3000:]
+    succeeded(process)
     theirs, ours = read_lm_eval_samples(tmp_path), read_compared(our_run[0], layout)
     # stock lm-eval does not record why a completion ended
     ours["verdict"] = ours["verdict"].replace("truncated", "no_box")

@@ -17,6 +17,7 @@ from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
 from harness.finish_reasons import read_reason
 from harness.runs.run_files import RunFiles
+from tests.conftest import succeeded
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL, one_line, with_cases
 
@@ -230,8 +231,7 @@ def test_unfinished_reasoning_of_a_served_model_is_counted(server, tmp_path, com
     arguments = {"base_url": server.url, "model": "tiny", "num_concurrent": 1}
     model = {"backend": "local-chat-completions", "model_args": arguments}
     overrides = (f"model={json.dumps(model)}", "conditions=[wo]", "primary=null", "replicates=1")
-    result = run_served(*overrides)
-    assert result.returncode == 0, result.stderr
+    result = succeeded(run_served(*overrides))
     assert result.stderr.count("No chat template states the markers") == 1
     frame = load_run(tmp_path / "run").sort_values("completion")
     assert frame["completion"].tolist() == [
@@ -290,8 +290,7 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
     message = stopped.stderr.splitlines()[-1]
     assert "no completion of problem demo/" in message and " and 11 more: HTTP 400: " in message
     server.answer = always(completion(r"\boxed{1}", "length", 3))
-    continued = run_served(*overrides)
-    assert continued.returncode == 0, continued.stderr
+    succeeded(run_served(*overrides))
     frame = load_run(tmp_path / "run", replicates=True)
     assert len(frame) == 24 and (frame["finish_reason"] == "stop").sum() == 12
     assert set(frame["completion_tokens"]) == {3, 7}
@@ -427,7 +426,7 @@ def test_tokens_that_a_server_adds_to_every_prompt_are_reported(server, run_raw,
         completion("so", prompt_tokens=None if added is None else len(body["prompt"]) + added),
     )
     result, table = run_raw()
-    assert result.returncode == 0, result.stderr
+    succeeded(result)
     assert ("the server cut" in table or "the server counts" in table) == bool(line)
     assert line in table
 
@@ -449,7 +448,7 @@ def test_a_run_with_cut_prompts_stops_without_them_and_continues(server, run_raw
     assert [sample.task for sample in samples] == ["demo_wo"]
     server.limit = 4096
     result, _ = run_raw()
-    assert result.returncode == 0, result.stderr
+    succeeded(result)
     frame = load_run(tmp_path / "run")
     assert (frame["server_tokens"] == frame["prompt_tokens"]).sum() == 8
 
@@ -467,7 +466,7 @@ def test_samples_without_a_whole_reply_are_counted_by_condition(
 
     server.answer, server.is_broken = answer, False
     result, table = run_raw()
-    assert result.returncode == 0, result.stderr
+    succeeded(result)
     assert "reply of the server, which count as not correct: w/o 1, w/ Mless 2." in table
     values = json.loads(command("table", tmp_path / "run", "--format=json").stdout)
     assert [row["no_reply"] for row in values["mediators"]] == [25, 50]

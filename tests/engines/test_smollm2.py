@@ -11,7 +11,7 @@ import pytest
 import harness
 from harness.runs.run_files import RunFiles
 from tests.commands.test_cli import refused
-from tests.conftest import PATIENCE, load_eager
+from tests.conftest import PATIENCE, load_eager, succeeded
 from tests.engines.test_faults import MLESS, count_samples, wait_for
 from tests.engines.test_interventions import ARM
 from tests.make import EXAMPLE, ROOT
@@ -26,9 +26,7 @@ ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layers": 1}, ARM]
 
 def succeed(mless, *arguments):
     """What a command prints to standard error."""
-    process = mless(*arguments)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return process.stderr
+    return succeeded(mless(*arguments)).stderr
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +81,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     process.kill()
     process.communicate(timeout=PATIENCE)
     assert 0 < count_samples(folder) < 108
-    assert mless(*command).returncode == 0
+    succeed(mless, *command)
     finished = load_completions(folder)
     assert len(finished) == 108
     assert all(completion in finished for completion in load_completions(run))

@@ -18,7 +18,7 @@ from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool
 from harness.grading.answer_grading import compare_answers
 from harness.runs.samples_frame import SAMPLE_COLUMNS
 from harness.yaml_settings import parse_overrides
-from tests.conftest import PATIENCE, run_program
+from tests.conftest import PATIENCE, run_program, succeeded
 from tests.make import ROOT
 from tools import reference_pages
 
@@ -149,8 +149,7 @@ def test_the_commands_of_a_recipe_run(name, tmp_path):
             (tmp_path / first.removeprefix("# ")).write_text(config)
         elif language in interpreters:
             options = {"cwd": tmp_path, "env": environment, "timeout": PATIENCE}
-            process = run_program(*interpreters[language], text, **options)
-            assert process.returncode == 0, process.stdout + process.stderr
+            succeeded(run_program(*interpreters[language], text, **options))
 
 
 STUB = """#!/usr/bin/env bash

@@ -19,7 +19,7 @@ from harness.grading import GraderPool
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RunFiles, scored_now
 from harness.runs.versions_and_hashes import model_fingerprint
-from tests.conftest import needs_vllm, run_program
+from tests.conftest import needs_vllm, run_program, succeeded
 from tests.make import (
     EXAMPLE,
     GREEDY_RUN,
@@ -135,8 +135,8 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
         shutil.copy(config, tmp_path / "configs" / kind)
     command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/installed", "demo", "DEMO=demo"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = run_program(*command, "OUTPUT=results/demo-2", cwd=tmp_path, env=environment)
-    assert process.returncode == 0, process.stdout + process.stderr
+    options = {"cwd": tmp_path, "env": environment}
+    process = succeeded(run_program(*command, "OUTPUT=results/demo-2", **options))
     assert "results/demo-2 is finished, nothing was left to do" in process.stderr
     assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
     assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
