@@ -70,7 +70,7 @@ def captured_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerS
     """The sums from the probe's capture."""
     captured = capture(loaded, token_ids)
     # the last of the two sets has keys' own queries too
-    return {layer: captured[layer].sums[0] for layer in loaded.layers}
+    return {layer: captured.layers[layer].sums[0] for layer in loaded.layers}
 
 
 def eager_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:

@@ -126,19 +126,19 @@ class TraceHeader:
         """Warnings that must stand wherever numbers of these traces are shown."""
         return ("selected on outcome",) if self.flip else ()
 
-    def axis_index(self, axis: Literal["layer", "head"], number: int) -> int:
-        """The index on its axis of a layer or head, which is counted from 1.
+    def axis_index(self, axis: Literal["layer", "head"], index: int) -> int:
+        """Where the model's layer or head of this index, from 0, stands on its axis.
 
         Raises:
             ConfigError: it was not recorded.
         """
         recorded = self.layers if axis == "layer" else range(self.head_count)
-        if number - 1 not in recorded:
+        if index not in recorded:
             raise ConfigError(
-                f"{axis.title()} {number} is not in these traces: counted from 1, they hold "
+                f"{axis.title()} {index + 1} is not in these traces: counted from 1, they hold "
                 f"{count_from_one(recorded)}."
             )
-        return recorded.index(number - 1)
+        return recorded.index(index)
 
 
 class _HeaderFile(msgspec.Struct):

@@ -67,7 +67,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         (token_ids,) = _token_ids(loaded.config, tokens)
         captured = capture(loaded, token_ids, request=request)
         assert sorted(captured.layers) == list(range(layers))
-        mass = captured[layers - 1].sums[-1].sum(-1) / (tokens - end)
+        mass = captured.layers[layers - 1].sums[-1].sum(-1) / (tokens - end)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)
 
     return timed(run, length)

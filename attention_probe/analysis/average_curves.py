@@ -41,8 +41,8 @@ class CurveSettings:
     """Which weights are in a curve, and at which x.
 
     Attributes:
-        layer: Counted from 1.
-        head: Counted from 1.
+        layer: Its index, from 0.
+        head: Its index, from 0.
         view: Over original tokens (`aligned`), or over the prompt as it was (`full`).
         definition: Which queries the average is over.
         exclude_first: Leave the first token out, which in some models takes most of the attention.
@@ -143,7 +143,7 @@ def average_curve(
     points = points[points["count"] > 0]
     return points.assign(
         condition=condition if baseline is None else contrast_name(condition, baseline),
-        layer=settings.layer,
+        layer=settings.layer + 1,
         view=settings.view,
         definition="completion" if header.queries == "completion" else settings.definition,
         first_token_excluded=settings.first_x(header) > 0,
@@ -151,7 +151,7 @@ def average_curve(
         prompts=len(averaged_ids),
         clusters=clusters.max() + 1,
         note="; ".join(notes) or None,
-        head=settings.head,
+        head=settings.head + 1,
         in_filler=points["x"].isin(filler),
     )
 

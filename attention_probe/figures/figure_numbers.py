@@ -49,8 +49,8 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
         shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
         problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
         settings = CurveSettings(
-            layer=panel.head.layer,
-            head=panel.head.head,
+            layer=panel.head.layer - 1,
+            head=panel.head.head - 1,
             view="full" if row_config.view == "full" else "aligned",
             definition=config.definition,
             exclude_first=config.exclude_first_token,

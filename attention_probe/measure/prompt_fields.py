@@ -111,7 +111,7 @@ def measure_problem(
                 row_count=record.count_rows(prompt),
             ),
         )
-        layers = [captured[layer] for layer in captured.layer_indices]
+        layers = captured.layers.values()  # ascending, as they are computed
         sums = torch.stack([layer.sums for layer in layers])
         fields = average_sums(prompt, sets, sums.cpu().numpy())
         fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()

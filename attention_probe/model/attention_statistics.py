@@ -63,9 +63,6 @@ class Capture:
     activations: Float[Tensor, "seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
 
-    def __getitem__(self, layer: int) -> LayerCapture:
-        return self.layers[layer]
-
     @property
     def waits_for_activations(self) -> bool:
         """Whether the first MLP's activations are requested and not recorded."""

@@ -95,9 +95,9 @@ def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
             f"{type(loaded.model).__name__} gave no attention weights for Layer "
             f"{count_from_one(missing)}; layers that have, counted from 1: {available}."
         )
-    for layer in captured.layer_indices:
+    for layer, result in captured.layers.items():
         # A mean over heads would hide such numbers, or spread them.
-        is_broken = ~captured[layer].sums.isfinite().all(-1).all(0)
+        is_broken = ~result.sums.isfinite().all(-1).all(0)
         heads = is_broken.nonzero().flatten().tolist()
         if heads:
             dtype = str(loaded.model.dtype).removeprefix("torch.")

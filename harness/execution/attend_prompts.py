@@ -118,7 +118,7 @@ def attention(
     counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
     if layers == "all":
         count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
-        layers = range(1, count + 1)
+        layers = f"1-{count}"
     numbers = sorted(parse_numbers(layers, "layers"))
     # All requests must have the same number of sets: all queries, the set that `means` leaves out,
     # and each row alone.

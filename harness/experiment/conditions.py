@@ -130,7 +130,7 @@ class Condition(Strict):
     @property
     def begins_reply(self) -> bool:
         """Whether the prompt begins the reply of the model."""
-        return bool(self.answer_prefix)
+        return bool(self.answer_prefix) or getattr(self, "placement", None) is Placement.ANSWER
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -200,11 +200,6 @@ class FilledCondition(Condition):
         """The stated number of filler tokens; None if it is not stated."""
         number = getattr(self, "count", getattr(self, str(self.filler)))
         return number if isinstance(number, int) else None
-
-    @property
-    def begins_reply(self) -> bool:
-        """Whether the prompt begins the reply of the model."""
-        return super().begins_reply or self.placement is Placement.ANSWER
 
     def describe(self) -> dict[str, Any]:
         """The columns that tables have of a condition; see `Condition.describe`."""

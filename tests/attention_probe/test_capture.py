@@ -80,10 +80,10 @@ def test_sums_and_rows_are_those_of_eager_attention(model_type):
     captured = ask(build(model_type), row_count=10)
     attentions = eager(build_whole(model_type))
     for layer in LAYERS:
-        assert largest_error(captured[layer].sums, reference(attentions[layer])) < 1e-5
+        assert largest_error(captured.layers[layer].sums, reference(attentions[layer])) < 1e-5
         # the inputs of later layers have been rounded differently
         tolerance = 1e-5 if layer else 1e-6
-        assert largest_error(captured[layer].rows, attentions[layer][:, -10:]) < tolerance
+        assert largest_error(captured.layers[layer].rows, attentions[layer][:, -10:]) < tolerance
 
 
 @with_cases
@@ -95,7 +95,7 @@ def test_other_architectures_give_the_sums_of_the_full_model(tmp_path, model_typ
     captured = capture(loaded, TOKEN_IDS)
     for layer in layers:
         weights = attentions[0 if model_type == "qwen3_next" else layer]
-        assert largest_error(captured[layer].sums[0], reference(weights)[0]) < 1e-5
+        assert largest_error(captured.layers[layer].sums[0], reference(weights)[0]) < 1e-5
     sums = captured_sums(loaded, TOKEN_IDS)
     assert largest_difference(sums, eager_sums(loaded, TOKEN_IDS)) < 1e-5
 
@@ -205,4 +205,4 @@ def test_cuda_gives_the_sums_of_the_cpu(model_type):
     loaded.model = loaded.model.to("cuda")
     captured = ask(loaded)
     for layer in LAYERS:
-        assert largest_error(captured[layer].sums.cpu(), expected[layer].sums) < 1e-5
+        assert largest_error(captured.layers[layer].sums.cpu(), expected.layers[layer].sums) < 1e-5

@@ -17,7 +17,7 @@ from tests.attention_probe.conftest import store, traces_under
 from tests.make import ROOT, aligned_curve, full_curve, make_trace, write_traces
 
 SIZES = (9, 12, 7, 9)
-FIRST_HEAD = {"layer": 1, "head": 1}
+FIRST_HEAD = {"layer": 0, "head": 0}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def traces(tmp_path_factory):
 
 def average_by_position(traces, condition, options):
     """Mean and count of a curve's values at each position."""
-    layer = traces.header.layers.index(options["layer"] - 1)
+    layer = traces.header.layers.index(options["layer"])
     curves = []
     for trace in traces_under(traces, condition):
         means = trace.mean_common if options["definition"] == "common" else trace.mean_all
-        curve = pandas.Series(means[layer, options["head"] - 1].astype(float))
+        curve = pandas.Series(means[layer, options["head"]].astype(float))
         curves.append(curve if options["view"] == "full" else curve.set_axis(trace.original_pos))
     values = pandas.concat(curves).dropna()
     return values[values.index >= options["exclude_first"]].groupby(level=0).agg(["mean", "count"])
@@ -48,8 +48,8 @@ def average_by_position(traces, condition, options):
     condition=st.sampled_from(["wo", "mless"]),
     options=st.fixed_dictionaries(
         {
-            "layer": st.sampled_from([1, 3]),
-            "head": st.integers(1, 3),
+            "layer": st.sampled_from([0, 2]),
+            "head": st.integers(0, 2),
             "definition": st.sampled_from(["common", "published"]),
             "view": st.sampled_from(["aligned", "full"]),
             "exclude_first": st.booleans(),
@@ -67,7 +67,9 @@ def test_a_curve_is_the_mean_at_each_position_with_a_band_of_several_values(
     np.testing.assert_allclose(curve.mean, expected["mean"], rtol=1e-12)
     for bound in (curve.low, curve.high):
         assert np.isfinite(bound).tolist() == (curve.count > 1).tolist()
-    for name in ("layer", "head", "definition", "view"):
+    for name in ("layer", "head"):
+        assert {*getattr(curve, name)} == {options[name] + 1}
+    for name in ("definition", "view"):
         assert {*getattr(curve, name)} == {options[name]}
     assert {*curve.first_token_excluded} == {options["exclude_first"]}
     has_filler = (condition, options["view"]) == ("mless", "full")
@@ -104,7 +106,7 @@ def test_the_python_of_the_page_ranks_heads_without_controls(tmp_path, monkeypat
 
 
 def test_the_difference_is_paired_by_problem_in_any_order(traces):
-    options = {"baseline": "mless", "layer": 1, "head": 3}
+    options = {"baseline": "mless", "layer": 0, "head": 2}
     curve = aligned_curve(traces, condition="random", problem_ids=["p3", "p0"], **options)
     differences = []
     for name in ("p0", "p3"):

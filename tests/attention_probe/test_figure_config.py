@@ -85,7 +85,7 @@ def test_every_study_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the
 def test_the_first_token_is_left_out_for_llama_and_gemma_by_default(tmp_path):
     for model_type, is_left_out in (("llama", True), ("gemma3_text", True), ("qwen2", False)):
         header = make_header(options={"model_type": model_type})
-        settings = CurveSettings(layer=1, head=1, exclude_first=None)
+        settings = CurveSettings(layer=0, head=0, exclude_first=None)
         assert settings.first_x(header) == is_left_out
     assert load(tmp_path).exclude_first_token is None
     assert load(tmp_path, MINIMAL, "exclude_first_token=false").exclude_first_token is False

@@ -224,10 +224,10 @@ def test_measures_are_read_by_problem_and_absent_layers_and_heads_are_refused(fo
         masses = traces.measure("mass_filler", "mless", ["p3", "p0"])
         expected = make_trace("p0", "mless").measures["mass_filler"]
         np.testing.assert_array_equal(masses[1], expected)
-        for axis, number, recorded in (("layer", 2, "1, 3"), ("head", 0, "1, 2, 3")):
-            message = f"{axis.title()} {number} is not in these traces: counted from 1, they hold "
-            with pytest.raises(ConfigError, match=message + recorded):
-                traces.header.axis_index(axis, number)
+        for axis, index, recorded in (("layer", 1, "1, 3"), ("head", 3, "1, 2, 3")):
+            message = f"{axis.title()} {index + 1} is not in these traces: counted from 1, they "
+            with pytest.raises(ConfigError, match=f"{message}hold {recorded}"):
+                traces.header.axis_index(axis, index)
 
 
 def test_the_header_gives_every_array_axes_a_unit_and_a_definition(folder):
