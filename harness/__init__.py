@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from harness.analysis.baseline_comparison import compare as compare
-    from harness.execution.attend_prompts import attention as attention
-    from harness.execution.execute_config import run as run
+    from harness.execution.prepared_run import run as run
+    from harness.execution.prompt_attention import attention as attention
     from harness.experiment.run_config import RunConfig as RunConfig
     from harness.experiment.run_config import load_config as load_config
     from harness.grading import grade as grade
@@ -15,14 +15,14 @@ else:
     from importlib import import_module
 
     PLACES = {
-        "attention": "execution.attend_prompts",
+        "attention": "execution.prompt_attention",
         "RunConfig": "experiment.run_config",
         "load_config": "experiment.run_config",
         "grade": "grading",
         "load_run": "runs.samples_frame",
         "Run": "runs.read_runs",
         "compare": "analysis.baseline_comparison",
-        "run": "execution.execute_config",
+        "run": "execution.prepared_run",
     }
     """The public names, each with its module, which is imported when the name is first used:
     `mless --help` needs none."""

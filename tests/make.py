@@ -25,13 +25,13 @@ from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import Run, compare, load_config
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.table_page import TableOptions, make_table
-from harness.execution.execute_plan import (
+from harness.execution.run_execution import (
     _generation_config,
     execute,
     run_identity,
     stored_example_ids,
 )
-from harness.execution.generate_samples import session_facts
+from harness.execution.sample_generation import session_facts
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS

@@ -70,8 +70,8 @@ def run(
 ) -> None:
     """Run an experiment, or continue it. It writes a run folder and prints a table."""
     from harness.errors import ConfigError
-    from harness.execution.execute_config import prepare
-    from harness.execution.execute_config import run as run_config
+    from harness.execution.prepared_run import prepare
+    from harness.execution.prepared_run import run as run_config
     from harness.experiment.run_config import config_of_model, load_config
     from harness.yaml_settings import parse_overrides
 

@@ -13,8 +13,8 @@ from harness.constants import DecimalSign, JsonObject
 from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError, list_near
-from harness.execution.execute_plan import finish
-from harness.execution.grade_samples import Scorer
+from harness.execution.run_execution import finish
+from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
 from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool

@@ -51,7 +51,7 @@ class GradeJob:
     Attributes:
         completion: The text that the model wrote, after the beginning of it that the prompt
             contains: the beginning of an answer, or the start of reasoning (see
-            `harness.execution.grade_samples.grade_job`).
+            `harness.execution.sample_grading.grade_job`).
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
         choices: The texts of the choices, of which the gold answer is a letter.

@@ -51,7 +51,7 @@ class RunFolder:
 
     Args:
         path: The folder; made if it is missing.
-        identity: What is being recorded; `execution.execute_plan.run_identity` makes it.
+        identity: What is being recorded; `execution.run_execution.run_identity` makes it.
         prompts: Every prompt with its document; written once.
 
     Raises:

@@ -18,7 +18,7 @@ from harness.display.report.attention_view import (
     describe_prompt,
     make_page,
 )
-from harness.execution.attend_prompts import PromptAttention, _tokenize
+from harness.execution.prompt_attention import PromptAttention, _tokenize
 from harness.experiment.prompts.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.prompts.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab

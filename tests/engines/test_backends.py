@@ -12,7 +12,7 @@ from harness.engines import devices
 from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
 from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
-from harness.execution import execute_plan
+from harness.execution import run_execution
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request
 from harness.runs.versions_and_hashes import describe_sampling
@@ -131,10 +131,10 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_
     tmp_path, monkeypatch
 ):
     def fill(dtype, *, folder=tmp_path / "new", bf16=False, device="cpu"):
-        monkeypatch.setattr(execute_plan, "computes_bf16", lambda: bf16)
-        monkeypatch.setattr(execute_plan, "device_type", lambda: device)
+        monkeypatch.setattr(run_execution, "computes_bf16", lambda: bf16)
+        monkeypatch.setattr(run_execution, "device_type", lambda: device)
         overrides = {"model.model_args.dtype": dtype, "layouts": []}
-        return execute_plan.fill_open_settings(load_config(TOY_CONFIG, overrides), folder)
+        return run_execution.fill_open_settings(load_config(TOY_CONFIG, overrides), folder)
 
     for dtype, expected in ((None, "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert fill(dtype).identity()["model"]["model_args"]["dtype"] == expected

@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from harness import grade
-from harness.execution.grade_samples import Scorer, grade_job
+from harness.execution.sample_grading import Scorer, grade_job
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, StoredPrompt
 from tests.conftest import installed

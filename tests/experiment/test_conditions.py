@@ -11,7 +11,7 @@ from harness.display.dry_run import describe_plan
 from harness.display.figures.sweep_figure import find_sweeps
 from harness.display.report.report_samples import read_samples
 from harness.errors import PromptMismatchError
-from harness.execution.execute_plan import execute
+from harness.execution.run_execution import execute
 from harness.experiment.condition_entries import CELLS, read_conditions
 from harness.experiment.conditions import (
     FILLERS,

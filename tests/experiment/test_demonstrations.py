@@ -11,7 +11,7 @@ from harness import Run, RunConfig, load_config, load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
 from harness.errors import PromptMismatchError
-from harness.execution.execute_plan import run_identity
+from harness.execution.run_execution import run_identity
 from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import ExampleSet, FewshotConfig
 from harness.experiment.plan import make_plan, make_requests

@@ -1,7 +1,7 @@
 import pytest
 
 from harness import grade
-from harness.execution.grade_samples import grade_job
+from harness.execution.sample_grading import grade_job
 from harness.experiment.prompts.built_prompts import measure_prompt
 from harness.experiment.prompts.prompt import Layout, Prompt, PromptSettings, Segment
 from harness.experiment.prompts.tokenizer import ModelTokenizer

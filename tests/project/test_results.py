@@ -11,7 +11,7 @@ from attention_probe.figures.figure_config import PromptsConfig
 from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
 from harness import Run, load_config, load_run
-from harness.execution.grade_samples import grade_job
+from harness.execution.sample_grading import grade_job
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompts.prompt import hash_prompts, hash_text

@@ -7,7 +7,7 @@ import pytest
 
 from harness import load_config, load_run
 from harness.errors import HarnessError
-from harness.execution.execute_plan import choose_eager, fill_open_settings
+from harness.execution.run_execution import choose_eager, fill_open_settings
 from harness.experiment.plan import make_plan
 from harness.runs.run_files import JOURNAL, PROMPTS, RunFiles
 from tests.conftest import needs_vllm

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 
 from harness import load_config, load_run, resources
 from harness.errors import JournalError, RunError
-from harness.execution.execute_plan import (
+from harness.execution.regrading import regrade
+from harness.execution.run_execution import (
     _generation_config,
     engine_identity,
     execute,
     finish,
     run_identity,
 )
-from harness.execution.generate_samples import session_facts
-from harness.execution.regrading import regrade
+from harness.execution.sample_generation import session_facts
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.grading import GRADERS
 from harness.grading.answer_grading import GRADER_VERSION
@@ -391,7 +391,7 @@ def test_what_a_kill_while_finishing_lost_is_written_again(plan, finished_run, n
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from harness.execution.execute_plan import finish
+from harness.execution.run_execution import finish
 from harness.runs.run_files import RunFiles
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 finish(RunFiles(Path(sys.argv[1])))
@@ -451,8 +451,8 @@ def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
 
 
 def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):
-    code = "import sys; from pathlib import Path; from harness.execution import execute_plan"
-    code += "; execute_plan.finish(execute_plan.RunFiles(Path(sys.argv[1])))"
+    code = "import sys; from pathlib import Path; from harness.execution import run_execution"
+    code += "; run_execution.finish(run_execution.RunFiles(Path(sys.argv[1])))"
     variables = {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     options = {"cwd": tmp_path, "env": {**os.environ, **variables}}
     process = run_program(sys.executable, "-c", code, demo_run, **options)

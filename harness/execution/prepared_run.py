@@ -8,7 +8,7 @@ from harness.display.dry_run import describe_plan, show_prompts
 from harness.display.progress import progress_bar
 from harness.engines.backends import check_backend
 from harness.errors import ModelError
-from harness.execution.execute_plan import (
+from harness.execution.run_execution import (
     choose_eager,
     describe_folder,
     execute,

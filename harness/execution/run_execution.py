@@ -16,7 +16,7 @@ from harness.engines.interventions.user_functions import refuse_change
 from harness.engines.library_messages import quieten_libraries
 from harness.engines.vllm_engine import device_type
 from harness.errors import ModelError, RunError, RunInterrupted, explain_hub_error, print_message
-from harness.execution.generate_samples import generate_and_grade
+from harness.execution.sample_generation import generate_and_grade
 from harness.experiment.fewshot_examples import ExampleIds
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan

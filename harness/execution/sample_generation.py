@@ -20,8 +20,8 @@ from harness.engines.interventions.intervention_check import (
 from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.library_messages import LOG, library_log
 from harness.errors import JournalError, print_message
-from harness.execution.grade_samples import Scorer
 from harness.execution.held_replies import HeldReplies
+from harness.execution.sample_grading import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.reasoning_markers import (
