@@ -251,6 +251,14 @@ def succeed(command):
     return run
 
 
+@pytest.fixture
+def make_run(tmp_path):
+    """`write_run` into the folder `run` of the test."""
+    from tests.make import write_run
+
+    return partial(write_run, tmp_path / "run")
+
+
 @pytest.fixture(scope="session")
 def mless():
     return partial(installed, "mless")

@@ -25,7 +25,6 @@ from tests.make import (
     table_page,
     verdicts_by_count,
     with_cases,
-    write_run,
 )
 
 VERDICTS = {
@@ -103,9 +102,9 @@ def test_samples_without_an_answer_give_no_verdict(wo, mless, verdict, reason):
 
 @with_cases
 def test_advice_fits_the_way_in_which_completions_ended(
-    completion, reason, changes, message, tmp_path
+    completion, reason, changes, message, make_run
 ):
-    run = write_run(tmp_path / "run", lambda *_: (completion, reason), limit=4, **changes)
+    run = make_run(lambda *_: (completion, reason), limit=4, **changes)
     notes = one_line(table_page(run, explain=False))
     assert message in notes
     assert ("aise max_gen_toks" in notes) == ("aise max_gen_toks" in message)

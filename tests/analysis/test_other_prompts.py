@@ -28,7 +28,6 @@ from tests.make import (
     right,
     verdicts_by_count,
     with_cases,
-    write_run,
 )
 
 
@@ -166,13 +165,12 @@ def answer_by_instruction(request, target):
     return right(request, target if is_right and not is_control else "wrong")
 
 
-def test_tables_of_a_run_go_by_fields_whatever_the_names_are(tmp_path):
+def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run):
     entries = [
         {"name": name, "unit": "/", "count": length}
         for name, (length, _) in list(RIGHT_UNDER.items())[2:]
     ]
-    folder = write_run(
-        tmp_path / "run",
+    folder = make_run(
         answer_by_instruction,
         conditions=["wo", "mless", *entries],
         fewshot={"num_fewshot": 0, "instructions": INSTRUCTIONS},

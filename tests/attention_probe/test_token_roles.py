@@ -25,7 +25,6 @@ from tests.make import (
     read_source,
     right,
     with_cases,
-    write_run,
 )
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
@@ -268,7 +267,7 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, tmp_path):
+def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run):
     filler, prefix = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
     conditions = [
         "wo",
@@ -279,7 +278,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, tmp_path):
     ]
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     settings = {"conditions": conditions, "layouts": [layout]}
-    source = read_source(write_run(tmp_path / "run", right, limit=2, **settings))
+    source = read_source(make_run(right, limit=2, **settings))
     assert built.filled_answers == source.filled_answers == ("dots", "bare")
     message = "does not record where in the answer the filler of dots"
     for names in ((), ("last", "dots")):

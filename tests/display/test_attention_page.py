@@ -40,17 +40,14 @@ def make_rows(generator, layers, heads, rows, tokens):
 
 def make_traced(problem_id="p0", condition="wo", rows=5, **changes):
     """A trace with words as tokens, masses and rows."""
-    defaults = {"size": SIZE, "start": START, "filler": FILLER_SIZE, "shape": (2, 3)}
-    changes = defaults | changes
-    size, start, shape = changes["size"], changes["start"], changes["shape"]
-    filler = changes["filler"] if condition == "mless" else 0
+    facts = {"size": SIZE, "filler": FILLER_SIZE, "shape": (2, 3), **changes}
+    trace = make_trace(problem_id, condition, start=START, **facts)
+    size, shape = facts["size"], facts["shape"]
     words = [*(TEXTS * (1 + size // len(TEXTS)))[:size]]
-    words[start:start] = [" /"] * filler
-    roles = np.full(size + filler, PROBLEM, np.int8)
-    roles[start : start + filler] = FILLER
+    words[START:START] = [" /"] * (len(trace.tokens) - size)
+    roles = np.where(trace.original_pos < 0, FILLER, PROBLEM).astype(np.int8)
     roles[-2:] = TOKEN_ROLES.index("format")
     generator = np.random.default_rng(sum(map(ord, problem_id + condition)))
-    trace = make_trace(problem_id, condition, **changes)
     masses = generator.dirichlet(np.ones(len(MASSES)), shape).astype(np.float32)
     weights = make_rows(generator, *shape, rows, len(words))
     return replace(

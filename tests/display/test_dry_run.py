@@ -29,12 +29,14 @@ def test_the_smallest_difference_is_that_of_the_tests_that_share_alpha(
         assert f"smallest difference: {difference} ({contrasts}; 80 % power, {alpha}" in line
 
 
-def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(tmp_path):
-    for draws, settings in ((3, {}), (4, {"prompts": 4, "spread": 0.02})):
-        changes = {"fewshot": {"draws": draws}, "repeats": draws}
-        _, line = describe_power(config(tmp_path, **changes), 500)
-        assert f"smallest difference: {smallest_difference(repeats=draws, **settings)} (" in line
-        assert ("a standard deviation between draws of 2 points" in line) == (draws == 4)
+@with_cases
+def test_from_four_draws_on_the_smallest_difference_is_that_for_new_draws(
+    tmp_path, draws, settings
+):
+    changes = {"fewshot": {"draws": draws}, "repeats": draws}
+    _, line = describe_power(config(tmp_path, **changes), 500)
+    assert f"smallest difference: {smallest_difference(repeats=draws, **settings)} (" in line
+    assert ("a standard deviation between draws of 2 points" in line) == (draws == 4)
 
 
 def test_a_run_without_tests_has_no_smallest_difference_and_a_small_run_a_large_one(tmp_path):

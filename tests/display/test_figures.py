@@ -46,12 +46,9 @@ def frame():
         chances |= {"control": base / 3, "mless": base + effect, "mless again": base + effect}
         frames.append(evaluation(drawn(seed, 240, 1, chances), model=model).read())
     samples = pandas.concat(frames, ignore_index=True)
-    return order_conditions(samples, "wo", "random", "mful", "mless", "control")
-
-
-def order_conditions(frame, *conditions):
-    """The samples of these conditions, in their order."""
-    return pandas.concat([frame[frame["condition"] == condition] for condition in conditions])
+    # in this order
+    names = ("wo", "random", "mful", "mless", "control")
+    return pandas.concat([samples[samples["condition"] == name] for name in names])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from harness.display.inspect_logs import write_inspect_logs
 from harness.errors import MissingDependencyError
 from tests.commands.test_cli import refused
 from tests.conftest import run_python
-from tests.make import GREEDY_RUN, find_log, write_run
+from tests.make import GREEDY_RUN, find_log
 
 PACKAGES = Path(sys.prefix) / "inspect"
 """Where `make test-long` installs inspect_ai."""
@@ -36,14 +36,14 @@ for file in list_eval_logs(sys.argv[-1]):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not PACKAGES.is_dir(), reason="`make test-long` installs inspect_ai")
-def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path):
+def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
     def answer(request, target):
         is_right = len(request.prompt + target) % 3 > 0 and request.sample_index
         if request.problem_id.endswith("3.json"):
             return "on and on", "length"
         return rf"so \boxed{{{target if is_right else 0}}}", "stop"
 
-    run = write_run(tmp_path / "run", answer, repeats=2, gen_kwargs={"temperature": 1.0})
+    run = make_run(answer, repeats=2, gen_kwargs={"temperature": 1.0})
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
     arguments = ("export", run, "--output", tmp_path / "logs")
     lines = run_python(READ, *arguments, env=environment).splitlines()

@@ -325,8 +325,8 @@ def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_one_condition_alone_is_shown_without_comparison(tmp_path):
-    run = write_run(tmp_path / "run", improve_with_mless, limit=2, conditions=["wo"])
+def test_one_condition_alone_is_shown_without_comparison(tmp_path, make_run):
+    run = make_run(improve_with_mless, limit=2, conditions=["wo"])
     _, page = write_page(tmp_path, run)
     assert "There is only one condition, so nothing is compared." in page
 
@@ -400,7 +400,7 @@ def test_hostile_text_does_nothing_in_a_browser(hostile):
 
 
 @in_a_browser
-def test_many_problems_and_long_repetitions_of_marks_are_shown(demo_page, tmp_path):
+def test_many_problems_and_long_repetitions_of_marks_are_shown(demo_page, tmp_path, make_run):
     assert len(read_list(render(demo_page[0], "#?outcome=all"))[0]) == 200
     marks = ("$", "\\(", "\\boxed{", "$$x", "$x$ ", "\x00a", "\u200b\x00")
     numbers = {}  # each problem has a mark of its own
@@ -409,6 +409,6 @@ def test_many_problems_and_long_repetitions_of_marks_are_shown(demo_page, tmp_pa
         number = numbers.setdefault(request.problem_id, len(numbers))
         return marks[number] * 60_000, "stop"
 
-    run = write_run(tmp_path / "run", answer, limit=len(marks), **with_label("endless"))
+    run = make_run(answer, limit=len(marks), **with_label("endless"))
     path, _ = write_page(tmp_path, run)
     assert len(read_list(render(path, "#?outcome=all"))[0]) == len(marks)

@@ -15,7 +15,6 @@ from tests.make import (
     right,
     source_of,
     with_cases,
-    write_run,
 )
 
 HOSTILE = (
@@ -54,10 +53,10 @@ def test_exactly_the_problems_whose_verdict_changed_are_listed_with_both_answers
 
 @with_cases
 def test_changes_are_of_the_primary_or_the_first_contrast(
-    contrasts, options, contrast, command, tmp_path
+    contrasts, options, contrast, command, make_run
 ):
     conditions = ["wo", *({"name": name, "unit": "/", "count": 5} for name in ("dots", "he"))]
-    run = write_run(tmp_path / "run", right, limit=4, conditions=conditions, **contrasts)
+    run = make_run(right, limit=4, conditions=conditions, **contrasts)
     head, *_ = command("show", run, "--changed", *options).stdout.split("\n\n")
     assert f", raw, {contrast}: 0 of " in one_line(head)
 

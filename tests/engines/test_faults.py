@@ -81,12 +81,10 @@ def _end_runs():
 
 def count_samples(folder):
     path = Path(folder) / "journal.jsonl"
-    return read_stored(path).count(b'"problem_id":') if is_stored(path) else 0
-
-
-def read_stored(path):
+    if not is_stored(path):
+        return 0
     with open_stored(path) as stream:
-        return stream.read()
+        return stream.read().count(b'"problem_id":')
 
 
 def wait_for(run, folder, count):

@@ -14,7 +14,7 @@ from harness.grading.answer_extraction import expect_choice
 from harness.runs.run_files import RunFiles
 from tests.analysis.test_answer_logprob import load, write_scored_run
 from tests.experiment.test_prompt import plan_of
-from tests.make import one_line, with_cases, write_records, write_run
+from tests.make import one_line, with_cases, write_records
 
 ROWS = [
     {"problem": f"Which is {number}?", "options": ["0", *map(str, choices)], "answer": answer}
@@ -61,11 +61,11 @@ def test_a_template_without_choices_is_refused(overrides, dataset):
         plan_of(*[override.replace("DATA", str(dataset)) for override in overrides], limit=1)
 
 
-def test_a_run_is_graded_by_its_choices_and_graded_again(dataset, tmp_path):
+def test_a_run_is_graded_by_its_choices_and_graded_again(dataset, make_run):
     def answer(request, target):
         return f"\\boxed{{{'0' if 'mless' in request.task else f'({target}) It'}}}", "stop"
 
-    run = write_run(tmp_path / "run", answer, dataset=dataset, limit=9)
+    run = make_run(answer, dataset=dataset, limit=9)
     right = harness.load_run(run).groupby("condition")["correct"].sum()
     assert right.to_dict() == {"wo": 9, "mless": 3}
     assert "0 verdicts changed" in regrade(RunFiles(run))

@@ -52,8 +52,8 @@ WRITERS = {
     "DATA.CSV": write_csv,
     "semicolons.csv": lambda path: write_csv(path, ";", "utf-8-sig"),
     "saved": lambda path: Dataset.from_list(ROWS).save_to_disk(path),
-    "splits:test": lambda path: save_splits(path),
-    "data.arrow": lambda path: write_arrow(path),
+    "splits:test": save_splits,
+    "data.arrow": write_arrow,
     "tabs.tsv": lambda path: write_csv(path, "\t"),
     "data.parquet": lambda path: pandas.DataFrame(ROWS).to_parquet(path),
 }

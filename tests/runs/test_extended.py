@@ -1,6 +1,5 @@
 """A finished run that gets more problems, samples or conditions."""
 
-import json
 import re
 
 import pytest
@@ -31,15 +30,21 @@ def wrong(request, target):
     return "so \\boxed{no}", "stop"
 
 
-def write_problems(path, count, **changes):
-    """A file of sums, of which `changes` replaces answers by id."""
-    lines = []
-    for number in range(count):
-        name = f"sum-{number}"
-        answer = changes.get(f"sum_{number}", str(number + 2))
-        lines.append({"id": name, "problem": f"What is {number} + 2?", "answer": answer})
-    write_records(path, lines)
-    return {"path": str(path)}
+SUMS = [
+    {"id": f"sum-{number}", "problem": f"What is {number} + 2?", "answer": str(number + 2)}
+    for number in range(20)
+]
+
+
+@pytest.fixture
+def write_data(tmp_path):
+    """Writes a file of problems, and returns the settings of a run of all of them."""
+
+    def write(rows):
+        write_records(tmp_path / "mine.jsonl", rows)
+        return {"dataset": {"path": str(tmp_path / "mine.jsonl")}, "limit": None}
+
+    return write
 
 
 def journal_lines(run):
@@ -53,37 +58,34 @@ def table_rows(run):
     return {row["condition"]: row for row in rows}
 
 
-def test_problems_appended_to_the_file_are_added_and_the_examples_stay(tmp_path):
-    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
-    settings = {"fewshot": FEWSHOT, "repeats": 2, "limit": None}
-    write_run(run, right, dataset=write_problems(path, 16), **settings)
+def test_problems_appended_to_the_file_are_added_and_the_examples_stay(make_run, write_data):
+    settings = {"fewshot": FEWSHOT, "repeats": 2}
+    run = make_run(right, **write_data(SUMS[:16]), **settings)
     before, examples = journal_lines(run), RunFiles(run).receipt["examples"]
     prompts = (run / PROMPTS).read_text().splitlines()
     assert [len(draw) for draw in examples["draws"]] == [2, 2]
-    write_run(run, wrong, dataset=write_problems(path, 20), **settings)
+    make_run(wrong, **write_data(SUMS), **settings)
     assert journal_lines(run)[: len(before)] == before, "no sample is made again"
     assert set(prompts) < set((run / PROMPTS).read_text().splitlines())
     assert RunFiles(run).receipt["examples"] == examples
     frame = load_run(run)
-    assert set(frame.loc[~frame["correct"], "problem_id"]) == {
-        f"sum-{number}" for number in range(16, 20)
-    }
+    assert set(frame.loc[~frame["correct"], "problem_id"]) == {row["id"] for row in SUMS[16:]}
 
 
-def test_more_samples_are_added_to_each_draw_of_examples(tmp_path):
-    run, settings = tmp_path / "run", {**SAMPLED, "fewshot": FEWSHOT}
-    write_run(run, right, repeats=2, **settings)
+def test_more_samples_are_added_to_each_draw_of_examples(make_run):
+    settings = {**SAMPLED, "fewshot": FEWSHOT}
+    run = make_run(right, repeats=2, **settings)
     before = journal_lines(run)
-    write_run(run, wrong, repeats=6, **settings)
+    make_run(wrong, repeats=6, **settings)
     assert journal_lines(run)[: len(before)] == before
     counts = load_run(run).groupby(["condition", "draw", "correct"]).size()
     assert set(counts.xs(True, level="correct")) == {6}
     assert set(counts.xs(False, level="correct")) == {12}
 
 
-def test_an_added_condition_is_exploratory(tmp_path):
-    run = write_run(tmp_path / "run", right)
-    write_run(run, wrong, conditions=["wo", "mless", "mful"])
+def test_an_added_condition_is_exploratory(make_run):
+    run = make_run(right)
+    make_run(wrong, conditions=["wo", "mless", "mful"])
     rows = table_rows(run)
     assert [rows[name]["role"] for name in ("mless", "mful")] == ["tested", "exploratory"]
     assert rows["mful"]["difference"] == -100
@@ -91,10 +93,10 @@ def test_an_added_condition_is_exploratory(tmp_path):
     assert RunFiles(run).identity.looks == 1, "its own contrasts have no further answers"
 
 
-def test_other_texts_are_added_and_their_families_stay(tmp_path):
-    run = write_run(tmp_path / "run", right, other_texts=2)
+def test_other_texts_are_added_and_their_families_stay(make_run):
+    run = make_run(right, other_texts=2)
     before = journal_lines(run)
-    write_run(run, wrong, other_texts=4)
+    make_run(wrong, other_texts=4)
     assert journal_lines(run)[: len(before)] == before
     rows = table_rows(run)
     texts = [row for row in rows.values() if row["role"] == "reference"]
@@ -104,91 +106,85 @@ def test_other_texts_are_added_and_their_families_stay(tmp_path):
     assert RunFiles(run).identity.looks == 1
     for changed in ({"sentences": 4, "random_tokens": 2}, None, 3):
         with pytest.raises(HarnessError, match=r"other_texts|not asked any more"):
-            write_run(run, right, other_texts=changed)
+            make_run(right, other_texts=changed)
 
 
-def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(tmp_path):
-    run = tmp_path / "run"
-
+def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(make_run):
     def mixed(request, target):
         return wrong(request, target) if "mless" in request.task else right(request, target)
 
     for look, limit in enumerate((6, 8, 10), start=1):
-        write_run(run, mixed, limit=limit)
+        run = make_run(mixed, limit=limit)
         row = table_rows(run)["mless"]
         assert (row["looks"], row["problems"]) == (look, limit)
         assert row["p_adjusted"] == pytest.approx(min(1, look * row["p"]))
     assert "look 3. Problems or samples were added" in one_line(table_page(run))
-    write_run(run, mixed, limit=10)
+    make_run(mixed, limit=10)
     assert table_rows(run)["mless"]["looks"] == 3, "nothing was added"
 
 
-def test_planned_problems_cost_no_look_and_have_no_verdict_before(tmp_path):
-    run = write_run(tmp_path / "run", right, planned=8)
+def test_planned_problems_cost_no_look_and_have_no_verdict_before(make_run):
+    run = make_run(right, planned=8)
     row = table_rows(run)["mless"]
     assert (row["role"], row["verdict"]) == ("exploratory", None)
     assert "interim, 6 of 8 planned problems" in one_line(table_page(run))
-    write_run(run, right, planned=8, limit=8)
+    make_run(right, planned=8, limit=8)
     assert (table_rows(run)["mless"]["role"], table_rows(run)["mless"]["looks"]) == ("tested", 1)
-    write_run(run, right, planned=8, limit=9)
+    make_run(right, planned=8, limit=9)
     assert table_rows(run)["mless"]["looks"] == 2
 
 
 @with_cases
-def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, tmp_path):
+def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, make_run):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
-    run = write_run(tmp_path / "run", right, **settings)
+    run = make_run(right, **settings)
     before = RunFiles(run).journal.records
     with pytest.raises(HarnessError, match=re.escape(message)):
-        write_run(run, right, **(settings | changes))
+        make_run(right, **(settings | changes))
     assert RunFiles(run).journal.records == before
 
 
 @pytest.mark.parametrize("limit", [4, 5])
 def test_a_changed_answer_in_the_file_is_refused_by_name_also_beside_a_higher_limit(
-    limit, tmp_path
+    limit, make_run, write_data
 ):
-    path = tmp_path / "mine.jsonl"
-    run = write_run(tmp_path / "run", right, limit=4, dataset=write_problems(path, 6))
+    run = make_run(right, **write_data(SUMS[:6]) | {"limit": 4})
+    changed = [*SUMS[:3], SUMS[3] | {"answer": "6"}, *SUMS[4:6]]
     with pytest.raises(HarnessError, match=r'Changed: problem sum-3, doc.answer: "5" -> "6"'):
-        write_run(run, right, limit=limit, dataset=write_problems(path, 6, sum_3="6"))
+        make_run(right, **write_data(changed) | {"limit": limit})
     assert len(RunFiles(run).journal.records) == 8
 
 
-def test_appended_copies_change_no_problem_and_are_no_further_evidence(tmp_path):
-    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
-    settings = {"fewshot": {"num_fewshot": 2}, "limit": None}
-    write_run(run, right, dataset=write_problems(path, 9), **settings)
-    prompts = (run / PROMPTS).read_text().splitlines()
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    write_records(path, rows + [{**row, "id": f"copy of {row['id']}"} for row in rows])
-    write_run(run, right, dataset={"path": str(path)}, **settings)
-    lines = (run / PROMPTS).read_text().splitlines()
-    assert {*prompts} < {*lines}, "and no copy of an example is asked"
+def test_appended_copies_change_no_problem_and_are_no_further_evidence(make_run, write_data):
+    rows, fewshot = SUMS[:9], {"num_fewshot": 2}
+    run = make_run(right, **write_data(rows), fewshot=fewshot)
+    before = (run / PROMPTS).read_text().splitlines()
+    copies = [{**row, "id": f"copy of {row['id']}"} for row in rows]
+    make_run(right, **write_data(rows + copies), fewshot=fewshot)
+    assert {*before} < {*(run / PROMPTS).read_text().splitlines()}, (
+        "and no copy of an example is asked"
+    )
     data = table_data(run)
     assert [data[name] for name in ("clusters", "copies")] == [7, 7]
     title = one_line(table_page(run))
     assert "14 problems, 7 of them copies of others, in 7 clusters" in title
-    examples = json.loads(lines[0])["prompt"].count("Q: ")
-    assert examples == 3 and all(json.loads(line)["prompt"].count("Q: ") == 3 for line in lines)
-    for line in lines:
-        prompt = json.loads(line)
-        assert prompt["prompt"].count(prompt["doc"]["problem"]) == 1, "not among its examples"
+    for prompt in RunFiles(run).prompts:
+        assert prompt.prompt.count("Q: ") == 3
+        assert prompt.prompt.count(prompt.doc["problem"]) == 1, "not among its examples"
 
 
-def test_a_lost_example_is_named(tmp_path):
-    path, run = tmp_path / "mine.jsonl", tmp_path / "run"
-    settings = {"fewshot": {"num_fewshot": 2}, "limit": None}
-    write_run(run, right, dataset=write_problems(path, 9), **settings)
+def test_a_lost_example_is_named(make_run, write_data):
+    run = make_run(right, **write_data(SUMS[:9]), fewshot={"num_fewshot": 2})
     (name, _), *_ = RunFiles(run).receipt["examples"]["draws"]
-    lines = [line for line in path.read_text().splitlines(True) if f'"{name}"' not in line]
-    path.write_text("".join(lines))
+    rows = [row for row in SUMS[:9] if row["id"] != name]
     with pytest.raises(HarnessError, match=f"the problem {name}, from which this run takes"):
-        write_run(run, right, dataset={"path": str(path)}, **settings)
+        make_run(right, **write_data(rows), fewshot={"num_fewshot": 2})
 
 
-def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choice(tmp_path):
-    run = write_run(tmp_path / "run", right)  # its config names no choice
+def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choice(
+    tmp_path, make_run
+):
+    run = make_run(right)  # its config names no choice
     config = tmp_path / "run.yaml"
 
     def find_choice(limit, folder, **arguments):

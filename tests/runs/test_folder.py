@@ -120,29 +120,27 @@ def hash_files(run):
     return {path.name: hash_stored(path) for path in run.iterdir() if path.name != ".lock"}
 
 
-def test_scores_of_another_format_are_not_replaced(tmp_path):
-    run = small_run(tmp_path / "run")
-    scores = (run / SCORES).read_text()
-    (run / SCORES).write_text(scores.replace('"format":1', '"format":2', 1))
+def test_scores_of_another_format_are_not_replaced(demo_run):
+    scores = (demo_run / SCORES).read_text()
+    (demo_run / SCORES).write_text(scores.replace('"format":1', '"format":2', 1))
     with pytest.raises(RunError, match=r"scores.jsonl: Expected `int`.* at `\$.format`"):
-        regrade(RunFiles(run))
+        regrade(RunFiles(demo_run))
 
 
-def test_damaged_headers_and_a_session_without_config_are_named(tmp_path):
-    run = small_run(tmp_path / "run")
-    first, rest = (run / JOURNAL).read_text().split("\n", 1)
-    (run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
+def test_damaged_headers_and_a_session_without_config_are_named(demo_run):
+    first, rest = (demo_run / JOURNAL).read_text().split("\n", 1)
+    (demo_run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
     with pytest.raises(RunError, match=r"journal.jsonl: Object missing required field `config`"):
-        finish(RunFiles(run))
+        finish(RunFiles(demo_run))
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     for text, message in (
         (json.dumps(header) + "\n" + rest, "prompts.jsonl is missing or damaged: its prompts"),
         ("", "journal.jsonl is empty, or its first line is incomplete"),
     ):
-        (run / JOURNAL).write_text(text)
+        (demo_run / JOURNAL).write_text(text)
         with pytest.raises(JournalError, match=message):
-            load_run(run)
+            load_run(demo_run)
 
 
 def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):

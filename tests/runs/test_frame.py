@@ -10,7 +10,7 @@ from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.run_files import JOURNAL, RECEIPT, SCORES, RunFiles
 from harness.runs.samples_frame import read_frame
-from tests.make import GREEDY_RUN, right, small_run, with_cases, write_run
+from tests.make import GREEDY_RUN, right, small_run, with_cases
 
 
 @pytest.fixture
@@ -23,9 +23,8 @@ def read_outcomes(folder):
     return read_frame(RunFiles(folder))
 
 
-def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(tmp_path):
-    run = write_run(
-        tmp_path / "run",
+def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(make_run):
+    run = make_run(
         lambda *_: ("The answer is 4. But let me", "stop"),
         conditions=["wo", {"name": "open", "template": "{problem} \n\n<think>"}],
     )
@@ -89,9 +88,9 @@ def test_missing_scores_and_missing_samples_are_named(demo_run):
         read_outcomes(demo_run)
 
 
-def test_a_missing_sample_of_a_replicate_is_noticed(tmp_path):
+def test_a_missing_sample_of_a_replicate_is_noticed(make_run):
     sampling = {"replicates": 2, "repeats": 2, "gen_kwargs": {"temperature": 1}}
-    run = write_run(tmp_path / "run", right, limit=3, **sampling)
+    run = make_run(right, limit=3, **sampling)
     assert len(read_outcomes(run)) == len(load_run(run, replicates=True)) == 3 * 2 * 4
     lines = (run / JOURNAL).read_text().splitlines(keepends=True)
     lost = re.compile('(?=.*"replicate":1)(?=.*"sample_index":1)(?=.*demo_wo)')

@@ -15,10 +15,6 @@ def make_record(number):
     return {"key": f"k{number}", "completion": "so \\boxed{3}\n"}
 
 
-def read_journal(path):
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
 @pytest.fixture
 def path(tmp_path):
     """A journal of three records."""
@@ -37,7 +33,7 @@ def test_any_text_comes_back(tmp_path, texts):
     with Journal(path, HEADER) as journal:
         for record in records:
             journal.append(record)
-    assert read_journal(path)[1:] == records
+    assert [*map(json.loads, path.read_bytes().splitlines())][1:] == records
 
 
 def test_a_journal_that_ends_at_any_byte_of_its_last_record_is_continued(path, capsys):
