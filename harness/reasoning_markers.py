@@ -59,9 +59,9 @@ def find_hidden_start(completions: Sequence[str]) -> str:
     """
     for start, end in family_markers():
         reasoning = [text.partition(end)[0] for text in completions if end in text]
-        count = sum(start not in text for text in reasoning)
+        hidden_count = sum(start not in text for text in reasoning)
         # an end of several words may stand in any text
-        if " " not in end and count > HIDDEN_SHARE * len(completions):
+        if " " not in end and hidden_count > HIDDEN_SHARE * len(completions):
             return start
     return ""
 

@@ -83,9 +83,11 @@ def _refuse_missing_heads(config: FigureConfig) -> None:
     """Refuse a head that its model lacks, before the first model is measured."""
     for panel in config.panels:
         model, number = str(panel.head.model), panel.head.head
-        count = ProbeSettings(model=model).load_config().num_attention_heads
-        if number > count:
-            raise ConfigError(f"heads.{panel.column}: Head {number}: {model} has {count} heads.")
+        head_count = ProbeSettings(model=model).load_config().num_attention_heads
+        if number > head_count:
+            raise ConfigError(
+                f"heads.{panel.column}: Head {number}: {model} has {head_count} heads."
+            )
 
 
 def _measure(

@@ -178,26 +178,28 @@ def weight_blocks(
     buffer = query.new_empty(batch * heads * min(size, length) * length)
     for start in range(0, length, size):
         queries = slice(start, min(start + size, length))
-        count = queries.stop - queries.start
+        query_count = queries.stop - queries.start
         # with a sliding window, no query of the block sees an earlier key
         first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
         keys = slice(first, queries.stop)
         span = keys.stop - keys.start
-        scores = buffer[: batch * heads * count * span].view(batch * kv_heads, -1, span)
+        scores = buffer[: batch * heads * query_count * span].view(batch * kv_heads, -1, span)
         grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
         torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
-        scores = scores.view(batch, heads, count, span).float()
+        scores = scores.view(batch, heads, query_count, span).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
         if mask.is_plain:
-            # only the last `count` keys can come after one of the block's queries
-            scores[..., -count:] += scores.new_full((count, count), -torch.inf).triu_(1)
+            # only the last `query_count` keys can come after one of the block's queries
+            scores[..., -query_count:] += scores.new_full(
+                (query_count, query_count), -torch.inf
+            ).triu_(1)
         else:
             is_visible = mask.block(queries, keys)
             scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
         if sinks is not None:
-            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, count, 1)
+            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, query_count, 1)
             # The share of the sink is dropped, so these weights add up to less than 1.
             weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
         else:

@@ -135,10 +135,10 @@ def _load_checkpoint(
         raise ModelError(
             f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
         )
-    count = config.num_hidden_layers
-    if layers[-1] >= count:
+    layer_count = config.num_hidden_layers
+    if layers[-1] >= layer_count:
         requested = count_from_one(layers)
-        raise ModelError(f"{name} has Layers 1 to {count}, counted from 1; got {requested}.")
+        raise ModelError(f"{name} has Layers 1 to {layer_count}, counted from 1; got {requested}.")
     layers_path = _find_layers(config, name, trust)
     cut_config = copy.deepcopy(config)
     cut_config.num_hidden_layers = layers[-1] + 1
@@ -181,11 +181,11 @@ def _find_layers(config: PretrainedConfig, name: str, trust: bool) -> str:
         model = AutoModel.from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust
         )
-    count = config.num_hidden_layers
+    layer_count = config.num_hidden_layers
     lists = {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
+        if isinstance(module, nn.ModuleList) and len(module) == layer_count
     }
     # a layer may contain a list of the same length itself, such as one of experts
     depth = min((path.count(".") for path in lists), default=0)
@@ -193,7 +193,7 @@ def _find_layers(config: PretrainedConfig, name: str, trust: bool) -> str:
     if len(outermost) != 1:
         names = ", ".join(outermost) or "none"
         raise ModelError(
-            f"{name} cannot be cut: expected one list of its {count} layers, got {names}."
+            f"{name} cannot be cut: expected one list of its {layer_count} layers, got {names}."
         )
     module_types = {type(module) for module in lists[outermost[0]].modules()}
     # such a module computes something else in a model with fewer layers

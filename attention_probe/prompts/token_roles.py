@@ -276,12 +276,12 @@ def _append_completion(
         text = completion
         encoding = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
         token_ids, offsets = tuple(encoding["input_ids"]), encoding["offset_mapping"]
-    count = len(token_ids)
+    added_count = len(token_ids)
     return replace(
         tokenized,
         token_ids=np.append(tokenized.token_ids, np.array(token_ids, np.int32)),
-        roles=np.append(tokenized.roles, np.full(count, COMPLETION, np.int8)),
+        roles=np.append(tokenized.roles, np.full(added_count, COMPLETION, np.int8)),
         tokens=tokenized.tokens + token_texts(token_ids, offsets, text, tokenizer),
-        original_pos=np.append(tokenized.original_pos, np.full(count, ABSENT, np.int32)),
-        positions=np.arange(size + count, dtype=np.int32),
+        original_pos=np.append(tokenized.original_pos, np.full(added_count, ABSENT, np.int32)),
+        positions=np.arange(size + added_count, dtype=np.int32),
     )

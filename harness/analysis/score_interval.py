@@ -65,12 +65,12 @@ def t_interval(values: Floats, weights: Floats) -> tuple[float, float]:
         The linearised ratio of two means, as clusters differ in size: Cochran (1977), Sampling
         Techniques, section 6.
     """
-    count = len(values)
-    if count < 2:
+    cluster_count = len(values)
+    if cluster_count < 2:
         return math.nan, math.nan
     mean = float((weights * values).mean())
-    error = float((weights * (values - mean)).std(ddof=1)) / math.sqrt(count)
-    reach = float(stdtrit(count - 1, 1 - ALPHA / 2)) * error
+    error = float((weights * (values - mean)).std(ddof=1)) / math.sqrt(cluster_count)
+    reach = float(stdtrit(cluster_count - 1, 1 - ALPHA / 2)) * error
     return mean - reach, mean + reach
 
 

@@ -84,8 +84,8 @@ def show_prompts(plan: Plan) -> str:
             text += f"{prompt.text[end:filler_start]}«{filler}»"
             end = filler_end
         text += prompt.text[end:]
-        count = "?" if prompt.token_ids is None else len(prompt.token_ids)
-        heading = f"--- {name}, {layout}: {count} tokens"
+        tokens = "?" if prompt.token_ids is None else len(prompt.token_ids)
+        heading = f"--- {name}, {layout}: {tokens} tokens"
         if prompt.fillers:
             heading += f", {_count_filler([task])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]

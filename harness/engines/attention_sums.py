@@ -66,9 +66,9 @@ def recorded_prompt(
     )
 
 
-def single_queries(count: int, token_count: int, set_count: int) -> list[list[int]]:
-    """Sets of queries [set, token]: each of the last `count` queries alone, and empty sets."""
-    sets = np.eye(set_count, token_count, token_count - count, dtype=int)
+def single_queries(query_count: int, token_count: int, set_count: int) -> list[list[int]]:
+    """Sets of queries [set, token]: each of the last queries alone, and empty sets."""
+    sets = np.eye(set_count, token_count, token_count - query_count, dtype=int)
     return list(sets.tolist())
 
 

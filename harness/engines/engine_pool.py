@@ -127,8 +127,8 @@ class EnginePool:
             if not engine.facts or engine.call is not None:
                 continue
             limit = min(QUEUE_PER_SEQUENCE * engine.facts["max_num_seqs"], share)
-            count = min(limit - len(engine.requests), len(self._waiting))
-            requests = [self._waiting.popleft() for _ in range(count)]
+            request_count = min(limit - len(engine.requests), len(self._waiting))
+            requests = [self._waiting.popleft() for _ in range(request_count)]
             for _, request in requests:
                 refuse_too_long(request, engine.facts["max_model_len"])
             engine.requests.update(requests)

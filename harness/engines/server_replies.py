@@ -69,8 +69,8 @@ def _find(value: Any, *path: str | int) -> Any:
 
 
 def _find_count(body: Any, name: str) -> int | None:
-    count = _find(body, "usage", name)
-    return count if isinstance(count, int) else None
+    tokens = _find(body, "usage", name)
+    return tokens if isinstance(tokens, int) else None
 
 
 def _join_texts(content: Any, *keys: str) -> str:

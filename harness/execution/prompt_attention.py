@@ -115,18 +115,18 @@ def attention(
     loaded = ModelTokenizer.from_arguments(arguments)
     assert loaded is not None  # because it is named
     tokenized = [_tokenize(prompt, loaded.tokenizer) for prompt in prompts]
-    counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
+    row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
     if layers == "all":
-        count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
-        layers = f"1-{count}"
+        layer_count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
+        layers = f"1-{layer_count}"
     numbers = sorted(parse_numbers(layers, "layers"))
     # All requests must have the same number of sets: all queries, the set that `means` leaves out,
     # and each row alone.
-    set_count = max(counts, default=0) + 2
+    set_count = max(row_counts, default=0) + 2
     requests = []
-    for number, ((token_ids, _), count) in enumerate(zip(tokenized, counts, strict=True)):
+    for number, ((token_ids, _), row_count) in enumerate(zip(tokenized, row_counts, strict=True)):
         size = len(token_ids)
-        sets = [[1] * size, [0] * size, *single_queries(count, size, set_count - 2)]
+        sets = [[1] * size, [0] * size, *single_queries(row_count, size, set_count - 2)]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
     opened = {**opened_layers({}), "recorded": [number - 1 for number in numbers]}
     with closing(open_recorder(arguments, opened, set_count)) as engine:
@@ -135,8 +135,8 @@ def attention(
         means(sums[:, :2], np.ones((2, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
     result.rows = [
-        sums[:, 2 : 2 + count].swapaxes(1, 2).copy()
-        for sums, count in zip(prompt_sums, counts, strict=True)
+        sums[:, 2 : 2 + row_count].swapaxes(1, 2).copy()
+        for sums, row_count in zip(prompt_sums, row_counts, strict=True)
     ]
     result.tokens = [texts for _, texts in tokenized]
     result.model = label_model(model)

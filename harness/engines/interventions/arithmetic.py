@@ -205,10 +205,10 @@ def redistribute(
         ARM of Shi et al., arXiv 2510.01032, with the statistics of a token in place of a prompt.
     """
     units = activations.shape[-1]
-    count = max(1, round(share * units))
+    small_count = max(1, round(share * units))
     sizes, fractions = activations.abs(), draw(positions, units, seed)
     # [token, unit] each token has its own threshold, because prompts come in chunks
-    is_small = sizes <= sizes.kthvalue(count, -1, keepdim=True).values
+    is_small = sizes <= sizes.kthvalue(small_count, -1, keepdim=True).values
     ends = torch.where(
         activations >= 0,
         activations.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values,
@@ -217,7 +217,7 @@ def redistribute(
     steps = torch.where(is_small, ends * fractions - activations, 0)
     if sham is not None:
         ranks = sizes if sham == "inward" else draw(positions, units, seed + 1)
-        is_moved = ranks > ranks.kthvalue(units - count, -1, keepdim=True).values
+        is_moved = ranks > ranks.kthvalue(units - small_count, -1, keepdim=True).values
         sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
         if sham == "inward":
             sham_steps = -sham_steps

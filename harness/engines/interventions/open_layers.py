@@ -79,16 +79,16 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
 
     name = str(arguments["pretrained"])
     config = load_model_config(name, arguments)
-    count = config.num_hidden_layers
+    layer_count = config.num_hidden_layers
     indices: set[int] = set().union(*layers.values())
     last = max(indices, default=0)
-    if last >= count:
-        raise ConfigError(f"Layer {last + 1} is requested, but the model has {count} layers.")
+    if last >= layer_count:
+        raise ConfigError(f"Layer {last + 1} is requested, but the model has {layer_count} layers.")
     # without memory for weights: only the classes of the modules matter
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
-    blocks = getattr(decoder, "layers", [None] * count)
+    blocks = getattr(decoder, "layers", [None] * layer_count)
     for index in sorted(indices):
         if obstacle := _find_obstacle(config, index, blocks[index], arguments, layers):
             raise ConfigError(

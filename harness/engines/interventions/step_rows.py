@@ -76,7 +76,7 @@ class Chunk:
 
     Attributes:
         row: The row of the first token in the batch.
-        count: The number of tokens.
+        token_count: The number of tokens.
         index: The index of the first token in its sequence.
         request: The request's index in the batch.
         intervention: The request's intervention; empty if there is none.
@@ -85,7 +85,7 @@ class Chunk:
     """
 
     row: int
-    count: int
+    token_count: int
     index: int
     request: int
     intervention: RequestIntervention
@@ -146,10 +146,10 @@ class Group:
         """Set the tokens of a step; all layers use the same tensors."""
         columns = [(chunk.row, chunk.index, chunk.request) for chunk in chunks]
         first_rows, first_indices, self._requests = copy_to(device, columns).T
-        tokens = torch.arange(chunks[0].count, device=device)
+        tokens = torch.arange(chunks[0].token_count, device=device)
         self.rows = first_rows[:, None] + tokens
         self.indices = first_indices[:, None] + tokens
-        self._length = max(chunk.index for chunk in chunks) + chunks[0].count
+        self._length = max(chunk.index for chunk in chunks) + chunks[0].token_count
         self._block_table: Tensor | None = None
 
     def slots(self, block_table: Tensor, block_size: int) -> Tensor:

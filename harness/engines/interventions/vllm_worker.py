@@ -134,19 +134,19 @@ class WorkerInterventions:
         indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
         # the rows of the requests follow one another, so each stop is the next request's first row
         columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
-        for request, (name, count, index) in enumerate(columns):
-            row, stop = stop, stop + count
+        for request, (name, token_count, index) in enumerate(columns):
+            row, stop = stop, stop + token_count
             parameters = requests[name].sampling_params
             extra = parameters.extra_args if parameters else None
             if not extra:
                 continue
             intervention = extra.get(PLUGIN, {})
-            recording, first = self._find_recording(extra.get(RECORD), index, count)
+            recording, first = self._find_recording(extra.get(RECORD), index, token_count)
             if intervention or recording:
                 self._chunks.append(
-                    Chunk(row, count, index, request, intervention, recording, first)
+                    Chunk(row, token_count, index, request, intervention, recording, first)
                 )
-                self.expected += count * len(intervention.get("layers", ()))
+                self.expected += token_count * len(intervention.get("layers", ()))
 
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose interventions can be computed together.
@@ -163,7 +163,7 @@ class WorkerInterventions:
                 )
                 if change not in changes:
                     changes.append(change)
-                key = changes.index(change), None if chunk.count == 1 else chunk.row
+                key = changes.index(change), None if chunk.token_count == 1 else chunk.row
                 chunks_by_key.setdefault(key, []).append(chunk)
         last_groups, self._groups = self._groups, {}
         for key, chunks in chunks_by_key.items():
@@ -181,7 +181,7 @@ class WorkerInterventions:
         self._recorded_queries = []
         for chunk in self._chunks:
             if chunk.recording:
-                end = min(chunk.index + chunk.count, len(chunk.recording))
+                end = min(chunk.index + chunk.token_count, len(chunk.recording))
                 size = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
                 for first in range(chunk.first, end, size):
                     stop = min(first + size, end)
@@ -203,13 +203,13 @@ class WorkerInterventions:
         self,
         options: Mapping[str, Any] | None,
         index: int,
-        count: int,
+        token_count: int,
     ) -> tuple[Recording | None, int]:
         """The recording of a prompt if a step has new queries for it, and the first new query."""
         if not options or index >= len(options["sets"][0]) or options["name"] in self._taken_names:
             return None, 0
         recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
-        first, stop = recording.query_count, min(index + count, len(recording))
+        first, stop = recording.query_count, min(index + token_count, len(recording))
         if index > first:
             raise RuntimeError(
                 f"the attention of {index - first} tokens was not recorded, they came out of a "
@@ -305,8 +305,8 @@ class WorkerInterventions:
         """Add the attention of queries of this step, changed by their intervention."""
         chunk, recording = queries.chunk, queries.chunk.recording
         assert recording
-        count = min(chunk.count, len(recording) - chunk.index)
-        new_keys = key[chunk.row : chunk.row + count]
+        key_count = min(chunk.token_count, len(recording) - chunk.index)
+        new_keys = key[chunk.row : chunk.row + key_count]
         # [1, token, head, unit]
         query = query[None, queries.rows]
         keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]

@@ -253,11 +253,11 @@ def fit_filler(
     match condition:
         case UnitCondition(unit=unit, count=count):
             return (" " if unit.strip() else "").join([unit] * count)
-        case SentenceCondition(sentence=number, count=count):
-            return cut_sentence(SENTENCES[number - 1].split(), count, count_tokens)
+        case SentenceCondition(sentence=number, count=token_count):
+            return cut_sentence(SENTENCES[number - 1].split(), token_count, count_tokens)
         case TextCondition(text=text):
             return text
-        case RandomCondition(random_ids=count, seed=seed):
+        case RandomCondition(random_ids=token_count, seed=seed):
             if tokenizer is None:
                 raise ConfigError(
                     "Random tokens are drawn from the words of the model's vocabulary. Name the "
@@ -265,7 +265,7 @@ def fit_filler(
                     "random_ids out."
                 )
             generator = random.Random(f"{seed}:{key}" if key else seed)
-            return draw_words(_words(tokenizer), count, count_tokens, generator)
+            return draw_words(_words(tokenizer), token_count, count_tokens, generator)
         case _:
             return ""
 
