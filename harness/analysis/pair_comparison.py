@@ -77,7 +77,7 @@ class Side:
         return cls(name=name, samples=samples, run=run)
 
 
-def read_references(names: str | None, new: Side, metric: str | None = None) -> list[Side]:
+def read_references(names: str, new: Side, metric: str | None = None) -> list[Side]:
     """The sides of other texts.
 
     Args:
@@ -90,10 +90,10 @@ def read_references(names: str | None, new: Side, metric: str | None = None) -> 
     """
     sides = []
     run_name, _, _ = new.name.rpartition(":")
-    for name in filter(None, (names or "").split(",")):
-        # a folder may have the name of a condition
+    for name in map(str.strip, names.split(",")):
+        # a folder may have the name of a condition, and the path "" is the current folder
         is_path = ":" in name or Path(name).exists()
-        if is_path and name not in new.run.samples["condition"].unique():
+        if name and is_path and name not in new.run.samples["condition"].unique():
             sides.append(Side.read(name, metric))
         else:
             sides.append(Side.choose(new.run, name, run_name))

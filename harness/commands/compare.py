@@ -49,14 +49,14 @@ def compare(
     from harness.display.table_page import write_board
 
     new_side = Side.read(new, metric)
-    sides = read_references(references, new_side, metric)
+    sides = [] if references is None else read_references(references, new_side, metric)
     board = compare_pair(Side.read(old, metric), new_side, score, sides)
     code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
         code = EXIT_CODES[result]
     tables = [show_comparison(board)]
-    if references:
+    if sides:
         tables.append(show_side_tables(board)["texts"])
     typer.echo(write_board(board, tables, form, explain=explain))
     if message:

@@ -196,8 +196,7 @@ def add_reference_conditions(
         control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
         name = find_free_name(control.name, names)
         conditions.append(control.model_copy(update={"name": name}))
-    # an unknown name is a fault of `primary`
-    if config.get("other_texts") and tested_name in (None, *names):
+    if config.get("other_texts"):
         conditions += _add_other_texts(conditions, tested_name, config)
     return tuple(conditions)
 

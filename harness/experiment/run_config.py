@@ -175,9 +175,10 @@ class RunConfig(Strict):
     def _refuse_contradictions(self) -> Self:
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
+            # first, because the other texts of `all_conditions` need a right primary contrast
+            self._find_contrast_faults(),
             self._find_condition_faults(),
             self._find_example_faults(),
-            self._find_contrast_faults(),
             self._find_model_faults(),
             self._find_endpoint_faults(),
         ):
@@ -247,7 +248,7 @@ class RunConfig(Strict):
             for pair in self.tested
             if len({*pair}) < 2 or pairs[frozenset(pair)] > 1
         ]
-        if refused:
+        if refused and self.contrasts:
             yield f"contrasts: expected different pairs, each once, got {', '.join(refused)}"
         contrasts = [contrast_name(*pair) for pair in self.tested]
         if self.primary not in (None, *contrasts):
