@@ -157,43 +157,38 @@ def render(
         notes = table.notes if explain else table.short_notes
         new_notes = [note for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        blocks += [
-            _write_texts([table.title], form, hyphens=False),
-            _write_table(table, form),
-            _write_texts(new_notes, form),
-        ]
-    blocks.append(_write_texts(footer, form))
+        blocks.append(fold([table.title], form=form, hyphens=False))
+        blocks += [_write_table(table, form), fold(new_notes, form=form)]
+    blocks.append(fold(footer, form=form))
     return "\n\n".join(filter(None, blocks))
 
 
-def fold(texts: Sequence[str], *, hyphens: bool = True, indent: int = 2) -> str:
+def fold(
+    texts: Sequence[str], *, form: Format = "text", hyphens: bool = True, indent: int = 2
+) -> str:
     """Fold texts into lines of 80 columns. Each text begins on a new line.
 
     Control characters are spelt out, but a tab becomes blanks.
 
     Args:
         texts: The texts.
+        form: In Markdown and LaTeX each text is a paragraph of one line.
         hyphens: Whether a line may end after a hyphen. Names are not split if it may not.
         indent: Blanks before the second and further lines of a text.
     """
+    if form != "text":
+        return "\n\n".join(_write(text, form) for text in texts)
     wrapper = textwrap.TextWrapper(
         TABLE_WIDTH,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=hyphens,
     )
-    return "\n".join(wrapper.fill(_write(text, keep="\t")) for text in texts)
+    return "\n".join(wrapper.fill(_write(text, form, keep="\t")) for text in texts)
 
 
-def _write(text: str, form: Format = "text", keep: str = "") -> str:
+def _write(text: str, form: Format, keep: str = "") -> str:
     return visible(text, keep=keep).translate(str.maketrans(_CHARACTERS[form]))
-
-
-def _write_texts(texts: Sequence[str], form: Format, *, hyphens: bool = True) -> str:
-    """Texts on lines of their own, or as paragraphs of Markdown or LaTeX."""
-    if form == "text":
-        return fold(texts, hyphens=hyphens)
-    return "\n\n".join(_write(text, form) for text in texts)
 
 
 def _write_table(table: Table, form: Format) -> str:
@@ -227,10 +222,10 @@ def _align(
 ) -> list[str]:
     """The lines of header and rows. Columns that the header lacks are headings of groups."""
     group_columns = len(is_numeric) - len(header[0])
-    cells = []
-    for rule, numeric in zip(header[-1], is_numeric[group_columns:], strict=True):
-        cells.append(f"{{:{'<>'[numeric]}{len(rule)}}}")
-    line = "  ".join(cells)
+    line = "  ".join(
+        f"{{:{'<>'[numeric]}{len(rule)}}}"
+        for rule, numeric in zip(header[-1], is_numeric[group_columns:], strict=True)
+    )
     lines = [line.format(*row).rstrip() for row in header]
     previous_group = ""
     for row in rows:
