@@ -82,11 +82,11 @@ class ReferenceActivations:
 
     Attributes:
         mad: Median of | |a| - m |, with m the median of |a|.
-        top: Upper end of the equal bins of |a|, which begin at 0.
+        histogram_end: Upper end of the equal bins of |a|, which begin at 0.
     """
 
     mad: float
-    top: float
+    histogram_end: float
 
     @classmethod
     def of(cls, activations: Float[Tensor, "token width"]) -> ReferenceActivations:
@@ -97,9 +97,9 @@ class ReferenceActivations:
         """
         magnitude = _magnitude(activations).ravel()
         # in place, because there are millions of values
-        median, top = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
+        median, end = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
         mad = np.median(np.abs(magnitude - median), overwrite_input=True)
-        return cls(mad=float(mad), top=float(top))
+        return cls(mad=float(mad), histogram_end=float(end))
 
 
 def activation_unit(name: str) -> str:
@@ -126,8 +126,8 @@ def measure_activations(
       bins.
     - `histogram_top`: upper end of the equal bins, the COVERED quantile of |a| without filler.
 
-    The histogram has 100 equal bins from 0 to the reference's top, and a last one for larger
-    values. If the top is 0 there are no bins, and all counts are 0.
+    The histogram has 100 equal bins from 0 to the reference's end, and a last one for larger
+    values. If the end is 0 there are no bins, and all counts are 0.
 
     Args:
         activations: After the non-linearity, on any device and of any floating type.
@@ -139,8 +139,10 @@ def measure_activations(
     """
     magnitude = _magnitude(activations)
     counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
-    if reference.top:
-        counts[:-1], _ = np.histogram(magnitude, bins=ACTIVATION_BINS, range=(0, reference.top))
+    if reference.histogram_end:
+        counts[:-1], _ = np.histogram(
+            magnitude, bins=ACTIVATION_BINS, range=(0, reference.histogram_end)
+        )
         counts[-1] = magnitude.size - counts.sum()
     # sums over the neurons of each token, without a second array of this size
     squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
@@ -148,7 +150,7 @@ def measure_activations(
         "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),
         "l2": float(np.sqrt(squares).mean()),
         "gini": gini(counts),
-        "histogram_top": reference.top,
+        "histogram_top": reference.histogram_end,
     }
     return numbers | _near_zero_shares(magnitude, reference, classify(tokens)), counts
 

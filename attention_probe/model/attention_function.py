@@ -131,8 +131,8 @@ def attend(
             # The query heads of a KV head are consecutive, so their queries are rows of one
             # product.
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
-            mixed = torch.bmm(rows, flat_value[:, keys])
-            output[:, queries] = mixed.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
+            weighted = torch.bmm(rows, flat_value[:, keys])
+            output[:, queries] = weighted.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
         if reduction is not None:
             reduction.add(weights[0], queries, keys)
     if reduction is not None:

@@ -281,8 +281,8 @@ def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row
     """The A/A columns: what changes if both sides are run again. Empty if a side was run once."""
     if min(len(old), len(new)) < 2:
         return {}
-    for again in (old[1], new[1]):
-        refuse_unpaired(old[0], again)
+    for repeated in (old[1], new[1]):
+        refuse_unpaired(old[0], repeated)
     shift = (new[1].right - old[1].right) - (new[0].right - old[0].right)
     flips = [sum(_count_flips(*side[:2])) for side in (old, new)]
     row: Row = {

@@ -24,7 +24,7 @@ from harness.analysis.paired_tests import PairedDifference, estimate_difference
 from harness.array_types import Floats, Integers
 from harness.constants import ALPHA, FEWEST_DRAWS
 
-PROMPTS_HEEDED = 0.7
+PROMPT_VARIANCE_THRESHOLD = 0.7
 """If the variance due to prompts exceeds this share of the variance due to problems, prompts limit
 the degrees of freedom. With it, tests over 4 to 20 prompts err at most 5 times in 100
 (benchmarks/CALIBRATION.md)."""
@@ -144,7 +144,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     The variance is at least that due to prompts and at least that due to problems. A few prompts
     may lie close together by chance, and Satterthwaite's formula then gives too many degrees of
     freedom. So there are at most as many as prompts less one, if the variance due to prompts is not
-    small (`PROMPTS_HEEDED`).
+    small (`PROMPT_VARIANCE_THRESHOLD`).
 
     Args:
         effects: [prompt, problem] The difference of each problem, or of each cluster, under each
@@ -156,10 +156,10 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     """
     is_cell = ~np.isnan(effects)
     prompts, problems = is_cell.shape
-    cells = int(is_cell.sum())
+    cell_count = int(is_cell.sum())
     terms = _split_variance(effects, is_cell)
     of_prompts, of_problems, _ = terms
-    freedoms = np.maximum(1, [prompts - 1, problems - 1, cells - prompts - problems + 1])
+    freedoms = np.maximum(1, [prompts - 1, problems - 1, cell_count - prompts - problems + 1])
     variance = float(terms.sum())
     freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
     # A component that is estimated as negative by chance must not make the variance smaller than
@@ -167,7 +167,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
         if term > variance:
             variance, freedom = float(term), float(term_freedom)
-    if of_prompts > PROMPTS_HEEDED * of_problems:
+    if of_prompts > PROMPT_VARIANCE_THRESHOLD * of_problems:
         freedom = min(freedom, prompts - 1)
     return math.sqrt(max(0.0, variance)), max(1.0, freedom)
 
@@ -175,14 +175,14 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
 def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
     """Terms of the variance of the mean: prompts, problems, and minus the residual in both."""
     prompts, problems = is_cell.shape
-    cells = int(is_cell.sum())
+    cell_count = int(is_cell.sum())
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
     cells_per_prompt = is_cell.sum(axis=1)
     cells_per_problem = is_cell.sum(axis=0)
     # Means over cells, because cells may be missing. Without missing cells they are the number of
     # problems and the number of prompts.
-    same_prompt = float((cells_per_prompt**2).sum()) / cells
-    same_problem = float((cells_per_problem**2).sum()) / cells
+    same_prompt = float((cells_per_prompt**2).sum()) / cell_count
+    same_problem = float((cells_per_problem**2).sum()) / cell_count
     squares = [
         float((residuals.sum(axis=1) ** 2 / cells_per_prompt).sum()),
         float((residuals.sum(axis=0) ** 2 / cells_per_problem).sum()),
@@ -191,12 +191,12 @@ def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
     # [sum of squares, component] Expectations by Henderson's Method I, as multiples of the
     # components of prompts, problems and residual.
     expected_squares = [
-        [cells - same_prompt, prompts - same_problem, prompts - 1],
-        [problems - same_prompt, cells - same_problem, problems - 1],
-        [cells - same_prompt, cells - same_problem, cells - 1],
+        [cell_count - same_prompt, prompts - same_problem, prompts - 1],
+        [problems - same_prompt, cell_count - same_problem, problems - 1],
+        [cell_count - same_prompt, cell_count - same_problem, cell_count - 1],
     ]
     # Least squares, because the components of problems and residual are not separable where each
     # problem was asked with a single prompt. Then only their sum matters.
     prompt, problem, residual = np.linalg.lstsq(expected_squares, squares)[0]
     terms = [same_prompt * prompt + residual, same_problem * problem + residual, -residual]
-    return np.array(terms) / cells
+    return np.array(terms) / cell_count

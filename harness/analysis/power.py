@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.special import bdtr, ndtri, stdtrit
 
-from harness.analysis.crossed_effects import PROMPTS_HEEDED
+from harness.analysis.crossed_effects import PROMPT_VARIANCE_THRESHOLD
 from harness.constants import ALPHA, DEFAULT_SEED, POWER
 from harness.errors import ComparisonError
 
@@ -85,7 +85,7 @@ def _power_over_prompts(size: float, plan: PlannedComparison) -> float:
     freedom = variance**2 / (
         of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.problem_count - 1)
     )
-    prompts_decide = of_prompts > PROMPTS_HEEDED * of_problems
+    prompts_decide = of_prompts > PROMPT_VARIANCE_THRESHOLD * of_problems
     freedom = np.where(prompts_decide, np.minimum(freedom, plan.prompts - 1), freedom)
     critical = stdtrit(freedom, 1 - plan.alpha / 2) * np.sqrt(variance)
     return float((effects.mean(axis=1) + noise > critical).mean())
