@@ -207,20 +207,12 @@ def test_the_leaderboard_has_a_line_for_each_model_best_baseline_first():
         evaluation(drawn(seed, 200, 1, {**REAL, "wo": chance}), model=f"m{seed}", **REGISTERED)
         for seed, chance in enumerate((0.3, 0.5))
     ]
-    board = make_leaderboard(models)
-    grid = show_leaderboard(board)
-    assert [row[0].text for row in grid.cells] == ["m1", "m0"]
+    grid = show_leaderboard(make_leaderboard(models))
     header = "model|w/o %|w/ Mless * [95 %]|p adj.|verdict|w/ Mful|Random sentence"
     assert "|".join(grid.header) == header
-    verdicts = board.comparison.set_index(["model", "condition"])["verdict"]
-    conditions = {"verdict": "mless", "w/ Mful": "mful", "Random sentence": "random"}
-    for row in grid.cells:
-        strong = [name for name, cell in zip(grid.header, row, strict=True) if cell.strong]
-        assert strong == [
-            name
-            for name, condition in conditions.items()
-            if verdicts[row[0].text, condition] in ("better", "worse")
-        ]
+    texts = [[row[0].text, *(cell.text for cell in row if cell.strong)] for row in grid.cells]
+    # the words and differences that are significant
+    assert texts == [["m1", "better", signed(-33.5)], ["m0", "better", "+15.0", signed(-9)]]
     baseline_only = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", **REGISTERED)
     row = show_leaderboard(make_leaderboard([*models, baseline_only])).cells[1]
     assert [cell.text for cell in row][2:] == [NONE, NONE, "not run", NONE, NONE]
@@ -381,7 +373,7 @@ def test_lm_evals_output_gives_the_same_table():
         assert theirs["receipt"][0][fact] == ours["receipt"][0][fact]
 
 
-def test_a_repeat_run_has_other_seeds_and_another_order(tmp_path):
+def test_a_repeat_run_has_other_seeds_and_another_order(make_run):
     requests = []
 
     def answer(request, target):
@@ -389,21 +381,14 @@ def test_a_repeat_run_has_other_seeds_and_another_order(tmp_path):
         is_wrong = request.replicate and request.sample_index == 0 and request.task == "demo_wo"
         return right(request, "no such answer" if is_wrong else target)
 
-    sentences = [{"name": f"unrelated-{number}", "sentence": number} for number in (1, 2)]
-    run = write_run(
-        tmp_path / "made",
-        answer,
-        conditions=["wo", *sentences],
-        replicates=2,
-        gen_kwargs={"temperature": 0.7},
-        repeats=2,
-        primary="unrelated-1 - wo",
-    )
+    conditions = ["wo", "mless", "mful"]
+    sampling = {"gen_kwargs": {"temperature": 0.7}, "repeats": 2, "replicates": 2}
+    run = make_run(answer, conditions=conditions, primary="mless - wo", **sampling)
     first, repeat = requests[:36], requests[36:]
     assert [request.replicate for request in requests] == [0] * 36 + [1] * 24
-    repeated_tasks = {"demo_wo", "demo_unrelated-1"}
+    repeated_tasks = {"demo_wo", "demo_mless"}
     assert {request.task for request in repeat} == repeated_tasks
-    assert {request.task for request in first} == repeated_tasks | {"demo_unrelated-2"}
+    assert {request.task for request in first} == repeated_tasks | {"demo_mful"}
     assert {request.seed for request in repeat}.isdisjoint(request.seed for request in first)
     order, repeat_order = (
         [request.problem_id for request in replicate if request.task == "demo_wo"]
@@ -411,7 +396,7 @@ def test_a_repeat_run_has_other_seeds_and_another_order(tmp_path):
     )
     assert sorted(order) == sorted(repeat_order) and order != repeat_order
     rows = by_condition(make_leaderboard([Run.load(run)]))
-    assert rows["aa_samples"].dropna().to_dict() == {"unrelated-1": 24}
+    assert rows["aa_samples"].dropna().to_dict() == {"mless": 24}
     assert (run / "journal.jsonl").read_text().count("no such answer") == 6
 
 
@@ -423,8 +408,7 @@ def test_a_table_of_words_with_a_long_path_keeps_its_last_column():
 
 def test_a_model_that_never_answers_stands_beside_one_that_does(tmp_path):
     for name, answer in (("a", right), ("b", lambda *_: ("I do not know.", "stop"))):
-        label = {"model": {**CONFIG["model"], "label": name}}
-        write_run(tmp_path / name, answer, conditions=["wo", "mless"], **label)
+        write_run(tmp_path / name, answer, model={**CONFIG["model"], "label": name})
     page = table_page(tmp_path / "a", tmp_path / "b", models=True, form="csv")
-    accuracies = {(row["model"], row["condition"]): row["accuracy"] for row in read_csv(page)}
-    assert accuracies["a", "mless"] == 100 and accuracies["b", "mless"] == 0
+    rows = [[row["model"], row["condition"], row["accuracy"]] for row in read_csv(page)]
+    assert rows == [["a", "wo", 100], ["a", "mless", 100], ["b", "wo", 0], ["b", "mless", 0]]
