@@ -246,22 +246,21 @@ def _draw_other_texts(tested: Condition, family: str, seed: int) -> Iterator[Con
     if is_sentence:
         sentences = range(1, len(SENTENCES) + 1)
         numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
-    kind = FAMILIES[family]
     for number in numbers:
         values = {key: getattr(tested, key) for key in (*PROMPT_KEYS, "placement", "seed")}
+        tokens = tested.filler_tokens
         if is_sentence:
-            values |= {"name": f"sentence-{number}", "sentence": number}
-            values["count"] = tested.filler_tokens
+            values |= {"name": f"sentence-{number}", "sentence": number, "count": tokens}
         else:
-            values |= {"name": f"{family.replace('_', '-')}-{number}", "seed": seed + number}
-            values[str(kind.filler)] = tested.filler_tokens
+            name = f"random-tokens-{number}"
+            values |= {"name": name, "random_ids": tokens, "seed": seed + number}
         fields = {
             "kind": OTHER_TEXT,
             "of": tested.name,
             "number": number,
             "is_in_template": tested.is_in_template,
         }
-        yield validate(kind, values, f"other_texts.{family}").model_copy(update=fields)
+        yield validate(FAMILIES[family], values, f"other_texts.{family}").model_copy(update=fields)
 
 
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
