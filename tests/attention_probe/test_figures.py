@@ -106,6 +106,12 @@ def lines_by_name(axes, style="-"):
     }
 
 
+def drawn_points(line):
+    """The points of a curve whose values are numbers."""
+    points = line.get_xydata()
+    return points[np.isfinite(points[:, 1])].tolist()
+
+
 def colours(axes):
     return {name: to_hex(line.get_color()) for name, line in lines_by_name(axes).items()}
 
@@ -234,8 +240,8 @@ def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_without_
     end = 62 + FILLER
     for axes in figure.axes:
         (solid,), (dotted,) = lines_by_name(axes).values(), lines_by_name(axes, ":").values()
-        assert solid.get_xdata()[np.isfinite(solid.get_ydata())].max() == end
-        assert np.isfinite(dotted.get_ydata()).sum() == 69 + FILLER
+        assert drawn_points(solid)[-1][0] == end
+        assert len(drawn_points(dotted)) == 69 + FILLER
         for band in axes.collections:
             assert all(path.vertices[:, 0].max() <= end for path in band.get_paths())
     assert "Dotted, without band, perhaps off the axis: fewer than half" in caption(figure)
@@ -256,9 +262,7 @@ def test_the_csv_contains_what_is_drawn(traces, tmp_path):
     for row, axes in enumerate(figure.axes[:2]):
         for name, line in lines_by_name(axes, ":").items():
             points = curves[(curves["row"] == row) & (curves["legend"] == name)]
-            is_drawn = np.isfinite(line.get_ydata())
-            assert points["x"].tolist() == line.get_xdata()[is_drawn].tolist()
-            assert points["mean"].tolist() == line.get_ydata()[is_drawn].tolist()
+            assert points[["x", "mean"]].to_numpy().tolist() == drawn_points(line)
             assert (set(points["layer"]), set(points["head"])) == ({1}, {14})
     heights = [bar.get_height() for bars in bar_containers(figure.axes[2]) for bar in bars]
     assert table[table["kind"] == "published bar"]["mean"].tolist() == heights
@@ -271,17 +275,16 @@ def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
         assert "selected on outcome" in texts(axes)
     assert "Selected on outcome: changed. Controls: matched problems" in caption(figure)
     points = read(config, flipped).groupby(["row", "column", "kind", "condition"], sort=False)
-    means = {key[:3]: [] for key in points.groups}
+    expected = {key[:3]: [] for key in points.groups}
     for key, rows in points:
-        means[key[:3]].append(rows["mean"].tolist())
+        expected[key[:3]].append(rows[["x", "mean"]].to_numpy().tolist())
     for column, axes in enumerate(figure.axes[::2]):
         controls = figure.axes[2 * column + 1]
         assert "Controls" in controls.get_title() and "Controls" not in axes.get_title()
         assert colours(axes) == colours(controls)
         for kind, panel in {"curve": axes, "control": controls}.items():
-            lines = [line.get_ydata() for line in lines_by_name(panel, ":").values()]
-            drawn = [line[np.isfinite(line)].tolist() for line in lines]
-            assert drawn == means[column // 3, column % 3, kind]
+            drawn = [*map(drawn_points, lines_by_name(panel, ":").values())]
+            assert drawn == expected[column // 3, column % 3, kind]
     table = read(config, flipped)
     assert set(table["kind"]) == {"curve", "control"}
     assert table["on_outcome"].all()

@@ -152,13 +152,12 @@ def test_the_forest_has_the_noise_first_and_then_all_intervals_and_fills_signifi
 
 
 def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_length():
-    fillers = [{}, {"unit": "/", "count": 40}, {"unit": "/", "count": 5}]
-    fillers += [{"unit": "he", "count": 5}, {"unit": "he", "count": 9}]
-    conditions, verdicts = {}, {}
-    for name, filler, correct in zip("wabcd", fillers, (80, 160, 90, 84, 76), strict=True):
-        name = name.replace("w", "wo")
-        conditions[name] = as_condition({"name": name, **filler} if filler else name)
-        verdicts[name] = {"correct": correct, "incorrect": 200 - correct}
+    fillers = {"a": ("/", 40), "b": ("/", 5), "c": ("he", 5), "d": ("he", 9)}
+    conditions = {"wo": as_condition("wo")}
+    for name, (unit, count) in fillers.items():
+        conditions[name] = as_condition({"name": name, "unit": unit, "count": count})
+    correct = {"wo": 80, "a": 160, "b": 90, "c": 84, "d": 76}
+    verdicts = {name: {"correct": n, "incorrect": 200 - n} for name, n in correct.items()}
     table = compare(evaluation(verdicts_by_count(verdicts)).read())
     figure = draw_dose(table, conditions)
     assert not cut_off(figure) and not covered(figure)

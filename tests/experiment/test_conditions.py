@@ -280,13 +280,12 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
 
 
 def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
+    shared = {"placement": "before_system", "instruction": "Add."}
     own = [
-        {"name": "mine", "sentence": 5, "count": 7, "placement": "before_system"},
-        {"name": "tested", "unit": ".", "count": 7, "placement": "before_system"},
-        {"name": "known", "random_ids": 7, "seed": 1236, "placement": "before_system"},
+        {"name": "mine", "sentence": 5, "count": 7, **shared},
+        {"name": "tested", "unit": ".", "count": 7, **shared},
+        {"name": "known", "random_ids": 7, "seed": 1236, **shared},
     ]
-    for condition in own:
-        condition["instruction"] = "Add."
     settings = {"conditions": ["wo", *own], "primary": "tested - wo", "positive_control": True}
 
     def draw(**families):
@@ -301,11 +300,8 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
     *sentences, first, second = all_texts
     assert {text.sentence for text in sentences} == {*range(1, len(SENTENCES) + 1)} - {5}
     for text in all_texts:
-        assert (text.filler_tokens, text.placement, text.instruction) == (
-            7,
-            "before_system",
-            "Add.",
-        )
+        facts = (text.filler_tokens, text.placement, text.instruction)
+        assert facts == (7, *shared.values())
         assert (text.kind, text.of) == ("other text", "tested")
         assert text.reference["family"] == text.family
     assert few[0].name == f"sentence-{few[0].sentence}" and few[0].number == few[0].sentence
