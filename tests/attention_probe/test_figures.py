@@ -140,9 +140,7 @@ def texts_on_lines(figure):
     return overlapped
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen-heads-12-13-14", "mless-vs-random-sentence", "accuracy-bars-and-head-14"]
-)
+@with_cases
 def test_legends_and_labels_cover_no_data_and_fit_the_page(name, traces):
     figure = draw(load(name), traces)
     assert not texts_on_lines(figure) and not cut_off(figure)

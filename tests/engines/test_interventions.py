@@ -68,20 +68,22 @@ def attend_plainly(*states):
     return output.transpose(1, 2)
 
 
-def fillers(*interventions):
-    return tabulate_fillers(interventions, torch.device("cpu"))
+def attend(states, *interventions, first=0):
+    """The attention of prompts, each under an intervention, from the first query on."""
+    positions = torch.arange(first, first + states[0].shape[1]).repeat(len(interventions), 1)
+    tabulated = tabulate_fillers(interventions, torch.device("cpu"))
+    return attend_with_fillers(*states, FACTOR, positions, tabulated)
 
 
 def attend_with(states, **switches):
-    positions = torch.arange(12)[None]
-    return attend_with_fillers(*states, FACTOR, positions, fillers({**ON, **switches}))
+    return attend(states, {**ON, **switches})
 
 
 def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token(states):
     expected = attend_plainly(*states)
     assert_near(attend_with(states), expected)
     query, key, value = states
-    last = attend_with_fillers(query[:, -1:], key, value, FACTOR, torch.tensor([[11]]), fillers(ON))
+    last = attend((query[:, -1:], key, value), ON, first=11)
     assert_near(last, expected[:, -1:])
 
 
@@ -101,15 +103,13 @@ def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(state
     query, *absent = [torch.cat([tensor[:, :3], tensor[:, 8:]], 1) for tensor in states]
     phantoms = [torch.cat([a, b[:, 3:8]], 1) for a, b in zip(absent, states[1:], strict=True)]
     phantom = {**ON, "phantom": [7] * 5}
-    output = attend_with_fillers(query, *phantoms, FACTOR, torch.arange(7)[None], fillers(phantom))
+    output = attend((query, *phantoms), phantom)
     complete = attend_with(states)
     assert_near(output, torch.cat([complete[:, :3], complete[:, 8:]], 1))
     padded = [torch.cat([tensor, torch.zeros(1, 5, 2, 8)], 1) for tensor in absent]
     pairs = zip((query, *phantoms), (query, *padded), strict=True)
-    tabulated = fillers(phantom, {**ON, "start": 99, "phantom": []})
-    mixed = attend_with_fillers(
-        *map(torch.cat, pairs), FACTOR, torch.arange(7).repeat(2, 1), tabulated
-    )
+    none = {**ON, "start": 99, "phantom": []}
+    mixed = attend([*map(torch.cat, pairs)], phantom, none)
     torch.testing.assert_close(mixed[:1], output)
     assert_near(mixed[1:], attend_plainly(query, *absent))
 
@@ -130,8 +130,7 @@ def test_kept_tokens_are_seen_as_if_the_others_were_not_there(states, kept):
 @with_cases
 def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
     query, key, value = states
-    sink = fillers({"kind": "sink", "layers": [0], "count": count})
-    output = attend_with_fillers(*states, FACTOR, torch.arange(12)[None], sink)
+    output = attend(states, {"kind": "sink", "layers": [0], "count": count})
     # all tokens twice, and the first one `2 x count` times
     copies = torch.tensor([int(2 * count), *[2] * 11])
     positions = torch.arange(12).repeat_interleave(copies)
