@@ -22,7 +22,6 @@ from harness.experiment.problems import (
     open_dataset,
 )
 from harness.runs.versions_and_hashes import package_version
-from harness.smollm2_model import smollm2_folder
 
 HUB_SECONDS = 3.0
 """Time limit for an answer of the hub."""
@@ -62,7 +61,6 @@ def check_installation() -> list[Check]:
         "device": _check_device,
         "data": _check_data,
         "hub": _check_hub,
-        "smollm2": _check_smollm2,
     }
     outcomes = []
     for subject, run_check in checks.items():
@@ -117,11 +115,6 @@ def _check_data() -> Check:
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
-
-
-def _check_smollm2() -> Check:
-    folder = smollm2_folder()
-    return Check(str(folder) if folder.is_dir() else "fetched by the first command that uses it")
 
 
 def _check_hub() -> Check:

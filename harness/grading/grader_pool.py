@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict
-from queue import Empty, PriorityQueue, SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Self
 
 from harness.decimal_commas import with_decimal_points
@@ -33,15 +33,13 @@ MOST_GRADERS = 8
 """Default limit of the number of workers. More would not help: no run waits for its grading."""
 MOST_CACHED_RESULTS = 2**16
 """Results that are cached for equal jobs. The oldest result is dropped first."""
-_COMPARISON, _AUDIT, _END = 1, 2, 0
-"""Priorities of jobs."""
 
 
 class GraderPool:
     """Grades and audits model text in processes that can be killed. Use it as a context manager.
 
-    Workers take all comparisons before audits, each in the order of submission. They do equal jobs
-    only once, and results are cached, except timeouts and crashes, which may be accidental.
+    Workers take jobs in the order of submission. They do equal jobs only once, and results are
+    cached, except timeouts and crashes, which may be accidental.
 
     Args:
         workers: The number of processes. None: one per usable core, up to 8. They start with the
@@ -61,7 +59,7 @@ class GraderPool:
         deadline_s: float = GRADER_DEADLINE_S,
         memory_bytes: int = GRADER_MEMORY_BYTES,
     ) -> None:
-        self._jobs: PriorityQueue[Job] = PriorityQueue()
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._results: SimpleQueue[Result] = SimpleQueue()
         self._workers = [
             Worker(
@@ -73,7 +71,6 @@ class GraderPool:
             )
             for _ in range(workers or min(MOST_GRADERS, count_cores()))
         ]
-        self._submitted = 0
         self._waiting: dict[bytes, list[Hashable]] = {}
         """The tags that wait for a job, by its key: equal jobs run once."""
         self._cache: dict[bytes, Grade | Audit] = {}
@@ -84,8 +81,8 @@ class GraderPool:
 
     def __exit__(self, *_: object) -> None:
         """Kill all processes and drop all pending jobs."""
-        for number, worker in enumerate(self._workers):
-            self._jobs.put((_END, number, b"", {}, ()))
+        for worker in self._workers:
+            self._jobs.put((b"", {}, ()))
             worker.close()
         for worker in self._workers:
             if worker.ident:
@@ -97,7 +94,7 @@ class GraderPool:
         A grade is its own result.
         """
         if isinstance(job, AuditJob):
-            self._enqueue(tag, _AUDIT, asdict(job.essential()), tuple(job.steps))
+            self._enqueue(tag, asdict(job.essential()), tuple(job.steps))
             return
         if isinstance(job, Grade):
             self._finished.append((tag, job))
@@ -114,7 +111,7 @@ class GraderPool:
             self._finished.append((tag, Grade(verdict="correct", answer=answer)))
         else:
             request = {"answer": answer, "targets": targets, "decimal": job.decimal}
-            self._enqueue(tag, _COMPARISON, request, (COMPARE,))
+            self._enqueue(tag, request, (COMPARE,))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:
         """Return all finished results in the order of finishing.
@@ -148,9 +145,7 @@ class GraderPool:
         while self._waiting or self._finished:
             yield from self.poll(1.0)
 
-    def _enqueue(
-        self, tag: Hashable, priority: int, request: Mapping[str, Any], steps: tuple[str, ...]
-    ) -> None:
+    def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: tuple[str, ...]) -> None:
         """Use the cached result of an equal job, or wait for an equal job, or queue the job."""
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
         if key in self._cache:
@@ -163,5 +158,4 @@ class GraderPool:
             for worker in self._workers:
                 if not worker.ident:
                     worker.start()
-            self._submitted += 1
-            self._jobs.put((priority, self._submitted, key, request, steps))
+            self._jobs.put((key, request, steps))

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import PriorityQueue, SimpleQueue
+from queue import SimpleQueue
 from threading import Thread, Timer
 from typing import Any
 
@@ -37,9 +37,6 @@ GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
 MESSAGE_BYTES = 4096
 """Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
-GRADER_STARTS = 3
-"""Processes of a worker in a row that fail to start before the worker gives up."""
-
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores, but high enough that deadlines in
 wall-clock time remain meaningful."""
@@ -62,10 +59,9 @@ _ENVIRONMENT = {
 so would torch's libraries, which vLLM preloads on a CPU."""
 
 
-Job = tuple[int, int, bytes, Mapping[str, Any], Sequence[str]]
-"""Its priority, of which the lowest goes first; its number, which no other job has; its key, which
-equal jobs share; what its graders need; the graders: the comparison, or all of an audit. A worker
-that gets a job without graders ends."""
+Job = tuple[bytes, Mapping[str, Any], Sequence[str]]
+"""Its key, which equal jobs share; what its graders need; the graders: the comparison, or all of an
+audit. A worker that gets a job without graders ends."""
 Result = tuple[bytes, Grade | Audit | GraderError, bool]
 """The key of a job; its result, or why the worker gave up; whether it is reproducible, which it is
 not after a timeout or crash, as these may be accidental."""
@@ -88,7 +84,7 @@ class Worker(Thread):
 
     def __init__(
         self,
-        jobs: PriorityQueue[Job],
+        jobs: SimpleQueue[Job],
         results: SimpleQueue[Result],
         *,
         deadline_s: float,
@@ -106,7 +102,7 @@ class Worker(Thread):
         try:
             self._start_process()
             while True:
-                _, _, key, request, steps = self._jobs.get()
+                key, request, steps = self._jobs.get()
                 if not steps:
                     break
                 self._results.put((key, *self._grade(request, steps)))
@@ -149,34 +145,29 @@ class Worker(Thread):
         """Start a process if there is none.
 
         Raises:
-            GraderError: Three processes in a row did not start, or the pool is closing.
+            GraderError: The process does not start, or the pool is closing.
         """
-        for attempt in range(1, GRADER_STARTS + 1):
-            if self._process:
-                return
-            if self._is_closing:
-                raise GraderError("the pool of graders is closed.")
-            try:
-                self._errors = tempfile.TemporaryFile(buffering=0)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _BOOT, *self._arguments],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    # a file, because nobody reads a pipe while the process works
-                    stderr=self._errors,
-                    env={**os.environ, **_ENVIRONMENT},
-                    start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
-                )
-            except OSError as error:
-                raise GraderError(f"no process for grading can be started: {error}.") from None
-            try:
-                self._exchange(None, GRADER_START_S)
-            except LostProcess as loss:
-                if attempt == GRADER_STARTS:
-                    raise GraderError(
-                        f"no grader worker can be started ({attempt} tries; {loss.args[1]}): "
-                        f"{self._message}"
-                    ) from None
+        if self._process:
+            return
+        if self._is_closing:
+            raise GraderError("the pool of graders is closed.")
+        try:
+            self._errors = tempfile.TemporaryFile(buffering=0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _BOOT, *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # a file, because nobody reads a pipe while the process works
+                stderr=self._errors,
+                env={**os.environ, **_ENVIRONMENT},
+                start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
+            )
+            self._exchange(None, GRADER_START_S)
+        except OSError as error:
+            raise GraderError(f"no process for grading can be started: {error}.") from None
+        except LostProcess as loss:
+            message = f"no grader worker can be started ({loss.args[1]}): {self._message}"
+            raise GraderError(message) from None
 
     def _exchange(self, request: Any, limit_s: float) -> StepResult:
         """Send a grader and its job to the process, or None, and return what it answers.

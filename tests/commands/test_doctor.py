@@ -4,7 +4,7 @@ from harness import installation
 from tests.conftest import needs_vllm
 from tests.make import with_cases
 
-SUBJECTS = "python lm-eval vllm device data hub smollm2".split()
+SUBJECTS = "python lm-eval vllm device data hub".split()
 
 
 def check(subject):

@@ -27,7 +27,8 @@ def children():
 
 def suspend_worker():
     """Suspend the only worker, so that the next events happen in the middle of its job."""
-    while not children():  # its thread has just begun
+    # its thread has just begun, or its process is not yet the program
+    while not any("serve" in "".join(process.cmdline()) for process in children()):
         time.sleep(0.01)
     (worker,) = children()
     worker.suspend()
@@ -89,15 +90,6 @@ def test_poll_returns_at_once_while_a_worker_starts():
         # It is never ready: a poll that waited for it would kill and replace it.
         worker = suspend_worker()
         assert pool.poll() == [] and children() == [worker]
-
-
-def test_grades_go_before_audits(auditing):
-    auditing.submit("first", audit_job(r"\boxed{1}"))
-    while auditing._jobs.qsize():  # until the worker takes it
-        time.sleep(0.01)
-    auditing.submit("audit", audit_job(r"\boxed{2}"))
-    auditing.submit("grade", sum_job(7))
-    assert [tag for tag, _ in auditing.drain()] == ["first", "grade", "audit"]
 
 
 def test_a_killed_worker_is_one_crash_and_the_pool_continues(pool):
@@ -265,7 +257,7 @@ def test_a_broken_installation_is_one_clear_error(tmp_path, monkeypatch):
     code = "print('x' * 10**5, file=__import__('sys').stderr)\nbroken()\n"
     (tmp_path / "mpmath.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    message = r"3 tries.*name 'broken' is not defined"
+    message = r"no grader worker can be started.*name 'broken' is not defined"
     with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=message):
         run_job(pool, sum_job(1))
     assert children() == []
