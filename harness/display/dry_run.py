@@ -62,7 +62,7 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     ]
     if config.model.backend == "vllm" and device_type() == "cpu":
         lines.append(f"cpu       {describe_processor(config.model.model_args)}")
-    text = fold([*lines, *further], hyphens=False, indent=10)
+    text = fold([*lines, *further], indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 
 
@@ -89,7 +89,7 @@ def show_prompts(plan: Plan) -> str:
         if prompt.fillers:
             heading += f", {_count_filler([task])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]
-    return fold(lines, hyphens=False, indent=0)
+    return fold(lines, indent=0)
 
 
 def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:

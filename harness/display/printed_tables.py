@@ -19,22 +19,24 @@ NOTE_LINES = 5
 """The most lines of notes below a table in plain text without `--explain`, besides warnings."""
 
 
-_CHARACTERS: dict[Format, dict[str, str | int | None]] = {
-    "text": {MINUS: "-", NONE: "-"},
-    "markdown": {character: f"\\{character}" for character in "\\`*_[]<>|#&$~"},
-    "latex": {
-        **{character: f"\\{character}" for character in "&%$#_{}"},
-        # Without braces LaTeX takes these two for arguments of the line break before them.
-        "[": "{[}",
-        "*": "{*}",
-        "<": "$<$",
-        ">": "$>$",
-        "|": "$|$",
-        "\\": "$\\backslash$",
-        "~": "$\\sim$",
-        "^": "\\^{}",
-        MINUS: "$-$",
-    },
+_CHARACTERS = {
+    "text": str.maketrans({MINUS: "-", NONE: "-"}),
+    "markdown": str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#&$~"}),
+    "latex": str.maketrans(
+        {
+            **{character: f"\\{character}" for character in "&%$#_{}"},
+            # Without braces LaTeX takes these two for arguments of the line break before them.
+            "[": "{[}",
+            "*": "{*}",
+            "<": "$<$",
+            ">": "$>$",
+            "|": "$|$",
+            "\\": "$\\backslash$",
+            "~": "$\\sim$",
+            "^": "\\^{}",
+            MINUS: "$-$",
+        }
+    ),
 }
 """Characters that a format writes in another way. Plain text has a hyphen for minus and for a
 missing value, so that programs can read it."""
@@ -157,23 +159,20 @@ def render(
         notes = table.notes if explain else table.short_notes
         new_notes = [note for note in notes if note not in previous_notes]
         previous_notes.update(table.notes)
-        blocks.append(fold([table.title], form=form, hyphens=False))
-        blocks += [_write_table(table, form), fold(new_notes, form=form)]
+        title = fold([table.title], form=form)
+        blocks += [title, _write_table(table, form), fold(new_notes, form=form)]
     blocks.append(fold(footer, form=form))
     return "\n\n".join(filter(None, blocks))
 
 
-def fold(
-    texts: Sequence[str], *, form: Format = "text", hyphens: bool = True, indent: int = 2
-) -> str:
-    """Fold texts into lines of 80 columns. Each text begins on a new line.
+def fold(texts: Sequence[str], *, form: Format = "text", indent: int = 2) -> str:
+    """Fold texts into lines of 80 columns, of which none ends inside a word with a hyphen.
 
-    Control characters are spelt out, but a tab becomes blanks.
+    Each text begins on a new line. Control characters are spelt out, but a tab becomes blanks.
 
     Args:
         texts: The texts.
         form: In Markdown and LaTeX each text is a paragraph of one line.
-        hyphens: Whether a line may end after a hyphen. Names are not split if it may not.
         indent: Blanks before the second and further lines of a text.
     """
     if form != "text":
@@ -182,13 +181,13 @@ def fold(
         TABLE_WIDTH,
         subsequent_indent=" " * indent,
         break_long_words=False,
-        break_on_hyphens=hyphens,
+        break_on_hyphens=False,
     )
     return "\n".join(wrapper.fill(_write(text, form, keep="\t")) for text in texts)
 
 
 def _write(text: str, form: Format, keep: str = "") -> str:
-    return visible(text, keep=keep).translate(str.maketrans(_CHARACTERS[form]))
+    return visible(text, keep=keep).translate(_CHARACTERS[form])
 
 
 def _write_table(table: Table, form: Format) -> str:

@@ -38,7 +38,7 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
         selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
     # a list of problems is no evidence
     advice = f"A problem can change by chance: mless table {run.name} has the test."
-    return fold([selection, advice], hyphens=False)
+    return fold([selection, advice])
 
 
 def print_changes(

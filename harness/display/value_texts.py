@@ -46,7 +46,7 @@ def signed(value: Any, digits: int = 1) -> str:
 
 def interval(low: Any, high: Any, *, sign: bool = False) -> str:
     """An interval in brackets; empty if an end is missing."""
-    if _is_missing(low) or _is_missing(high):
+    if _is_missing(low, high):
         return ""
     write_end = signed if sign else number
     digits = count_digits(low, high)
@@ -55,14 +55,14 @@ def interval(low: Any, high: Any, *, sign: bool = False) -> str:
 
 def count_digits(low: Any, high: Any) -> int:
     """The digits after the point of an interval: none from 10 points on, two below half a point."""
-    if _is_missing(low) or _is_missing(high):
+    if _is_missing(low, high):
         return 1
     return 1 + int(high - low < 0.5) - int(high - low >= 10)
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
     """An accuracy in percent with its interval, as `44.6 [34-53]`."""
-    if _is_missing(value) or _is_missing(low):
+    if _is_missing(value, low):
         return number(value)
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
@@ -86,7 +86,7 @@ def count(value: Any) -> str:
 
 def flips(gains: Any, losses: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return NONE if _is_missing(gains) or _is_missing(losses) else f"{count(gains)}/{count(losses)}"
+    return NONE if _is_missing(gains, losses) else f"{count(gains)}/{count(losses)}"
 
 
 def define_flips(samples: int) -> str:
@@ -161,8 +161,8 @@ def describe_clusters(problem_count: int, clusters: int, copies: int) -> str:
     return f"{share} in {clusters} clusters"
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or math.isnan(value)
+def _is_missing(*values: Any) -> bool:
+    return any(value is None or math.isnan(value) for value in values)
 
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
