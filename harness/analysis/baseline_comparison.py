@@ -128,11 +128,6 @@ class Design:
             self.name_row(contrast): read_contrast(contrast) for contrast in self.contrasts or ()
         }
 
-    def pair_conditions(self, conditions: Iterable[str]) -> dict[str, tuple[str, str]]:
-        """All conditions with the baseline, and the contrasts, by the names of their rows."""
-        pairs = {condition: (condition, self.baseline) for condition in conditions}
-        return pairs | self.pair_contrasts()
-
     def describe_role(self, model: str, row_name: str) -> Row:
         """The columns role and primary of a difference."""
         unregistered_rows = {
@@ -191,7 +186,8 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
 def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
-    for name, (condition, baseline_name) in design.pair_conditions(by_condition).items():
+    pairs = {name: (name, design.baseline) for name in by_condition} | design.pair_contrasts()
+    for name, (condition, baseline_name) in pairs.items():
         if condition not in by_condition or baseline_name not in by_condition:
             continue
         old, new = by_condition[baseline_name], by_condition[condition]

@@ -119,7 +119,7 @@ def p_value(value: Any) -> str:
 
 
 def verdict(
-    word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any
+    word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any = None
 ) -> str:
     """The verdict, with the place among other texts if it is shown.
 

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
-from harness.constants import NOT_SHOWN, Kind, Row
+from harness.constants import Kind, Row
 from harness.display.comparison_remarks import (
     describe_place,
     has_several_settings,
@@ -237,13 +237,8 @@ def _describe_verdict(row: Row) -> str:
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    place = row["other_texts"]
-    if place == NOT_SHOWN:
-        place = "place among other texts not shown"
-    elif place is not None:
-        place += " other texts"
-    word, role = row["verdict"], row["role"]
-    return verdict(word, role, row["within_margin"], margin, row["by_format"], place)
+    # the sentence beside it says the place among other texts
+    return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 
 def _describe_difference(row: Row) -> str:
