@@ -250,7 +250,7 @@ def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginn
     assert list(dict.fromkeys(prompt.condition for prompt in prompts)) == conditions
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "positive control"}
     assert plan.size == 2 * 5, "both sides are run again"
-    counts = "requests 10: mless 2 times, wo 2 times, 1 positive control"
+    counts = "requests 10: mless 2 times, wo 2 times, positive control"
     assert counts in one_line(describe_plan(plan))
     for prompt in prompts:
         assert bool(prompt.answer_prefix) == prompt.condition.startswith("answer-at-once")
