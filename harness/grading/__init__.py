@@ -9,7 +9,6 @@ from harness.grading.other_graders import (
     AuditColumns,
     AuditJob,
     as_record,
-    spell_grade,
 )
 
 __all__ = [
@@ -26,5 +25,4 @@ __all__ = [
     "describe_gold",
     "grade",
     "read_elements",
-    "spell_grade",
 ]

@@ -7,7 +7,6 @@ grader pool, each under a deadline. The column of a grader that did not end is N
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -92,11 +91,6 @@ def as_record(grade: Grade, audit: Audit) -> dict[str, Any]:
     columns = structs.asdict(audit)
     audit_reason = columns.pop("reason")
     return {**asdict(grade), **columns, "audit_reason": audit_reason}
-
-
-def spell_grade(grade: Grade, audit: Audit) -> str:
-    """`as_record` as JSON: the filtered response in our tasks."""
-    return json.dumps(as_record(grade, audit))
 
 
 StepResult = tuple[dict[str, Any], str | None]

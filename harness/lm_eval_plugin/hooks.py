@@ -21,7 +21,7 @@ from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, spell_grade
+from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_record
 
 Documents = dict[str, datasets.Dataset]
 
@@ -107,7 +107,7 @@ def grade_responses(
     texts_by_document = []
     for row, completions in enumerate(responses):
         texts = [
-            spell_grade(grades[row, index, "grade"], grades[row, index, "audit"])
+            json.dumps(as_record(grades[row, index, "grade"], grades[row, index, "audit"]))
             for index in range(len(completions))
         ]
         texts_by_document.append(texts)
