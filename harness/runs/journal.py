@@ -57,7 +57,6 @@ class Journal:
         self.path = path
         self.keys: set[str] = set()
         self._synced = time.monotonic()
-        self._dirty = False
         with clear_messages(path), ExitStack() as stack:
             # a descriptor without a buffer of Python's: what is appended survives this process
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -77,14 +76,14 @@ class Journal:
 
     def sync_if_due(self) -> None:
         """Make all records safe from a power cut, if the last sync was `SYNC_SECONDS` ago."""
-        if self._dirty and time.monotonic() - self._synced >= SYNC_SECONDS:
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Make all records safe from a power cut."""
         with clear_messages(self.path):
             os.fsync(self._file)
-        self._synced, self._dirty = time.monotonic(), False
+        self._synced = time.monotonic()
 
     def close(self) -> None:
         """Sync and close."""
@@ -128,7 +127,6 @@ class Journal:
                 if position < len(line):
                     # half a line is worth nothing, and shortening needs no space
                     os.ftruncate(self._file, start)
-        self._dirty = True
 
 
 class StoredJournal(Generic[_Record]):
