@@ -96,7 +96,7 @@ LIMITED = ("--set", f"dataset={TOY_DATA}", "--limit", "4")
 def test_a_model_runs_without_a_config(command, dry_run, tmp_path):
     output = dry_run("--model", TOY_MODEL, *LIMITED)
     assert "mless chat 55" in output
-    assert "requests 28: mless 2 times, wo 2 times, 1 positive control" in output
+    assert "requests 28: mless 2 times, wo 2 times, positive control" in output
     data = tmp_path / "own.jsonl"
     data.write_text('{"question": "What is 7 times 8?", "answer": "56"}')
     own_data = ("--model", TOY_MODEL, "--dataset", str(data), "--conditions", "wo, mful")
