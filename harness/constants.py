@@ -56,8 +56,12 @@ CHANCE = 100 / (1 + OTHER_ANSWERS)
 NATS_MARGIN = 0.1
 """The equivalence margin of log-probabilities: the gold answer becomes a tenth more likely or less
 likely."""
-PASSED = ("better", "worse")
-"""Verdicts that need a significant test. Only these are bold."""
+SCORE = "score"
+"""The column of a table's scores, which may be numbers of any meaning."""
+BETTER, HIGHER = ("better", "worse"), ("higher", "lower")
+PASSED = (*BETTER, *HIGHER)
+"""Verdicts that need a significant test. Only these are bold. Of numbers the direction is unknown,
+so they are only higher or lower."""
 NOT_SHOWN = "not shown"
 """The place of a filler whose other texts give no range."""
 FEWEST_DRAWS = 4

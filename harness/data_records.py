@@ -14,6 +14,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,6 +171,12 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
+    with suppress(ValueError):
+        if isinstance(log := json.loads(text), dict) and "\n" in text.strip():
+            raise DataError(
+                f"{path} is one JSON object with the keys {', '.join(log)}: expected an object for "
+                "each row, with an item, a condition and a score where results are compared."
+            )
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
     for number, entry in enumerate(entries, start=1):
         unit, form = ("element", "") if is_array else ("line", " on each line")

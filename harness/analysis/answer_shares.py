@@ -10,7 +10,6 @@ import pandas
 
 from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.sample_scores import NATS_SCORES
 from harness.analysis.verdicts import AT_CHANCE
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, GOLD_FIRST, NATS_MARGIN
 
@@ -41,7 +40,7 @@ def answer_table(
             count_outcomes(samples, design.by, score),
             replace(design, score=score, margin=NATS_MARGIN),
         )
-        for score in NATS_SCORES
+        for score in (ANSWER_SHARE, ANSWER_LOGPROB)
     )
     is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE, na=False)
     return shares.assign(

@@ -18,8 +18,9 @@ from harness.analysis.outcomes import (
     refuse_unpaired,
 )
 from harness.analysis.paired_tests import average_clusters, fewest_problems
+from harness.analysis.sample_scores import FRACTION, NUMBER
 from harness.analysis.score_interval import t_interval
-from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NATS, explain_unmeasured, judge
+from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NUMBERS, explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN, Row
 from harness.errors import ComparisonError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
@@ -218,17 +219,15 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     # A sample has no partner under the other condition, so all pairs of a problem's samples count
     # in which both have a graded answer.
     answered_changes = right * old.graded_by_draw - right_before * new.graded_by_draw
-    answered_difference = estimate_over_draws(
+    answered_difference = difference
+    if not new.has_numbers:
         # a problem has samples**2 such pairs with each draw
-        answered_changes,
-        samples**2,
-        old.clusters,
-    )
+        answered_difference = estimate_over_draws(answered_changes, samples**2, old.clusters)
     answered_columns = ("answered_difference", "answered_low", "answered_high")
     # look j has the share 1 / j of alpha, as each look can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
     share = margin / 100
-    fewest = FEWEST_CLUSTERS_OF_NATS if new.in_nats else fewest_problems(share)
+    fewest = FEWEST_CLUSTERS_OF_NUMBERS if new.has_numbers else fewest_problems(share)
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
     is_within = -share < equivalence_low and equivalence_high < share
@@ -241,9 +240,11 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "right_to_wrong": losses,
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
-        "within_margin": is_within and difference.clusters >= fewest,
+        # a margin in points says nothing about numbers of another unit
+        "within_margin": is_within and difference.clusters >= fewest and new.score != NUMBER,
+        "is_number": new.score == NUMBER,
     }
-    if new.in_nats and difference.clusters < fewest:
+    if new.has_numbers and difference.clusters < fewest:
         changes = 100 * (new.right - old.right) / old.samples
         row["low"], row["high"] = t_interval(*average_clusters(changes, old.clusters))
         row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)
@@ -262,7 +263,9 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
         of samples.
     """
-    if new.in_nats:
+    if new.score in (FRACTION, NUMBER):
+        return math.nan, math.nan
+    if new.has_numbers:
         gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
         return float(gained.sum()), float(lost.sum())
     samples = old.samples_by_draw

@@ -10,12 +10,15 @@ import numpy.typing as npt
 import pandas
 
 from harness.analysis.paired_tests import average_clusters
-from harness.analysis.sample_scores import NATS_SCORES, choose_score, sum_samples
+from harness.analysis.sample_scores import FRACTION, MEAN_SCORES, NUMBER, choose_score, sum_samples
 from harness.analysis.score_interval import score_interval, t_interval
 from harness.array_types import Integers
-from harness.constants import ANSWER_LOGPROB, CHANCE, Row
+from harness.constants import ANSWER_LOGPROB, CHANCE, SCORE, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
+
+_UNITS = {FRACTION: 100, NUMBER: 1}
+"""What tables have in place of 1."""
 
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
@@ -61,9 +64,9 @@ class Outcomes:
     changed_completions: tuple[int, int] | None = None
 
     @property
-    def in_nats(self) -> bool:
-        """Whether the score is a log-probability. Then only `is_solved` is of verdicts."""
-        return self.score in NATS_SCORES
+    def has_numbers(self) -> bool:
+        """Whether the score is a mean of numbers. Then only `is_solved` is of verdicts."""
+        return self.score in MEAN_SCORES
 
     @property
     def right(self) -> Integers:
@@ -113,7 +116,7 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
-    if score not in NATS_SCORES:  # columns of the side table, which nobody can request
+    if score not in MEAN_SCORES:  # columns of the side table, which nobody can request
         score = choose_score(frame, score)
     split = ["model", "layout", *by]
     keys = [*split, "condition", "replicate"]
@@ -159,8 +162,8 @@ def _sum_by_condition(
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
-    if score in NATS_SCORES:
-        samples[score] = frame[score]
+    if score in MEAN_SCORES:
+        samples[score] = frame[SCORE] * _UNITS[score] if score in _UNITS else frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", "draw"], score)
@@ -238,7 +241,8 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
         raise ComparisonError(
             f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problems)} "
-            f"against {len(baseline_problems)}; only one has {unshared_ids}."
+            f"against {len(baseline_problems)}; only one has {unshared_ids}. --common compares the "
+            "problems that both have."
         )
     if baseline.denominator != outcomes.denominator:
         raise ComparisonError(
@@ -255,7 +259,7 @@ def measure_accuracy(outcomes: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
     scores = outcomes.right / outcomes.samples
     means, weights = average_clusters(scores, outcomes.clusters)
-    if outcomes.in_nats:
+    if outcomes.has_numbers:
         low, high = t_interval(means, weights)
     else:
         low, high = score_interval(means, weights=weights)

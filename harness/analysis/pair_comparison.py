@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from harness.analysis.other_texts import AFTER_RUN
 from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
-from harness.errors import ComparisonError, ConfigError, RunError, list_near
+from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
-from harness.runs.join_runs import describe_problem_differences
+from harness.runs.join_runs import list_receipts, stack
 from harness.runs.read_runs import Run
 
 
@@ -34,22 +34,23 @@ class Side:
     run: Run
 
     @classmethod
-    def read(cls, name: str, metric: str | None = None) -> Side:
+    def read(cls, name: str, metric: str | None = None, columns: str | None = None) -> Side:
         """Read a side.
 
         Args:
-            name: A run or a sample log; `RUN:CONDITION` for another condition than its baseline.
-            metric: Of a log of another task: see `read_sample_log.read_log`.
+            name: A run, a log or a table; `RUN:CONDITION` for another condition than its baseline.
+            metric: Of a log of another task: see `Run.load`.
+            columns: Of a table: see `Run.load`.
 
         Raises:
-            RunError: there is no such run, or no such condition in it.
+            RunError: there is no such run, or no such condition in it, or a table has several.
         """
         # a path may have colons of its own
         path, colon, condition = name.rpartition(":")
         if not colon or Path(name).exists():
             path, condition = name, ""
         try:
-            run = Run.load(path, metric=metric)
+            run = Run.load(path, metric=metric, columns=columns)
             samples = run.samples
         except RunError:
             if not Path(path).exists() or condition:
@@ -60,6 +61,11 @@ class Side:
         conditions = list(samples["condition"].unique())
         if not condition:
             condition = run.baseline if run.baseline in conditions else conditions[0]
+            if run.is_table and len(conditions) > 1:
+                raise RunError(
+                    f"{path} has the conditions {list_first(conditions, 6)}: name one, as "
+                    f"{path}:{condition}."
+                )
         return cls.choose(run, condition, Path(path).resolve().name)
 
     @classmethod
@@ -73,17 +79,22 @@ class Side:
         if samples.empty:
             near = list_near(condition, run.samples["condition"].unique())
             raise RunError(f"{run.name} has no condition {condition!r}: expected one of {near}.")
-        name = run_name if condition == "log" else f"{run_name}:{condition}"
+        # a log or table of one condition has the name of its file
+        is_file = condition in ("log", Path(run_name).stem)
+        name = run_name if is_file else f"{run_name}:{condition}"
         return cls(name=name, samples=samples, run=run)
 
 
-def read_references(names: str, new: Side, metric: str | None = None) -> list[Side]:
+def read_references(
+    names: str, new: Side, metric: str | None = None, columns: str | None = None
+) -> list[Side]:
     """The sides of other texts.
 
     Args:
         names: Separated by commas: conditions of the run of `new`, or what `Side.read` reads.
         new: The tested side.
         metric: See `Side.read`.
+        columns: See `Side.read`.
 
     Raises:
         RunError: there is no such condition, run or log.
@@ -94,14 +105,19 @@ def read_references(names: str, new: Side, metric: str | None = None) -> list[Si
         # a folder may have the name of a condition, and the path "" is the current folder
         is_path = ":" in name or Path(name).exists()
         if name and is_path and name not in new.run.samples["condition"].unique():
-            sides.append(Side.read(name, metric))
+            sides.append(Side.read(name, metric, columns))
         else:
             sides.append(Side.choose(new.run, name, run_name))
     return sides
 
 
 def compare_pair(
-    old: Side, new: Side, score: str | None = None, references: Sequence[Side] = ()
+    old: Side,
+    new: Side,
+    score: str | None = None,
+    references: Sequence[Side] = (),
+    *,
+    common: bool = False,
 ) -> Leaderboard:
     """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
 
@@ -113,6 +129,7 @@ def compare_pair(
         new: The other side.
         score: See `baseline_comparison.Design`.
         references: Other texts, in whose range the difference is placed.
+        common: See `make_leaderboard`.
 
     Raises:
         ComparisonError: a side is given twice, or has other problems, numbers of samples or
@@ -121,8 +138,6 @@ def compare_pair(
     sides = (old, new, *references)
     for side, other_side in combinations(sides, 2):
         _refuse_incomparable(side, other_side)
-    model = " / ".join(dict.fromkeys(str(side.run.about["model"]) for side in sides))
-    layouts = pandas.concat([side.samples["layout"].astype(str) for side in sides])
     names = [old.name, new.name]
     if old.name == new.name:
         names = [old.run.name, new.run.name]
@@ -143,41 +158,26 @@ def compare_pair(
             if fields["kind"] == POSITIVE_CONTROL:
                 reference_conditions[name] = dict(fields)
                 samples[name] = old.run.samples[old.run.samples["condition"] == name]
-    frames = [
-        frame.assign(
-            model=model,
-            layout=" / ".join(layouts.unique()),
-            condition=name,
-            problem_id=frame["problem_id"].astype(str),
-            draw=frame.get("draw", 1),
-        )
-        for name, frame in samples.items()
-    ]
-    joined_frame = pandas.concat(frames, ignore_index=True)
+    joined_frame = stack([frame.assign(condition=name) for name, frame in samples.items()])
     about: JsonObject = {
         "source": "pair",
-        "model": model,
+        "model": joined_frame["model"].iloc[0],
         "baseline": names[0],
         "reference_conditions": reference_conditions,
         "looks": max(side.run.about.get("looks", 1) for side in sides),
         "greedy": old.run.about.get("greedy"),
+        "receipts": list_receipts(side.run for side in sides),
     }
     for receipt in find_interim(side.run.about for side in sides):
         about |= {"planned": receipt["planned"], "problems": receipt["problems"]}
     run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
-    board = make_leaderboard([run], score=score)
-    receipts = {side.run.name: {"name": side.run.name, **side.run.about} for side in sides}
-    return replace(board, receipt=tuple(receipts.values()))
+    return make_leaderboard([run], score=score, common=common)
 
 
 def _refuse_incomparable(old: Side, new: Side) -> None:
-    """Refuse a side that is given twice, and sides with other problems or graders."""
+    """Refuse a side that is given twice, and sides with other graders."""
     if old.name == new.name and old.run.name == new.run.name:
         raise ComparisonError(f"{old.name} is given twice.")
-    if difference := describe_problem_differences(old.run, new.run):
-        raise ComparisonError(
-            f"{new.run.name} cannot be compared with {old.run.name}: {difference}."
-        )
     graders = [side.run.about.get("grader_version") for side in (old, new)]
     # logs of other tasks have no grader of ours
     if all(graders) and graders[0] != graders[1]:

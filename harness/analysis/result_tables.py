@@ -59,6 +59,7 @@ def make_leaderboard(
     baseline: str | None = None,
     by: Sequence[str] = (),
     score: str | None = None,
+    common: bool = False,
 ) -> Leaderboard:
     """Compare all conditions of all runs with the baseline.
 
@@ -73,11 +74,12 @@ def make_leaderboard(
             `wo` if they differ.
         by: `subject`, `level`, or both.
         score: See `Design`.
+        common: Whether problems that a condition lacks are left out.
 
     Raises:
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
     """
-    frame, omitted_problems = _keep_shared_problems(join(runs))
+    frame, omitted_problems = _keep_shared_problems(join(runs), common=common)
     score = choose_score(frame, score)
     references = _join_reference_conditions(runs)
     design = _make_design(runs, references, baseline=baseline, by=by)
@@ -112,17 +114,20 @@ def make_leaderboard(
         copies=len(problems) - questions,
         omitted=omitted_problems,
         score=score,
-        receipt=tuple({"name": run.name, **run.about} for run in runs),
+        receipt=tuple(receipt for run in runs for receipt in run.receipts),
     )
 
 
-def _keep_shared_problems(frame: pandas.DataFrame) -> tuple[pandas.DataFrame, int]:
+def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pandas.DataFrame, int]:
     """The samples of the problems that all models have in all layouts, and how many others exist.
+
+    With `common`, all conditions have these problems.
 
     Raises:
         ComparisonError: two models have no problem in common.
     """
-    ids = frame.groupby(["model", "layout"], observed=True)["problem_id"]
+    keys = ["model", "layout", "condition"] if common else ["model", "layout"]
+    ids = frame.groupby(keys, observed=True)["problem_id"]
     ids_by_setting = [set(names) for names in ids.unique()]
     shared_ids, omitted_ids = set.intersection(*ids_by_setting), set.union(*ids_by_setting)
     omitted_ids -= shared_ids

@@ -13,19 +13,26 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST, SCORE
 from harness.errors import ComparisonError, ConfigError
 
+FRACTION, NUMBER = "fraction", "number"
+"""The scores of a table with numbers: from 0 to 1 in percent, or others as they are."""
+MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, FRACTION, NUMBER)
+"""Scores that are means of a column of numbers."""
+NUMBER_TEST = (
+    "tested by sign flips of the differences of problems or clusters, of which it takes 50"
+)
 SCORE_MEANINGS = {
     "avg": "percentage of right samples",
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
     GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
     f"are scored; by chance {CHANCE:g}, with choices 100 divided by their number",
+    FRACTION: f"mean of the scores in percent; {NUMBER_TEST}",
+    NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_TEST}",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""
-NATS_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB)
-"""Scores that are means of a column of nats."""
 MOST_SETS = 1_000_000
 """The largest denominator of a problem's pass@k. If there are more sets of k samples, their share
 is rounded down to it (by at most 0.0001 points), because products of two conditions' numbers of
@@ -62,9 +69,27 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
                 f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
             )
         return score or GOLD_FIRST
+    scale = _find_scale(frame) if SCORE in frame else None
     if score:
         read_score(score)
-    return score
+        if scale:
+            raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
+    return score or scale
+
+
+def _find_scale(frame: pandas.DataFrame) -> str | None:
+    """Whether the scores of a frame are fractions or other numbers; None if all are 0 or 1."""
+    scores = frame[SCORE]
+    if scores.isin([0, 1]).all():
+        return None
+    largest = scores.abs().groupby(frame["condition"].astype(str)).max()
+    fractions = largest[(largest > 0) & (largest <= 1)]
+    if len(fractions) and largest.max() > 1:
+        raise ComparisonError(
+            f"The scores of {fractions.index[0]} reach {fractions.iloc[0]:g}, those of "
+            f"{largest.idxmax()} {largest.max():g}: expected the same scale."
+        )
+    return FRACTION if scores.between(0, 1).all() else NUMBER
 
 
 def sum_samples(
@@ -78,7 +103,7 @@ def sum_samples(
 
     Args:
         samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded;
-            for a score in nats also its column.
+            for a score of `MEAN_SCORES` also its column.
         prompts: The columns that name a run, a condition, a prompt and a problem.
         score: See `read_score`. None counts the samples, of which there may be one.
 
@@ -94,7 +119,7 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    is_endpoint = score in (GOLD_FIRST, *NATS_SCORES)
+    is_endpoint = score in (GOLD_FIRST, *MEAN_SCORES)
     kind, k = read_score(score) if score and not is_endpoint else ("", 0)
     options: Any = {"observed": True, "sort": False, "dropna": False}
     counts = samples[[*prompts, "right", "graded"]].assign(
@@ -104,7 +129,7 @@ def sum_samples(
         is_majority = _mark_majority(samples, prompts, k)
         for column in ("right", "graded", "samples"):
             counts[column] *= is_majority
-    if score in NATS_SCORES:
+    if score in MEAN_SCORES:
         counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         counts["graded"] = counts["samples"] = MOST_SETS
     sums = counts.groupby(list(prompts), **options).sum()

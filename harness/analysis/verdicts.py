@@ -8,13 +8,13 @@ import numpy as np
 from scipy.special import ndtri
 
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, PASSED, POWER, Row
+from harness.constants import ALPHA, BETTER, HIGHER, PASSED, POWER, Row
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
-FEWEST_CLUSTERS_OF_NATS = 50
-"""Log-probabilities of fewer clusters are not tested. The sign-flip test needs gains and losses of
-a size to be equally likely; where log-probabilities are skewed, it finds an effect by mistake in up
-to 36 percent of runs of 15 problems and 10 percent of 50 (`python -m
+FEWEST_CLUSTERS_OF_NUMBERS = 50
+"""Log-probabilities and other numbers of fewer clusters are not tested. The sign-flip test needs
+gains and losses of a size to be equally likely; where log-probabilities are skewed, it finds an
+effect by mistake in up to 36 percent of runs of 15 problems and 10 percent of 50 (`python -m
 benchmarks.nats_calibration`)."""
 FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
@@ -65,7 +65,8 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
     for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
         verdict = "equivalent" if row["within_margin"] else "inconclusive"
         if p < ALPHA:
-            verdict = "better" if row["difference"] > 0 else "worse"
+            upward, downward = HIGHER if row.get("is_number") else BETTER
+            verdict = upward if row["difference"] > 0 else downward
         reason = row.get("unmeasured")
         if reason and (reason.startswith(AT_CHANCE) or verdict not in PASSED):
             verdict = "unmeasured"
@@ -97,7 +98,7 @@ def explain_unmeasured(
         return f"{AT_CHANCE} {chance:.3g} %"
     sides = [row_by_name[row["baseline"]], row]
     if math.isnan(row["p"]):
-        return f"log-probabilities of fewer than {FEWEST_CLUSTERS_OF_NATS} clusters are not tested"
+        return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Explain, FormatName, Metric, ScoreName
+from harness.commands.options import Columns, Common, Explain, FormatName, Metric, ScoreName
 
 EXIT_CODES = {"not worse": 0, "worse": 1, "not shown": 3}
 """The exit code of the gate for each result of `check_not_worse`."""
@@ -12,10 +12,12 @@ EXIT_CODES = {"not worse": 0, "worse": 1, "not shown": 3}
 
 def compare(
     old: Annotated[
-        str, typer.Argument(metavar="A", help="A run, RUN:CONDITION, or a sample log of lm-eval.")
+        str, typer.Argument(metavar="A", help="A run, a log, a table, or RUN:CONDITION.")
     ],
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
+    columns: Columns = None,
+    common: Common = False,
     score: ScoreName = None,
     not_worse_by: Annotated[
         float | None,
@@ -34,7 +36,7 @@ def compare(
     form: FormatName = "text",
     explain: Explain = False,
 ) -> None:
-    """Compare two conditions of runs, or two logs of any lm-eval task, paired by problem.
+    """Compare two conditions of runs, logs of any harness or tables, paired by problem.
 
     A run without a condition means its baseline.
     """
@@ -48,9 +50,12 @@ def compare(
     from harness.display.side_tables import show_side_tables
     from harness.display.table_page import write_board
 
-    new_side = Side.read(new, metric)
-    sides = [] if references is None else read_references(references, new_side, metric)
-    board = compare_pair(Side.read(old, metric), new_side, score, sides)
+    new_side = Side.read(new, metric, columns)
+    sides = []
+    if references is not None:
+        sides = read_references(references, new_side, metric, columns)
+    old_side = Side.read(old, metric, columns)
+    board = compare_pair(old_side, new_side, score, sides, common=common)
     code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)

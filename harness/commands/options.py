@@ -10,7 +10,8 @@ RunNames = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, lm-eval output folders, folders of these, or CONDITION=LOG.",
+        help="Run folders, lm-eval output folders, folders of these; logs of lm-eval, Inspect or "
+        "lighteval, and tables of scores, also as CONDITION=FILE.",
     ),
 ]
 Metric = Annotated[
@@ -19,6 +20,17 @@ Metric = Annotated[
         metavar="NAME|NAME,FILTER",
         help="Metric that decides right or wrong in logs of other tasks.",
     ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROLE=COLUMN,...",
+        help="Columns of a table: item, condition, score, sample, model, cluster, completion, "
+        "gold, question.",
+    ),
+]
+Common = Annotated[
+    bool, typer.Option("--common", help="Leave out problems that a condition lacks.")
 ]
 ScoreName = Annotated[
     str | None,

@@ -29,10 +29,9 @@ def plot(
     from harness.analysis.result_tables import make_leaderboard
     from harness.display.figures.figure_kinds import draw_figures
     from harness.display.figures.figure_style import write_figure
-    from harness.runs.find_runs import locate
-    from harness.runs.read_runs import Run
+    from harness.runs.join_runs import load_runs
 
-    loaded_runs = [Run.load(run, metric=metric) for run in locate(runs)]
+    loaded_runs = load_runs(runs, metric=metric)
     board = make_leaderboard(loaded_runs, baseline=baseline, score=score)
     receipt = {
         "baseline": board.baseline,

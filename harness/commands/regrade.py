@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.commands.options import Decimal, Metric
+from harness.commands.options import Columns, Decimal, Metric
 from harness.commands.run import show_run
 
 if TYPE_CHECKING:
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 def regrade(
     run: Annotated[
         Path,
-        typer.Argument(help="A run folder; sample logs of lm-eval; a table of completions."),
+        typer.Argument(help="A run folder; logs of any harness; a table of completions."),
     ],
     metric: Metric = None,
-    completion: Annotated[
-        str, typer.Option(help="Column of completions in a table.")
-    ] = "completion",
-    gold: Annotated[str, typer.Option(help="Column of gold answers in a table.")] = "gold",
+    columns: Columns = None,
     decimal: Decimal = None,
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
@@ -34,7 +31,7 @@ def regrade(
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        grades = regrade_logs(run, metric=metric, completion=completion, gold=gold, decimal=decimal)
+        grades = regrade_logs(run, metric=metric, columns=columns, decimal=decimal)
         typer.echo(describe_grades(grades))
         return
     files = RunFiles(run)

@@ -6,6 +6,8 @@ import typer
 
 from harness.commands.options import (
     Baseline,
+    Columns,
+    Common,
     Explain,
     FormatName,
     Metric,
@@ -27,6 +29,12 @@ def table(
     ] = None,
     baseline: Baseline = None,
     metric: Metric = None,
+    columns: Columns = None,
+    common: Common = False,
+    pool: Annotated[
+        bool,
+        typer.Option("--pool", help="Join the samples of runs that differ only in their seed."),
+    ] = False,
     score: ScoreName = None,
     mediators: Annotated[
         bool,
@@ -43,8 +51,7 @@ def table(
     samples of a problem count together.
     """
     from harness.display.table_page import TableOptions, make_table
-    from harness.runs.find_runs import locate
-    from harness.runs.read_runs import Run
+    from harness.runs.join_runs import load_runs
 
     is_requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(
@@ -53,7 +60,9 @@ def table(
         by=by or (),
         baseline=baseline,
         score=score,
+        common=common,
         side_tables=[key for key in is_requested if is_requested[key]],
         explain=explain,
     )
-    typer.echo(make_table([Run.load(run, metric=metric) for run in locate(runs)], options))
+    loaded_runs = load_runs(runs, metric=metric, columns=columns, pool=pool)
+    typer.echo(make_table(loaded_runs, options))

@@ -6,7 +6,7 @@ from typing import Any
 
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, find_interim, records
-from harness.analysis.sample_scores import SCORE_MEANINGS
+from harness.analysis.sample_scores import NUMBER, SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS
@@ -60,7 +60,10 @@ def explain_comparison(
         kind, _, _ = board.score.partition("@")
         warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
     if board.omitted:
-        warnings.append(f"{board.omitted} problems are left out, because not all models have them.")
+        warnings.append(
+            f"{board.omitted} problems are left out, because not all models or conditions have "
+            "them."
+        )
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     if not compared_rows:
         return {}, warnings, ["There is only one condition, so nothing is compared."]
@@ -107,7 +110,7 @@ def explain_comparison(
     margin = compared_rows[0]["margin"]
     inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]
     needed = [estimate_sample(row, margin, clusters, sides=2) for row in inconclusive_rows]
-    if needed and min(needed) > clusters:
+    if needed and min(needed) > clusters and board.score != NUMBER:
         sample = f"{min(needed):,} {unit}"
         if is_for_new_examples:
             sample += " and as many times the draws"
@@ -216,6 +219,8 @@ def _warn_of_runs(board: Leaderboard) -> Iterator[str]:
             "problems, so there is no verdict yet."
         )
     for receipt in board.receipt:
+        if remarks := receipt.get("remarks"):
+            yield f"{receipt['name']}: {'; '.join(remarks)}."
         if (looks := receipt.get("looks", 1)) > 1:
             yield (
                 f"{receipt['model']}: look {looks}. Problems or samples were added after a table "

@@ -7,6 +7,7 @@ from typing import Any
 import pandas
 
 from harness.analysis.result_tables import Leaderboard, records
+from harness.analysis.sample_scores import NUMBER
 from harness.constants import Row
 from harness.display import comparison_columns
 from harness.display.comparison_columns import text_column
@@ -30,6 +31,8 @@ def show_comparison(board: Leaderboard) -> Table:
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
     heading = f"{board.score or 'acc.'} %"
+    if board.score == NUMBER:
+        heading = "score"
     columns = [
         replace(comparison_columns.ACCURACY, heading=heading),
         comparison_columns.DIFFERENCE,

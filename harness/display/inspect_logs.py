@@ -76,7 +76,8 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
         yield {
             "id": prompt.problem_id,
             "epoch": epoch,
-            "input": question,
+            # the same under all conditions
+            "input": prompt.doc.get("shown") or prompt.doc["problem"],
             "target": prompt.golds,
             "messages": [{"role": "user", "content": question}, message],
             "output": {"choices": [{"message": message, "stop_reason": reason}]},

@@ -29,6 +29,7 @@ class TableOptions:
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
+        common: See `make_leaderboard`.
         side_tables: Keys of side tables to add that are not shown otherwise.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
@@ -39,6 +40,7 @@ class TableOptions:
     by: Sequence[str] = ()
     baseline: str | None = None
     score: str | None = None
+    common: bool = False
     side_tables: Collection[str] = ()
     explain: bool = True
 
@@ -64,6 +66,7 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
         baseline=options.baseline,
         by=list(dict.fromkeys(Split(name).value for name in options.by)),
         score=options.score,
+        common=options.common,
     )
     if board.score and "audit" in options.side_tables:
         raise ConfigError(f"--audit counts single right samples, which {board.score} does not.")

@@ -10,9 +10,8 @@ from typing import Any
 import pandas
 
 from harness.constants import DecimalSign, JsonObject
-from harness.data_records import find_column, read_data
 from harness.display.progress import progress_bar
-from harness.errors import ConfigError, JournalError, list_near
+from harness.errors import ConfigError, JournalError
 from harness.execution.run_execution import finish
 from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
@@ -22,11 +21,13 @@ from harness.grading.answer_forms import find_answer, has_other_form
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.find_lm_eval_files import find_logs
+from harness.runs.harness_logs import LM_EVAL, find_kind, read_scores
 from harness.runs.journal import Journal
 from harness.runs.read_sample_log import read_completions, read_log
 from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_now
 from harness.runs.run_folder import lock, set_old_scores_aside
+from harness.runs.score_tables import parse_score
 from harness.runs.stored_files import clear_messages, expand
 
 REGRADED_SHOWN = 20
@@ -102,9 +103,6 @@ def _describe_changes(
 Answered = tuple[str, str, str, tuple[str, Any], str, bool | None, str | None]
 """A completion: its name, its problem's text, its own text, location and value of its gold answers,
 the answer that a filter extracted, whether it is right by the log's metric, and this metric."""
-QUESTION_COLUMNS = ("problem", "question")
-"""Columns of a problem's text in a table; the first that it has is read."""
-
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _INVALID = "[invalid]"
@@ -115,17 +113,15 @@ def regrade_logs(
     path: Path,
     *,
     metric: str | None,
-    completion: str,
-    gold: str,
+    columns: str | None = None,
     decimal: DecimalSign | None = None,
 ) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
     Args:
-        path: A sample log, a folder of logs, or a file that `data_records.read_data` reads.
-        metric: The metric of a log: see `read_sample_log.read_log`.
-        completion: The column of completions in such a file.
-        gold: The column of gold answers in such a file.
+        path: A sample log, a folder of logs, or a file that `harness_logs.read_scores` reads.
+        metric: The metric of a log: see `Run.load`.
+        columns: The columns of a table: see `Run.load`.
         decimal: The decimal sign of the gold answers, if it is known.
 
     Returns:
@@ -139,10 +135,12 @@ def regrade_logs(
         DataError: the file cannot be read, or gold answers are missing, have another form, or
             differ between copies of a problem.
     """
-    logs = [path] if path.match("samples_*.jsonl*") else find_logs(path)
+    logs = find_logs(path)
+    if path.is_file() and find_kind(path) == LM_EVAL:
+        logs = [path]
     jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), log, decimal)]
     if not logs:
-        jobs = _make_jobs(_read_table(path, completion, gold), path, decimal)
+        jobs = _make_jobs(_read_table(path, metric, columns), path, decimal)
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
@@ -223,18 +221,23 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             yield *names, start + completion, cell, answer, is_right, log.metric
 
 
-def _read_table(path: Path, completion: str, gold: str) -> Iterator[Answered]:
-    for number, (location, record) in enumerate(read_data(path), start=1):
-        values = []
-        for name in (completion, gold):
-            column = find_column(record, name)
-            if column is None:
-                raise ConfigError(
-                    f"{location} has no column {name!r}: expected one of {list_near(name, record)}."
-                    " Name the columns: --completion COLUMN --gold COLUMN."
-                )
-            values.append(record[column])
-        name = str(record.get("id", number))
-        question = str(record.get(find_column(record, *QUESTION_COLUMNS) or "") or name)
-        for text in read_completions(values[0], location):
-            yield name, question, text, (location, values[1]), "", None, None
+def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[Answered]:
+    table = read_scores(path, metric, columns, needed=("completion", "gold"))
+    for number, (location, row) in enumerate(table.rows, start=1):
+        name = str(row.get("item") or number)
+        question = str(row.get("question") or name)
+        completions = read_completions(row["completion"], location)
+        is_right = None
+        # a score of several completions is of none of them
+        if "score" in row and len(completions) == 1:
+            is_right = {0.0: False, 1.0: True}.get(parse_score(location, row))
+        for completion in completions:
+            yield (
+                name,
+                question,
+                completion,
+                (location, row["gold"]),
+                "",
+                is_right,
+                metric or "score",
+            )

@@ -41,6 +41,7 @@ class EvaluationConfig(Struct):
     model: str | None = None
     model_args: JsonObject | str | None = None
     random_seed: int | None = None
+    fewshot_seed: int | None = None
 
 
 class TaskConfig(Struct):
@@ -110,11 +111,8 @@ def find_log(path: Path) -> Path:
     """The log itself, or the only log in a folder.
 
     Raises:
-        RunError: the folder has another number of logs, there is no such file, or it is compressed
-            with gzip.
+        RunError: the folder has another number of logs, or there is no such file.
     """
-    if path.suffix == ".gz":
-        raise RunError(f"{path}: unpack the log with gunzip.")
     if path.is_dir():
         logs = find_logs(path)
         if len(logs) != 1:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
+from harness.runs.harness_logs import LM_EVAL, find_kind
 from harness.runs.run_files import JOURNAL, RECEIPT
 from harness.runs.stored_files import find_stored, is_stored
 
@@ -16,8 +17,8 @@ def locate(names: Sequence[str]) -> list[RunPath]:
 
     Args:
         names: Run folders, folders with lm-eval's logs, sample logs; a folder of these stands for
-            all finished runs in it. `CONDITION=FILE` names a log's condition, and all logs that are
-            named so are one run.
+            all finished runs in it. `CONDITION=FILE` names a log's condition, and all logs of
+            lm-eval that are named so are one run.
 
     Raises:
         ConfigError: a condition or a log is named twice, or a name is no file name.
@@ -32,6 +33,9 @@ def locate(names: Sequence[str]) -> list[RunPath]:
                 continue
         except OSError as error:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
+        if find_kind(Path(file)) != LM_EVAL:
+            runs.append({condition: Path(file)})
+            continue
         if condition in logs or Path(file) in logs.values():
             raise ConfigError(f"{name}: its condition or its log is named twice.")
         logs[condition] = Path(file)

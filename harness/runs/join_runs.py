@@ -1,20 +1,139 @@
-"""Which runs may stand in one table: they agree in problems, versions and, per model, settings."""
+"""Which runs may stand in one table, and how they become one: by models or by conditions.
+
+Runs of several models agree in problems, versions and, per model, settings. Logs and tables of
+other harnesses become the conditions of one run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import filecmp
+import re
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.constants import SCORE, JsonObject
 from harness.errors import ComparisonError, list_first
+from harness.runs.find_runs import locate
 from harness.runs.journal import describe_differences
-from harness.runs.read_runs import VERSIONS, Run
+from harness.runs.read_runs import HASH, VERSIONS, Run
 
 if TYPE_CHECKING:
     import pandas
 
 _MODEL_FACTS = ("model_sha256", "sampling", "engine")
 """Facts that must be equal in all runs of one model, besides the settings."""
+_PAIRED_FACTS = re.compile(
+    r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"
+)
+"""Settings in which a difference would count as an effect: sampling, examples and limits."""
+_SEED = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
+
+
+def load_runs(
+    names: Sequence[str],
+    *,
+    metric: str | None = None,
+    columns: str | None = None,
+    pool: bool = False,
+) -> list[Run]:
+    """The runs that the user names: see `find_runs.locate` and `Run.load`.
+
+    Args:
+        names: Their paths.
+        metric: See `Run.load`.
+        columns: See `Run.load`.
+        pool: Whether runs that differ only in their seed are one; then samples are numbered on.
+
+    Raises:
+        HarnessError: they cannot be read, or tables among them cannot be conditions of one run.
+    """
+    runs = [Run.load(path, metric=metric, columns=columns) for path in locate(names)]
+    if len(runs) > 1 and (pool or any(run.is_table for run in runs)):
+        return [_merge(runs, pool=pool)]
+    return runs
+
+
+def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
+    """One run with the conditions of all."""
+    receipts = list_receipts(runs)
+    for old, new in combinations(runs, 2):
+        conditions = [run.samples["condition"].unique() for run in (old, new)]
+        shared_conditions = [name for name in conditions[0] if name in conditions[1]]
+        if not shared_conditions:
+            continue
+        reason = "" if pool else "--pool joins runs that differ in their seed alone"
+        changes = [line for line in _list_changes(old, new) if not _SEED.match(line)]
+        reason = reason or "; ".join(changes)
+        if reason:
+            raise ComparisonError(
+                f"{old.name} and {new.name} both have the condition {shared_conditions[0]}: "
+                f"{reason}."
+            )
+    samples = stack([run.samples for run in runs])
+    names = ["condition", "problem_id", "replicate", "draw"]
+    samples["sample_index"] = samples.groupby(names, observed=True).cumcount()
+    return Run(
+        name=" ".join(run.name for run in runs),
+        about={**runs[0].about, "receipts": receipts},
+        receipt=runs[0].receipt,
+        read=lambda: samples,
+        read_prompts=list,
+    )
+
+
+def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+    """The samples of several conditions as those of one model and layout."""
+    import pandas
+
+    scored_frames = [
+        frame.assign(draw=frame.get("draw", 1), score=frame.get(SCORE, frame["correct"]))
+        for frame in frames
+    ]
+    samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
+    for name in ("model", "layout"):
+        samples[name] = " / ".join(samples[name].astype(str).unique())
+    return samples
+
+
+def list_receipts(runs: Iterable[Run]) -> list[JsonObject]:
+    """The receipts of runs whose conditions are compared, with remarks on their differences.
+
+    Raises:
+        ComparisonError: two of them are copies, have different problems, examples or limits, or one
+            is greedy.
+    """
+    runs_by_name = {run.name: run for run in runs}
+    for old, new in combinations(runs_by_name.values(), 2):
+        changes = _list_changes(old, new)
+        reason = describe_problem_differences(old, new)
+        reason = reason or "; ".join(filter(_PAIRED_FACTS.match, changes))
+        files = Path(old.name), Path(new.name)
+        # with other settings equal answers are possible
+        if not (reason or changes) and all(map(Path.is_file, files)):
+            reason = "their content is the same" if filecmp.cmp(*files, shallow=False) else ""
+        if reason:
+            raise ComparisonError(f"{new.name} cannot be compared with {old.name}: {reason}.")
+    first, *others = runs_by_name.values()
+    receipts = [dict(receipt) for receipt in first.receipts]
+    for run in others:
+        remarks = [*run.about.get("remarks", ()), *_list_changes(first, run)]
+        receipts += [{**receipt, "remarks": remarks} for receipt in run.receipts]
+    return receipts
+
+
+def _list_changes(old: Run, new: Run) -> list[str]:
+    """The known facts in which two runs differ."""
+    facts = []
+    for run in (old, new):
+        about = run.about
+        settings = {**(about.get("settings") or {}), "examples": run.receipt.get("examples")}
+        names = (*VERSIONS, "model", "greedy", "sampling", "versions", "seed")
+        settings |= {name: about.get(name) for name in names}
+        settings["prompts"] = (about.get("prompts_sha256") or "")[:8] or None
+        facts.append({name: value for name, value in settings.items() if value is not None})
+    return [*filter(None, describe_differences(*facts).split("; "))]
 
 
 def join(runs: Sequence[Run]) -> pandas.DataFrame:
@@ -64,13 +183,31 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         if old_dataset == new_dataset:
             return ""
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
-    if not old.problems or not new.problems:
-        return ""
-    shared_ids = [name for name in old.problems if name in new.problems]
-    if not shared_ids:
-        return "they have no problem in common"
-    changed_ids = [name for name in shared_ids if old.problems[name] != new.problems[name]]
-    return f"different problems have the ids {list_first(changed_ids)}" if changed_ids else ""
+    golds: set[str] = set()
+    roles = [
+        role for role in (HASH, "gold", "question") if role in old.problems.keys() & new.problems
+    ]
+    for role in roles:
+        old_texts, new_texts = old.problems[role], new.problems[role]
+        shared_ids = [name for name in old_texts if name in new_texts]
+        if old_texts and new_texts and not shared_ids:
+            return "they have no problem in common"
+        changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
+        # a prompt that differs in all texts leaves the gold answers as they are
+        if len(golds) > 1 and len(changed_ids) == len(shared_ids):
+            continue
+        if changed_ids:
+            reason = f"different {role}s have the ids {list_first(changed_ids)}"
+            texts = old_texts[changed_ids[0]], new_texts[changed_ids[0]]
+            return reason if role == HASH else f"{reason}: {texts[0]!r:.60} and {texts[1]!r:.60}"
+        golds = {old_texts[name] for name in shared_ids}
+    are_numbers = old.about.get("is_index") and new.about.get("is_index")
+    if are_numbers and not roles and old.name != new.name:
+        return (
+            "the items of both are only numbered, and the numbers may mean other items; if they "
+            "are ids, type --columns item=COLUMN"
+        )
+    return ""
 
 
 def _describe_disagreement(old: Run, new: Run) -> str:

@@ -62,7 +62,7 @@ def read_logs(
     return {
         "name": name,
         "about": about,
-        "problems": problems,
+        "problems": {"problem": problems},
         "model": results.model,
         "model_arguments": results.arguments,
         "metric": about["metric"] or None,

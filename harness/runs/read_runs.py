@@ -28,10 +28,12 @@ from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.find_lm_eval_files import find_logs
 from harness.runs.find_runs import has_run_files
+from harness.runs.harness_logs import INSPECT, LIGHTEVAL, LM_EVAL, TABLE, find_kind, read_scores
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.read_lm_eval_logs import read_logs
 from harness.runs.run_files import RunFiles
 from harness.runs.samples_frame import read_frame
+from harness.runs.score_tables import describe_scores
 
 if TYPE_CHECKING:
     import pandas
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 VERSIONS = ("prompt_version", "task_version", "grader_version")
 """Versions of mless in which all runs of a table agree."""
+HASH = "problem"
+"""The key of `Run.problems` with hashes."""
 
 
 _RECEIPT_FACTS = (
@@ -61,7 +65,8 @@ class Run:
         name: The path that it was read from.
         about: Its facts in a table's receipt: model, dataset, task_version, grader_version,
             sampling and so on. None or missing: unknown, which agrees with any value.
-        problems: The hash of each problem and its answer (`prompt.hash_problem`), by id.
+        problems: What is known of each problem, by its id: under `HASH` the hash of problem and
+            answer (`prompt.hash_problem`), or of a table `question` and `gold`.
         model: The name or folder that the model was loaded from; None where it is not known.
         model_arguments: The arguments that it was loaded with.
         receipt: The full receipt of a run folder.
@@ -72,7 +77,7 @@ class Run:
 
     name: str
     about: Mapping[str, Any]
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     model: str | None = None
     model_arguments: JsonObject = field(default_factory=dict)
     receipt: Mapping[str, Any] = field(default_factory=dict)
@@ -81,14 +86,23 @@ class Run:
     read_prompts: Callable[[], Sequence[AnsweredPrompt]]
 
     @classmethod
-    def load(cls, path: Path | str | Mapping[str, str | Path], *, metric: str | None = None) -> Run:
+    def load(
+        cls,
+        path: Path | str | pandas.DataFrame | Mapping[str, str | Path],
+        *,
+        metric: str | None = None,
+        columns: str | None = None,
+    ) -> Run:
         """Read a run.
 
         Args:
             path: A run folder; the output of `lm_eval --log_samples` for our tasks, a folder or a
-                file; or for any task a mapping of condition to sample log.
+                file; for any task a mapping of condition to sample log; a log of Inspect or
+                lighteval; or a table of scores, as a file or frame. A mapping also names the
+                condition of a single one of these.
             metric: The metric that gives the verdicts in logs of other tasks; see
-                `read_sample_log.read_log`.
+                `read_sample_log.read_log` and `harness_logs.read_scores`.
+            columns: The columns of a table by role: `item=ID,score=correct`.
 
         Raises:
             ConfigError: a metric was named for a run folder.
@@ -98,11 +112,19 @@ class Run:
                 problems under one id.
         """
         files: list[tuple[str | None, Path]] = []
+        if not isinstance(path, str | Path | Mapping):
+            return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
             files = [(condition, Path(file)) for condition, file in path.items()]
+            (condition, file), *others = path.items()
+            if not others and find_kind(Path(file)) != LM_EVAL:
+                table = read_scores(Path(file), metric, columns)
+                return cls(**describe_scores(str(file), condition, table))
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
             return cls(**read_logs(name, files, metric=metric))
         path = Path(path)
+        if path.is_file() and find_kind(path) != LM_EVAL:
+            return cls.load({path.stem: path}, metric=metric, columns=columns)
         if not path.is_dir():
             files = [(None, path)]
         elif not has_run_files(path):
@@ -133,7 +155,7 @@ class Run:
         return cls(
             name=str(files.path),
             about=_describe_folder(files),
-            problems={name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()},
+            problems={HASH: {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}},
             model=next(filter(None, names), None),
             model_arguments=arguments,
             receipt=receipt,
@@ -179,9 +201,19 @@ class Run:
         return str(self.about.get("endpoint", "accuracy"))
 
     @property
+    def is_table(self) -> bool:
+        """Whether it has only scores, without prompts."""
+        return self.about.get("source") in (TABLE, INSPECT, LIGHTEVAL)
+
+    @property
+    def receipts(self) -> Sequence[Mapping[str, Any]]:
+        """The receipts of the runs that it was made of, or its own."""
+        return self.about.get("receipts") or ({"name": self.name, **self.about},)
+
+    @property
     def is_logs(self) -> bool:
         """Whether the run is read from lm-eval's logs."""
-        return bool(self.about["source"] == "lm-eval")
+        return bool(self.about["source"] == LM_EVAL)
 
 
 def source_of(run: Run, *, layout: str | None = None) -> Source:
@@ -197,6 +229,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         PromptMismatchError: a prompt is not the prompt that was hashed.
     """
     prompts = run.prompts
+    if run.is_table:
+        raise RunError(f"{run.name} has scores but no prompts: use `mless table` or `compare`.")
     for prompt in prompts:
         is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
         if not prompt.prompt or (is_server_chat and not run.is_logs):

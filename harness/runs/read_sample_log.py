@@ -76,6 +76,8 @@ class SampleLog:
             "num_fewshot": results.task_config.num_fewshot,
             "generation_kwargs": results.task_config.generation_kwargs,
         }
+        if results.task_config.num_fewshot:
+            settings["fewshot_seed"] = results.config.fewshot_seed
         return {name: value for name, value in settings.items() if value is not None}
 
 

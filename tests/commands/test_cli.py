@@ -37,7 +37,10 @@ def refused(process, message):
     assert process.stdout == ""
     *progress, line = process.stderr.splitlines()
     assert line.startswith("mless: ") and message in line
-    assert all(re.fullmatch(r"mless: \w+: \d+ of \d+", text) for text in progress)
+    assert all(
+        re.fullmatch(r"mless: \w+: \d+ of \d+|mless: .* is read with --columns .*", text)
+        for text in progress
+    )
 
 
 @pytest.fixture

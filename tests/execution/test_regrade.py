@@ -31,9 +31,6 @@ def test_a_log_of_another_task_is_graded_and_compared_with_its_metric(tmp_path, 
         "right by mless 100.0%, by the log's metric exact_match,strict 50.0%; they differ on 1"
     )
     assert f"2 samples: {accuracies}. Verdicts: correct 2." in regrade(path)
-    packed = tmp_path / "samples_gsm8k.jsonl.gz"
-    packed.touch()
-    regrade(packed, message="samples_gsm8k.jsonl.gz: unpack the log with gunzip.")
     unboxed = log(
         tmp_path / "samples_last.jsonl",
         [1, 0],
@@ -54,10 +51,10 @@ def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
         table.to_csv(path, index=False)
     else:
         table.to_json(path, orient="records", lines=True)
-    output = regrade(path, "--completion", "text", "--gold", "answer")
+    output = regrade(path, "--columns", "completion=text,gold=answer")
     assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
     assert "b 14 13 incorrect" in output
-    regrade(path, message="has no column 'completion': expected one of id, text, answer")
+    regrade(path, message="Type --columns completion=COLUMN,gold=COLUMN.")
 
 
 @with_cases

@@ -22,7 +22,7 @@ from harness.experiment.prompts.prompt import (
 )
 from harness.runs.find_runs import locate, locate_one
 from harness.runs.join_runs import join
-from harness.runs.read_runs import Run, source_of
+from harness.runs.read_runs import HASH, Run, source_of
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
 from tests.commands.test_cli import refused
 from tests.make import (
@@ -56,7 +56,7 @@ def write_logs(folder, lines=LINES, **results):
 
 def test_logs_of_the_same_problems_are_one_run(tmp_path):
     run = Run.load(write_logs(tmp_path))
-    assert len(run.samples) == 40 and len(run.problems) == 20
+    assert len(run.samples) == 40 and len(run.problems[HASH]) == 20
     assert run.about["sampling"] == {"do_sample": False} and run.about["greedy"]
     assert run.about["task_version"] == 3
     assert run.about["settings"] == {
@@ -93,8 +93,8 @@ def test_copies_in_a_log_are_one_cluster_and_have_one_gold_answer(num_fewshot, t
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    problems = Run.load(GREEDY_RUN).problems
-    assert Run.load(find_log("random")).problems == problems and len(problems) == 500
+    problems = Run.load(GREEDY_RUN).problems[HASH]
+    assert Run.load(find_log("random")).problems[HASH] == problems and len(problems) == 500
     docs = [row.doc for row in RunFiles(GREEDY_RUN).prompts if row.doc["id"].endswith("/7.json")]
     digest = problems[docs[0]["id"]]
     assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}, "of four conditions"
@@ -289,7 +289,7 @@ def test_runs_of_one_label_agree_in_their_sampling_and_another_label_is_another_
 
 def make_run(name, problems=(), dataset=None):
     run = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
-    return replace(run, problems=dict(problems))
+    return replace(run, problems={HASH: dict(problems)})
 
 
 def test_runs_of_the_same_problems_are_of_one_dataset():
