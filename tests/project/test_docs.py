@@ -123,7 +123,7 @@ SECTIONS = dict(
         r"^## (.+)\n((?:(?!^## ).*\n?)*)", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE
     )
 )
-QUICK = {"A served model", "Problems with choices"}
+QUICK = {"A served model", "Problems with choices", "Results of any harness"}
 """Recipes that start no engine and load no model."""
 
 
@@ -135,13 +135,17 @@ QUICK = {"A served model", "Problems with choices"}
     ],
 )
 def test_the_commands_of_a_recipe_run(name, tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for folder in ("configs", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     ignored = shutil.ignore_patterns("*.traces")
     shutil.copytree(ROOT / "results/example", tmp_path / "results/example", ignore=ignored)
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", SECTIONS[name], re.MULTILINE | re.DOTALL)
     interpreters = {"bash": ["bash", "-euc"], "python": [sys.executable, "-c"]}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "MPLBACKEND": "agg"}
+    # `make test-long` installs inspect_ai beside the other packages
+    packages = os.pathsep.join([*sys.path, f"{sys.prefix}/inspect"])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": packages, "MPLBACKEND": "agg"}
+    printed = ""
     assert not interpreters.keys().isdisjoint(dict(blocks))
     for language, text in blocks:
         if language == "yaml":
@@ -149,7 +153,9 @@ def test_the_commands_of_a_recipe_run(name, tmp_path):
             (tmp_path / first.removeprefix("# ")).write_text(config)
         elif language in interpreters:
             options = {"cwd": tmp_path, "env": environment, "timeout": PATIENCE}
-            succeeded(run_program(*interpreters[language], text, **options))
+            printed += succeeded(run_program(*interpreters[language], text, **options)).stdout
+        elif not language:
+            assert text in printed
 
 
 STUB = """#!/usr/bin/env bash
