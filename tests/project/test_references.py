@@ -35,7 +35,8 @@ FOREIGN = {
     "PR_SET_PDEATHSIG",  # of Linux
     *("figure.labelsize", "figure.titlesize"),  # of matplotlib
     "np.repeat",
-    "pandas.read_csv",
+    "message_limit",  # of Inspect
+    *("pandas.read_csv", "differences.stack"),
 }
 
 
