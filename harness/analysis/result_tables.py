@@ -79,6 +79,7 @@ def make_leaderboard(
     Raises:
         ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
     """
+    by = [*by, *runs[0].about.get("by", ())]
     frame, omitted_problems = _keep_shared_problems(join(runs), common=common)
     score = choose_score(frame, score)
     references = _join_reference_conditions(runs)

@@ -31,7 +31,7 @@ def plot(
     from harness.display.figures.figure_style import write_figure
     from harness.runs.join_runs import load_runs
 
-    loaded_runs = load_runs(runs, metric=metric)
+    loaded_runs = load_runs(runs, metrics=[metric])
     board = make_leaderboard(loaded_runs, baseline=baseline, score=score)
     receipt = {
         "baseline": board.baseline,

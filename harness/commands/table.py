@@ -10,7 +10,6 @@ from harness.commands.options import (
     Common,
     Explain,
     FormatName,
-    Metric,
     RunNames,
     ScoreName,
 )
@@ -28,7 +27,13 @@ def table(
         list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
     ] = None,
     baseline: Baseline = None,
-    metric: Metric = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|NAME,FILTER",
+            help="Metric or scorer that gives the scores in logs of other tasks; repeatable.",
+        ),
+    ] = None,
     columns: Columns = None,
     common: Common = False,
     pool: Annotated[
@@ -64,5 +69,5 @@ def table(
         side_tables=[key for key in is_requested if is_requested[key]],
         explain=explain,
     )
-    loaded_runs = load_runs(runs, metric=metric, columns=columns, pool=pool)
+    loaded_runs = load_runs(runs, metrics=metric or [None], columns=columns, pool=pool)
     typer.echo(make_table(loaded_runs, options))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import filecmp
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ _SEED = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
 def load_runs(
     names: Sequence[str],
     *,
-    metric: str | None = None,
+    metrics: Sequence[str | None] = (None,),
     columns: str | None = None,
     pool: bool = False,
 ) -> list[Run]:
@@ -42,14 +43,19 @@ def load_runs(
 
     Args:
         names: Their paths.
-        metric: See `Run.load`.
+        metrics: See `Run.load`; with several, the samples have a column `metric`.
         columns: See `Run.load`.
         pool: Whether runs that differ only in their seed are one; then samples are numbered on.
 
     Raises:
         HarnessError: they cannot be read, or tables among them cannot be conditions of one run.
     """
-    runs = [Run.load(path, metric=metric, columns=columns) for path in locate(names)]
+    if len(metrics) > 1:
+        runs = [load_runs(names, metrics=[name], columns=columns, pool=pool)[0] for name in metrics]
+        frames = [run.samples.assign(metric=name) for run, name in zip(runs, metrics, strict=True)]
+        about = {**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]}
+        return [replace(runs[0], about=about, read=lambda: stack(frames))]
+    runs = [Run.load(path, metric=metrics[0], columns=columns) for path in locate(names)]
     if len(runs) > 1 and (pool or any(run.is_table for run in runs)):
         return [_merge(runs, pool=pool)]
     return runs

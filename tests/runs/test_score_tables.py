@@ -1,15 +1,42 @@
 """Scores of other harnesses and of tables: what is read, and wrong pairings that are refused."""
 
 import json
+import os
 import re
+import sys
+from pathlib import Path
 
+import numpy as np
+import pandas
 import pyarrow
+import pytest
 from pyarrow import parquet
 
+from harness import Run, compare
+from harness.analysis.result_tables import make_leaderboard
 from tests.commands.test_cli import refused
+from tests.conftest import run_program
 from tests.make import ROOT, log_line, with_cases, write_log
 
 LOGS = ROOT / "tests/data/harness_logs"
+PACKAGES = Path(sys.prefix) / "inspect"
+"""Where `make test-long` installs inspect_ai."""
+CHANGED = """
+import sys
+from pathlib import Path
+from inspect_ai.log import read_eval_log, write_eval_log
+from harness import cli
+
+folder, new, change, *options = sys.argv[1:]
+log = read_eval_log(f"{folder}/inspect/slashes.json")
+samples, config = log.samples, log.plan.config
+exec(change)
+write_eval_log(log, new)
+if change == "cut = 1":
+    Path(new).write_bytes(Path(new).read_bytes()[:9000])
+sys.argv = ["mless", "compare", f"{folder}/inspect/wo.eval", new, *options]
+cli.main()
+"""
 
 
 def write_details(folder, *, first=30, order=1, results=None, **changes):
@@ -18,7 +45,7 @@ def write_details(folder, *, first=30, order=1, results=None, **changes):
     ids = [row["doc"]["id"] for row in rows][::order]
     for number, row in enumerate(rows):
         row["doc"]["id"] = ids[number]
-        row["model_response"]["truncated_tokens_count"] = folder.name == "new"  # no copies
+        row["model_response"]["truncated_tokens_count"] = sum(map(ord, folder.name))  # no copies
         for key, value in changes.items():
             field, _, name = key.partition("__")
             row[field][name] = value
@@ -69,3 +96,75 @@ def test_other_differences_are_said(old, new, options, sentence, tmp_path, comma
     process = command("compare", *sides, *options.split())
     assert process.returncode == 0, process.stderr
     assert sentence in " ".join(process.stdout.split())
+
+
+def make_frame(**scores):
+    """A frame of conditions with these scores."""
+    return pandas.DataFrame(
+        [
+            {"item": f"i{number}", "condition": name, "score": score}
+            for name, column in scores.items()
+            for number, score in enumerate(column)
+        ]
+    )
+
+
+HALF, UPPER = [0, 1] * 40, [0, 1, 1, 1] * 20
+
+
+@pytest.mark.parametrize("spell", [int, bool, str, float, lambda score: "IC"[score]])
+def test_right_and_wrong_are_compared_as_samples_of_runs_are(spell):
+    frame = make_frame(a=[spell(score) for score in HALF], b=[spell(score) for score in UPPER])
+    row = compare(Run.load(frame).samples, baseline="a").iloc[1]
+    assert (row["accuracy"], row["wrong_to_right"], row["right_to_wrong"]) == (75, 20, 0)
+    assert row["p"] == pytest.approx(2**-19) and row["verdict"] == "better"
+
+
+@with_cases
+def test_numbers_are_compared_by_their_means(scale, shift, clusters, verdict, score):
+    old = scale * np.random.default_rng(1).random(clusters)
+    frame = make_frame(a=old, b=old + shift * np.where(np.arange(clusters) % 5, 1, -1))
+    board = make_leaderboard([Run.load(frame)], baseline="a")
+    row = board.comparison.iloc[1]
+    unit = 100 if score == "fraction" else 1
+    assert board.score == score and row["verdict"] == verdict
+    assert row["difference"] == pytest.approx(unit * shift * 0.6, abs=1e-3)
+    assert row["low"] < row["difference"] < row["high"] and pandas.isna(row["wrong_to_right"])
+
+
+def test_models_without_conditions_are_compared_and_clusters_count_once():
+    frame = make_frame(x=HALF, y=UPPER).rename(columns={"condition": "model"})
+    run = Run.load(frame.assign(group=frame["item"].str[-1]), columns="cluster=group")
+    board = make_leaderboard([run], baseline="x")
+    assert board.comparison["condition"].tolist() == ["x", "y"] and board.clusters == 10
+
+
+def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):
+    path = write_details(tmp_path / "a", metric__f1=0)
+    other = write_details(tmp_path / "b", metric__f1=1)
+    names = ["em:strip_strings=True&type_exact_match=suffix", "f1"]
+    options = [f"--metric={name}" for name in names]
+    output = succeed("table", f"a={path}", f"b={other}", *options, "--baseline=a", "--format=json")
+    rows = [row for row in json.loads(output)["rows"] if row["condition"] == "b"]
+    assert [row["metric"] for row in rows] == names and [row["tests"] for row in rows] == [2, 2]
+    assert [row["difference"] for row in rows] == [0, 100]
+
+
+@with_cases
+def test_runs_of_other_seeds_are_pooled(settings, options, outcome, tmp_path, command):
+    seeds = {name: write_details(tmp_path / name, results=settings.get(name, {})) for name in "xyz"}
+    sides = [f"a={seeds['x']}", f"b={seeds['y']}", f"b={seeds['z']}"]
+    if options:
+        sides.append(f"a={write_details(tmp_path / 'w', results={'seed': 9})}")
+    process = command("table", *sides, *options.split(), "--baseline=a")
+    assert outcome in " ".join(f"{process.stdout}{process.stderr}".split())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PACKAGES.is_dir(), reason="`make test-long` installs inspect_ai")
+@with_cases
+def test_logs_of_inspect_are_compared_or_refused(change, options, outcome, tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
+    arguments = [LOGS, tmp_path / "new.eval", change, *options.split()]
+    output = run_program(sys.executable, "-c", CHANGED, *arguments, env=environment)
+    assert outcome in " ".join(f"{output.stdout}{output.stderr}".split())
