@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Baseline, Metric, RunNames, ScoreName
+from harness.commands.options import Baseline, Columns, Metric, RunNames, ScoreName
 from harness.constants import DEFAULT_SEED, Kind
 
 
@@ -16,6 +16,7 @@ def plot(
     ] = None,
     baseline: Baseline = None,
     metric: Metric = None,
+    columns: Columns = None,
     score: ScoreName = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of the figures.")] = Path(
         "figures"
@@ -31,7 +32,7 @@ def plot(
     from harness.display.figures.figure_style import write_figure
     from harness.runs.join_runs import load_runs
 
-    loaded_runs = load_runs(runs, metrics=[metric])
+    loaded_runs = load_runs(runs, metrics=[metric], columns=columns)
     board = make_leaderboard(loaded_runs, baseline=baseline, score=score)
     receipt = {
         "baseline": board.baseline,

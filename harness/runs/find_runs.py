@@ -65,7 +65,7 @@ def _runs_in(path: Path) -> list[Path]:
     for child in _subfolders(path):
         folders += [child] if _is_run(child) else _subfolders(child)
     # the reader of the folder raises the error
-    return list(filter(_is_run, folders)) or [path]
+    return list(filter(_is_run, folders)) or sorted(path.glob("*.eval")) or [path]
 
 
 def has_run_files(folder: Path) -> bool:

@@ -65,6 +65,8 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
     """One run with the conditions of all."""
     receipts = list_receipts(runs)
     for old, new in combinations(runs, 2):
+        if old.name == new.name:
+            raise ComparisonError(f"{old.name} is given twice.")
         conditions = [run.samples["condition"].unique() for run in (old, new)]
         shared_conditions = [name for name in conditions[0] if name in conditions[1]]
         if not shared_conditions:

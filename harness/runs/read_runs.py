@@ -229,8 +229,6 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         PromptMismatchError: a prompt is not the prompt that was hashed.
     """
     prompts = run.prompts
-    if run.is_table:
-        raise RunError(f"{run.name} has scores but no prompts: use `mless table` or `compare`.")
     for prompt in prompts:
         is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
         if not prompt.prompt or (is_server_chat and not run.is_logs):

@@ -10,12 +10,20 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.constants import SCORE, JsonObject
 from harness.data_records import LocatedRecord, read_data
-from harness.errors import ComparisonError, ConfigError, DataError, list_first, print_message
+from harness.errors import (
+    ComparisonError,
+    ConfigError,
+    DataError,
+    RunError,
+    list_first,
+    print_message,
+)
 from harness.experiment.plan import hash_json
 from harness.experiment.problems import fold_text
 from harness.grading import GRADERS
@@ -171,8 +179,12 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         "about": about,
         "problems": items,
         "read": lambda: frame,
-        "read_prompts": list,
+        "read_prompts": partial(_refuse_prompts, name),
     }
+
+
+def _refuse_prompts(name: str) -> NoReturn:
+    raise RunError(f"{name} has scores but no prompts: use `mless table`, `compare` or `plot`.")
 
 
 def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
