@@ -23,8 +23,10 @@ from harness.runs.read_runs import HASH, VERSIONS, Run
 if TYPE_CHECKING:
     import pandas
 
-_MODEL_FACTS = ("model_sha256", "sampling", "engine")
-"""Facts that must be equal in all runs of one model, besides the settings."""
+_OF_CONDITIONS = re.compile(r"(greedy|model|prompts|versions)[.:]")
+"""Facts in which runs of a model may differ: they follow from others, or change no sample."""
+_FACTS = (*VERSIONS, "model", "model_sha256", "engine", "greedy", "sampling", "versions", "seed")
+"""Facts besides the settings."""
 _PAIRED_FACTS = re.compile(
     r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"
 )
@@ -136,11 +138,13 @@ def _list_changes(old: Run, new: Run) -> list[str]:
     facts = []
     for run in (old, new):
         about = run.about
-        settings = {**(about.get("settings") or {}), "examples": run.receipt.get("examples")}
-        names = (*VERSIONS, "model", "greedy", "sampling", "versions", "seed")
-        settings |= {name: about.get(name) for name in names}
-        settings["prompts"] = (about.get("prompts_sha256") or "")[:8] or None
-        facts.append({name: value for name, value in settings.items() if value is not None})
+        known_facts = {name: about[name] for name in _FACTS if about.get(name) is not None}
+        settings = {**(about.get("settings") or {}), **known_facts}
+        if sha256 := about.get("prompts_sha256"):
+            settings["prompts"] = sha256[:8]
+        if run.receipt:  # others do not name their examples
+            settings["examples"] = run.receipt.get("examples")
+        facts.append(settings)
     return [*filter(None, describe_differences(*facts).split("; "))]
 
 
@@ -222,18 +226,7 @@ def _describe_disagreement(old: Run, new: Run) -> str:
     """Why two runs may not stand in one table; empty if they may."""
     if reason := describe_problem_differences(old, new):
         return reason
-    is_same_model = old.about["model"] == new.about["model"]
-    return describe_differences(
-        _comparable_facts(old, is_same_model), _comparable_facts(new, is_same_model)
-    )
-
-
-def _comparable_facts(run: Run, is_same_model: bool) -> dict[str, Any]:
-    """The versions of a run, its examples and, for a comparison within one model, its settings."""
-    names = VERSIONS + _MODEL_FACTS if is_same_model else VERSIONS
-    facts = {name: run.about[name] for name in names if run.about.get(name) is not None}
-    if run.receipt:  # logs of lm-eval do not name their examples
-        facts["examples"] = run.receipt.get("examples")
-    if is_same_model:
-        facts |= run.about.get("settings") or {}
-    return facts
+    changes = [line for line in _list_changes(old, new) if not _OF_CONDITIONS.match(line)]
+    if old.about["model"] != new.about["model"]:
+        changes = [line for line in changes if line.startswith((*VERSIONS, "examples"))]
+    return "; ".join(changes)

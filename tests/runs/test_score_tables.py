@@ -150,6 +150,20 @@ def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):
     assert [row["difference"] for row in rows] == [0, 100]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table", "x={a}", "y={a}"), "a.csv is given twice."),
+        (("show", "{a}", "--changed"), "a.csv has scores but no prompts"),
+        (("report", "{a}"), "a.csv has scores but no prompts"),
+        (("export", "{a}"), "a.csv has scores but no prompts"),
+    ],
+)
+def test_what_a_table_cannot_do_is_refused(arguments, message, tmp_path, command):
+    path = write_side(tmp_path / "given_twice", "item,score: wN,1")
+    refused(command(*(argument.format(a=path) for argument in arguments)), message)
+
+
 @with_cases
 def test_runs_of_other_seeds_are_pooled(settings, options, outcome, tmp_path, command):
     seeds = {name: write_details(tmp_path / name, results=settings.get(name, {})) for name in "xyz"}
