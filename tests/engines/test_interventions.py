@@ -255,7 +255,9 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(row=0, count=1, index=5, request=0, intervention=ON, recording=None, first=0)
+    chunk = Chunk(
+        row=0, token_count=1, index=5, request=0, intervention=ON, recording=None, first=0
+    )
     group = Group([chunk])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
@@ -291,7 +293,7 @@ def interrupt_and_answer(folder, _questions, _name):
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
     plan, requests = plan_requests(config([ARM], **PRODUCTS), 1)
-    monkeypatch.setattr(intervention_check, "_answer", partial(interrupt_and_answer, tmp_path))
+    monkeypatch.setattr(intervention_check, "_generate", partial(interrupt_and_answer, tmp_path))
     monkeypatch.setattr(intervention_check, "_make_questions", lambda *_: {"arms": ["arm"]})
     with pytest.raises(KeyboardInterrupt):
         ask_reference(plan, requests, tmp_path, print)

