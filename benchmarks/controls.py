@@ -28,8 +28,8 @@ from benchmarks.runs import ROOT, make_parser, say
 from harness.analysis.result_tables import make_leaderboard, records
 from harness.execution.regrading import regrade
 from harness.grading import GRADERS
-from harness.runs.read_runs import Run
 from harness.runs.run_files import JOURNAL, RunFiles
+from harness.runs.run_reader import Run
 from harness.runs.stored_files import expand
 
 RUN = ROOT / "tests" / "data" / "greedy_run"

@@ -18,7 +18,7 @@ from benchmarks.sink import FIGURES
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.figures import figure_style
 from harness.experiment.conditions import read_contrast
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 PLACES = {
     "before_system": "before the instruction",

@@ -18,7 +18,7 @@ from scipy.stats import t
 from benchmarks.runs import ROOT, make_parser
 from harness import compare, load_run
 from harness.display.figures import figure_style
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 FIGURES = ROOT / "docs" / "figures"
 ALL_TASKS = "all tasks"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from harness.experiment.run_config import RunConfig as RunConfig
     from harness.experiment.run_config import load_config as load_config
     from harness.grading import grade as grade
-    from harness.runs.read_runs import Run as Run
+    from harness.runs.run_reader import Run as Run
     from harness.runs.samples_frame import load_run as load_run
 else:
     from importlib import import_module
@@ -20,7 +20,7 @@ else:
         "load_config": "experiment.run_config",
         "grade": "grading",
         "load_run": "runs.samples_frame",
-        "Run": "runs.read_runs",
+        "Run": "runs.run_reader",
         "compare": "analysis.baseline_comparison",
         "run": "execution.prepared_run",
     }

@@ -37,18 +37,18 @@ from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from harness.experiment.prompts.prompt import hash_text
 from harness.grading import GRADERS
-from harness.runs import read_runs
-from harness.runs.find_runs import locate
+from harness.runs import run_reader
 from harness.runs.prompt_sources import AnsweredPrompt, Source
 from harness.runs.records import SESSION, Sample, Score, stored_prompts
 from harness.runs.run_files import JOURNAL
 from harness.runs.run_folder import RunFolder
+from harness.runs.run_paths import locate
 from harness.runs.stored_files import expand
 
 
 def read_source(path, layout=None, metric=None):
     """The prompts of a run or of logs, as commands read them."""
-    return read_runs.source_of(Run.load(path, metric=metric), layout=layout)
+    return run_reader.source_of(Run.load(path, metric=metric), layout=layout)
 
 
 def passing_folder():

@@ -80,7 +80,7 @@ def probe(
     from attention_probe.prompts.prompts_config import PromptsConfig
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers, split_words
-    from harness.runs.find_runs import locate_one
+    from harness.runs.run_paths import locate_one
     from harness.yaml_settings import parse_overrides, validate
 
     run = locate_one(source) if source else None

@@ -24,7 +24,7 @@ def report(
     from attention_probe.figures.trace_views import read_view
     from harness.display.report.attention_view import PAGE_BYTES
     from harness.display.report.report_page import write_report
-    from harness.runs.find_runs import locate
+    from harness.runs.run_paths import locate
 
     paths = locate(runs)
     views = [read_view(path, PAGE_BYTES) for path in traces or ()]

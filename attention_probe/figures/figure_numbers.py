@@ -16,7 +16,7 @@ from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.value_texts import label
 from harness.errors import ConfigError
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 BARS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""

@@ -14,7 +14,7 @@ from harness.experiment.conditions import as_condition, named_conditions
 from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompts.prompt import Layout
 from harness.runs.prompt_sources import Source, build_source
-from harness.runs.read_runs import Run, source_of
+from harness.runs.run_reader import Run, source_of
 from harness.yaml_settings import UserPath
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
-from harness.runs.join_runs import list_receipts, stack
-from harness.runs.read_runs import Run
+from harness.runs.joined_runs import list_receipts, stack
+from harness.runs.run_reader import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from harness.analysis.sample_scores import choose_score
 from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
-from harness.runs.join_runs import join
-from harness.runs.read_runs import Run
+from harness.runs.joined_runs import join
+from harness.runs.run_reader import Run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +77,7 @@ def make_leaderboard(
         common: Whether problems that a condition lacks are left out.
 
     Raises:
-        ComparisonError: the runs cannot be compared; see `join_runs.join` and `analysis.compare`.
+        ComparisonError: the runs cannot be compared; see `joined_runs.join` and `analysis.compare`.
     """
     by = [*by, *runs[0].about.get("by", ())]
     frame, omitted_problems = _keep_shared_problems(join(runs), common=common)

@@ -15,11 +15,11 @@ def export(
     """Write a run as logs that `inspect view` opens: prompts, completions and verdicts."""
     from harness.display.inspect_logs import write_inspect_logs
     from harness.errors import ConfigError
-    from harness.runs.read_runs import Run
+    from harness.runs.run_reader import Run
 
     loaded_run = Run.load(run)
-    if loaded_run.is_logs:
-        raise ConfigError(f"{run} has logs of lm-eval. Expected a run folder of mless.")
+    if not loaded_run.receipt:
+        raise ConfigError(f"{run}: expected a run folder of mless.")
     if loaded_run.endpoint != "accuracy":
         raise ConfigError(
             f"{run} has no completions: its endpoint is {loaded_run.endpoint}, expected accuracy."

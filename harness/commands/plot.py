@@ -30,7 +30,7 @@ def plot(
     from harness.analysis.result_tables import make_leaderboard
     from harness.display.figures.figure_kinds import draw_figures
     from harness.display.figures.figure_style import write_figure
-    from harness.runs.join_runs import load_runs
+    from harness.runs.joined_runs import load_runs
 
     loaded_runs = load_runs(runs, metrics=[metric], columns=columns)
     board = make_leaderboard(loaded_runs, baseline=baseline, score=score)

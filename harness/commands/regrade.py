@@ -26,8 +26,8 @@ def regrade(
     """Grade and audit a finished run again; or grade the completions of any log or table."""
     from harness.execution.regrading import regrade as regrade_run
     from harness.execution.regrading import regrade_logs
-    from harness.runs.read_runs import Run
     from harness.runs.run_files import JOURNAL, RunFiles
+    from harness.runs.run_reader import Run
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):

@@ -11,7 +11,7 @@ from harness.commands.options import Decimal, Overrides
 from harness.constants import AnswerKind
 
 if TYPE_CHECKING:
-    from harness.runs.read_runs import Run
+    from harness.runs.run_reader import Run
 
 
 def run(

@@ -11,7 +11,7 @@ from harness.constants import STUDIED, Choice
 
 if TYPE_CHECKING:
     from harness.analysis.problem_selection import Criterion
-    from harness.runs.read_runs import Run
+    from harness.runs.run_reader import Run
 
 
 def show(
@@ -43,8 +43,8 @@ def show(
     from harness.analysis.problem_selection import Criterion
     from harness.display.problem_listing import print_problem
     from harness.errors import ConfigError, list_first
-    from harness.runs.find_runs import locate_one
-    from harness.runs.read_runs import Run
+    from harness.runs.run_paths import locate_one
+    from harness.runs.run_reader import Run
     from harness.yaml_settings import validate
 
     loaded = Run.load(locate_one([run]), metric=metric)
@@ -84,7 +84,7 @@ def _choose_contrast(run: Run) -> tuple[str, str]:
 def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | None) -> None:
     from harness.analysis.problem_selection import require_verdicts, select
     from harness.display.problem_listing import describe_changes, print_changes
-    from harness.runs.read_runs import source_of
+    from harness.runs.run_reader import source_of
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)

@@ -56,7 +56,7 @@ def table(
     samples of a problem count together.
     """
     from harness.display.table_page import TableOptions, make_table
-    from harness.runs.join_runs import load_runs
+    from harness.runs.joined_runs import load_runs
 
     is_requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(

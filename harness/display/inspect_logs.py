@@ -8,7 +8,7 @@ from harness.constants import JsonObject
 from harness.errors import MissingDependencyError
 from harness.finish_reasons import read_reason
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 SCORER = "mless"
 """The name of our grader in the logs."""

@@ -16,7 +16,7 @@ from harness.display.value_texts import label, visible
 from harness.errors import RunError, list_near
 from harness.experiment.conditions import contrast_name
 from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 _STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
 """The style of each role of a prompt's text on a terminal."""

@@ -12,7 +12,7 @@ from harness.display.comparison_tables import show_comparison, show_leaderboard
 from harness.display.printed_tables import Table, render
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 from harness.runs.versions_and_hashes import receipt_line
 
 SCHEMA = "mless-table/2"

@@ -18,8 +18,8 @@ from harness.execution.run_execution import (
 )
 from harness.experiment.plan import Plan, make_plan
 from harness.experiment.run_config import RunConfig, load_config
-from harness.runs.read_runs import Run
 from harness.runs.run_folder import refuse_foreign
+from harness.runs.run_reader import Run
 
 AnyConfig = RunConfig | Path | str
 """A run config, or its file."""

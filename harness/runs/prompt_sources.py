@@ -1,8 +1,8 @@
 """A `Source`: the problems that commands select, show and probe, with their prompts and samples.
 
-Each problem has a prompt under every condition. `read_runs.source_of` makes a source of a run or of
-lm-eval's logs, whose prompts have samples with verdicts. `build_source` makes one of a dataset, for
-a probe without a run; nothing was generated for its prompts.
+Each problem has a prompt under every condition. `run_reader.source_of` makes a source of a run or
+of lm-eval's logs, whose prompts have samples with verdicts. `build_source` makes one of a dataset,
+for a probe without a run; nothing was generated for its prompts.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _find_columns(
 
 
 def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
-    """A table of scores as the fields of a `read_runs.Run`.
+    """A table of scores as the fields of a `run_reader.Run`.
 
     Args:
         name: Its file, for messages.

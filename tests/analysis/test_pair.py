@@ -11,7 +11,7 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.commands.compare import EXIT_CODES
 from harness.display.table_page import table_json
 from harness.errors import ComparisonError, RunError
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 from harness.runs.samples_frame import load_run
 from tests.commands.test_cli import refused
 from tests.make import (

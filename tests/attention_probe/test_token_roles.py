@@ -15,7 +15,7 @@ from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.experiment.prompts.tokenizer import encode, token_texts
 from harness.runs.prompt_sources import AnsweredProblem, Source, build_source
-from harness.runs.read_runs import source_of
+from harness.runs.run_reader import source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
 from tests.make import (

@@ -68,5 +68,5 @@ def test_an_export_needs_inspect_and_a_run_folder(tmp_path, command, monkeypatch
     monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     with pytest.raises(MissingDependencyError, match=r"`pip install '\.\[inspect\]'`"):
         write_inspect_logs(Run.load(GREEDY_RUN), tmp_path)
-    message = "has logs of lm-eval. Expected a run folder of mless."
+    message = "expected a run folder of mless."
     refused(command("export", find_log("wo")), message)

@@ -20,8 +20,8 @@ from harness import Run
 from harness.analysis.problem_selection import Criterion
 from harness.errors import ConfigError, PromptMismatchError
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.read_runs import source_of
 from harness.runs.records import stored_prompts
+from harness.runs.run_reader import source_of
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP

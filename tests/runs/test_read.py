@@ -20,10 +20,10 @@ from harness.experiment.prompts.prompt import (
     hash_text,
     make_document,
 )
-from harness.runs.find_runs import locate, locate_one
-from harness.runs.join_runs import join
-from harness.runs.read_runs import HASH, Run, source_of
+from harness.runs.joined_runs import join
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
+from harness.runs.run_paths import locate, locate_one
+from harness.runs.run_reader import HASH, Run, source_of
 from tests.commands.test_cli import refused
 from tests.make import (
     DATE,

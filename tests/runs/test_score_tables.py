@@ -156,7 +156,7 @@ def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):
         (("table", "x={a}", "y={a}"), "a.csv is given twice."),
         (("show", "{a}", "--changed"), "a.csv has scores but no prompts"),
         (("report", "{a}"), "a.csv has scores but no prompts"),
-        (("export", "{a}"), "a.csv has scores but no prompts"),
+        (("export", "{a}"), "a.csv: expected a run folder of mless"),
     ],
 )
 def test_what_a_table_cannot_do_is_refused(arguments, message, tmp_path, command):

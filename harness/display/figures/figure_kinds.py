@@ -13,7 +13,7 @@ from harness.display.figures.figure_style import without_contrasts, without_refe
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
 from harness.display.value_texts import name_score
 from harness.errors import ComparisonError
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 
 def draw_figures(

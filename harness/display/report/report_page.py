@@ -38,7 +38,7 @@ from harness.display.value_texts import (
 from harness.errors import RunError, list_first
 from harness.experiment.conditions import read_contrast
 from harness.runs.attention_file import AttentionView
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 from harness.runs.stored_files import clear_messages, write_whole
 from harness.runs.versions_and_hashes import receipt_line
 

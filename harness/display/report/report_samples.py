@@ -14,7 +14,7 @@ from harness.analysis.result_tables import records
 from harness.constants import JsonObject, Row
 from harness.display.value_texts import define_flips, flips
 from harness.grading import GRADERS
-from harness.runs.read_runs import Run
+from harness.runs.run_reader import Run
 
 REPORT_BLOCK = 10
 """Problems in one block of the report. A browser unpacks a block in some milliseconds."""

@@ -1,6 +1,6 @@
 """The files that lm-eval writes: sample logs (`--log_samples`) and results files.
 
-What they mean for a run is in `read_lm_eval_logs`.
+What they mean for a run is in `lm_eval_logs`.
 """
 
 import json

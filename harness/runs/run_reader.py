@@ -26,12 +26,12 @@ from harness.experiment.conditions import (
 from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text
-from harness.runs.find_lm_eval_files import find_logs
-from harness.runs.find_runs import has_run_files
 from harness.runs.harness_logs import INSPECT, LIGHTEVAL, LM_EVAL, TABLE, find_kind, read_scores
+from harness.runs.lm_eval_files import find_logs
+from harness.runs.lm_eval_logs import read_logs
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
-from harness.runs.read_lm_eval_logs import read_logs
 from harness.runs.run_files import RunFiles
+from harness.runs.run_paths import has_run_files
 from harness.runs.samples_frame import read_frame
 from harness.runs.score_tables import describe_scores
 
@@ -101,7 +101,7 @@ class Run:
                 lighteval; or a table of scores, as a file or frame. A mapping also names the
                 condition of a single one of these.
             metric: The metric that gives the verdicts in logs of other tasks; see
-                `read_sample_log.read_log` and `harness_logs.read_scores`.
+                `sample_log.read_log` and `harness_logs.read_scores`.
             columns: The columns of a table by role: `item=ID,score=correct`.
 
         Raises:

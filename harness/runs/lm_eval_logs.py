@@ -20,7 +20,7 @@ from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import is_ours
 from harness.runs.journal import describe_differences
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.read_sample_log import SampleLog, read_log
+from harness.runs.sample_log import SampleLog, read_log
 from harness.runs.samples_frame import make_frame
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LogsByCondition = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
 def read_logs(
     name: str, files: Sequence[tuple[str | None, Path]], *, metric: str | None
 ) -> JsonObject:
-    """Several sample logs as the fields of a `read_runs.Run`.
+    """Several sample logs as the fields of a `run_reader.Run`.
 
     Args:
         name: The run's name.
@@ -74,7 +74,7 @@ def read_logs(
 def _describe_logs(
     name: str, logs: Sequence[SampleLog], logs_by_condition: LogsByCondition, problem_count: int
 ) -> JsonObject:
-    """The facts of the logs for a table's receipt: see `read_runs.Run.about`."""
+    """The facts of the logs for a table's receipt: see `run_reader.Run.about`."""
     settings = dict(next((log.settings for log in logs if log.settings), {}))
     sampling = settings.pop("generation_kwargs", None)
     versions = {log.results.task_version for log in logs} - {None}

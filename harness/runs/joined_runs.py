@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.constants import SCORE, JsonObject
 from harness.errors import ComparisonError, list_first
-from harness.runs.find_runs import locate
 from harness.runs.journal import describe_differences
-from harness.runs.read_runs import HASH, VERSIONS, Run
+from harness.runs.run_paths import locate
+from harness.runs.run_reader import HASH, VERSIONS, Run
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +41,7 @@ def load_runs(
     columns: str | None = None,
     pool: bool = False,
 ) -> list[Run]:
-    """The runs that the user names: see `find_runs.locate` and `Run.load`.
+    """The runs that the user names: see `run_paths.locate` and `Run.load`.
 
     Args:
         names: Their paths.
