@@ -116,6 +116,7 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
     about = {name: facts[name] for name in ("model", "created", "task_version")}
     about |= {"metric": metric, "versions": facts["packages"], "settings": settings}
     about["greedy"] = _is_greedy(log.plan.config.temperature)
+    about["evaluation"] = log.eval.eval_id
     return ScoreTable(source=INSPECT, rows=rows, about=about)
 
 

@@ -102,6 +102,13 @@ def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
         for frame in frames
     ]
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
+    # a problem has the cluster that any of them names; else its question is its cluster
+    clusters, questions = (
+        samples.get(name, samples["problem_id"]).astype(str) for name in ("cluster", "question")
+    )
+    named = clusters.where(clusters != questions)
+    named = named.groupby(samples["problem_id"]).transform("first")
+    samples["cluster"] = named.fillna(clusters)
     for name in ("model", "layout"):
         samples[name] = " / ".join(samples[name].astype(str).unique())
     return samples
@@ -122,7 +129,9 @@ def list_receipts(runs: Iterable[Run]) -> list[JsonObject]:
         files = Path(old.name), Path(new.name)
         # with other settings equal answers are possible
         if not (reason or changes) and all(map(Path.is_file, files)):
-            reason = "their content is the same" if filecmp.cmp(*files, shallow=False) else ""
+            ids = [run.about.get("evaluation") for run in (old, new)]
+            is_copy = ids[0] == ids[1] if any(ids) else filecmp.cmp(*files, shallow=False)
+            reason = "their content is the same" if is_copy else ""
         if reason:
             raise ComparisonError(f"{new.name} cannot be compared with {old.name}: {reason}.")
     first, *others = runs_by_name.values()
@@ -197,7 +206,9 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
     golds: set[str] = set()
     roles = [
-        role for role in (HASH, "gold", "question") if role in old.problems.keys() & new.problems
+        role
+        for role in ("cluster", HASH, "gold", "question")
+        if role in old.problems.keys() & new.problems
     ]
     for role in roles:
         old_texts, new_texts = old.problems[role], new.problems[role]
@@ -212,9 +223,10 @@ def describe_problem_differences(old: Run, new: Run) -> str:
             reason = f"different {role}s have the ids {list_first(changed_ids)}"
             texts = old_texts[changed_ids[0]], new_texts[changed_ids[0]]
             return reason if role == HASH else f"{reason}: {texts[0]!r:.60} and {texts[1]!r:.60}"
-        golds = {old_texts[name] for name in shared_ids}
+        if role != "cluster":
+            golds = {old_texts[name] for name in shared_ids}
     are_numbers = old.about.get("is_index") and new.about.get("is_index")
-    if are_numbers and not roles and old.name != new.name:
+    if are_numbers and not {*roles} - {"cluster"} and old.name != new.name:
         return (
             "the items of both are only numbered, and the numbers may mean other items; if they "
             "are ids, type --columns item=COLUMN"

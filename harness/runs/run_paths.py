@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.runs.harness_logs import LM_EVAL, find_kind
+from harness.runs.harness_logs import INSPECT, LM_EVAL, find_kind
 from harness.runs.run_files import JOURNAL, RECEIPT
 from harness.runs.stored_files import find_stored, is_stored
 
@@ -65,7 +65,10 @@ def _runs_in(path: Path) -> list[Path]:
     for child in _subfolders(path):
         folders += [child] if _is_run(child) else _subfolders(child)
     # the reader of the folder raises the error
-    return list(filter(_is_run, folders)) or sorted(path.glob("*.eval")) or [path]
+    if runs := list(filter(_is_run, folders)):
+        return runs
+    logs = [file for file in path.glob("*.*") if find_kind(file) == INSPECT]
+    return sorted(logs) or [path]
 
 
 def has_run_files(folder: Path) -> bool:

@@ -171,7 +171,7 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         "problems": len(ids),
         "is_index": not table.chosen.get("item") and ids in (numbers[1:], numbers[:-1]),
         "prompts_sha256": hash_json(items["question"]) if "question" in items else None,
-        "remarks": [] if items else ["items matched by id alone"],
+        "remarks": [] if items.keys() - {"cluster"} else ["items matched by id alone"],
         **table.about,
     }
     return {
@@ -187,12 +187,19 @@ def _refuse_prompts(name: str) -> NoReturn:
     raise RunError(f"{name} has scores but no prompts: use `mless table`, `compare` or `plot`.")
 
 
+def _read_text(row: JsonObject, role: str) -> str:
+    """A row's text without further blanks; empty if it is missing."""
+    value = row.get(role)
+    # only NaN differs from itself
+    return "" if value is None or value != value else fold_text(str(value))
+
+
 def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
-    """The known texts and gold answers of items, by their ids."""
+    """The known texts, gold answers and clusters of items, by their ids."""
     facts: dict[str, dict[str, str]] = {}
     for location, row in table.rows:
-        for role in ("question", "gold"):
-            text = fold_text(str(row.get(role) or ""))
+        for role in ("question", "gold", "cluster"):
+            text = _read_text(row, role)
             if not text:
                 continue
             first_text = facts.setdefault(role, {}).setdefault(str(row["item"]), text)
@@ -212,13 +219,14 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     items = [str(row["item"]) for _, row in table.rows]
     scores = pandas.Series([parse_score(*row) for row in table.rows])
     questions = [fold_text(str(text)) for text in values.get("question", items)]
+    clusters = [_read_text(row, "cluster") for _, row in table.rows]
     facts = {
         "model": values.get("model", table.about.get("model") or "unknown model"),
         "layout": table.source,
         "condition": values.get("condition", condition),
         "problem_id": items,
         "replicate": 0,
-        "cluster": values.get("cluster", questions),
+        "cluster": [name or question for name, question in zip(clusters, questions, strict=True)],
         "question": questions,
         SCORE: scores,
         "correct": scores == 1,

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from harness import Run, compare
 from harness.analysis.result_tables import make_leaderboard
+from harness.runs.joined_runs import stack
 from tests.commands.test_cli import refused
 from tests.conftest import run_program
 from tests.make import ROOT, log_line, with_cases, write_log
@@ -182,3 +183,21 @@ def test_logs_of_inspect_are_compared_or_refused(change, options, outcome, tmp_p
     arguments = [LOGS, tmp_path / "new.eval", change, *options.split()]
     output = run_program(sys.executable, "-c", CHANGED, *arguments, env=environment)
     assert outcome in " ".join(f"{output.stdout}{output.stderr}".split())
+
+
+@with_cases
+def test_the_clusters_of_one_table_are_those_of_both(columns, clusters):
+    """`columns` has the clusters of each side; a blank one is none."""
+    runs = []
+    for name, groups in columns.items():
+        rows = [{"id": f"i{n}", "score": n % 2, "cluster": g} for n, g in enumerate(groups)]
+        runs.append(Run.load(pandas.DataFrame(rows).assign(condition=name)))
+    samples = stack([run.samples for run in runs])
+    assert samples.groupby("problem_id")["cluster"].nunique().eq(1).all()
+    assert samples["cluster"].nunique() == clusters
+
+
+def test_a_table_has_no_columns_of_completions():
+    rows = [{"id": f"i{n}", "condition": name, "score": 1} for n in range(9) for name in "ab"]
+    tables = make_leaderboard([Run.load(pandas.DataFrame(rows))], baseline="a").side_tables
+    assert tables["audit"].empty and tables["mediators"].empty
