@@ -22,7 +22,7 @@ from harness.analysis.sample_scores import FRACTION, NUMBER
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NUMBERS, explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN, Row
-from harness.errors import ComparisonError, list_first, list_near
+from harness.errors import ComparisonError, ConfigError, list_first, list_near
 from harness.experiment.conditions import ReferenceConditions, contrast_name, read_contrast
 
 COMPARISON_COLUMNS = {
@@ -143,6 +143,10 @@ class Design:
         return {"role": role, "primary": is_primary and is_registered}
 
 
+_SAMPLE_COLUMNS = "model layout condition problem_id sample_index correct".split()
+"""The columns that a frame of samples needs."""
+
+
 def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
     """Compare all conditions with the baseline: one row for each model, layout and condition.
 
@@ -164,8 +168,13 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
     Raises:
         ComparisonError: there is no baseline, problems differ, samples are missing or occur twice,
             or see `Design`.
-        ConfigError: a contrast is not written as one.
+        ConfigError: a contrast is not written as one, or the frame lacks columns.
     """
+    if missing := [name for name in _SAMPLE_COLUMNS if name not in frame]:
+        raise ConfigError(
+            f"The frame has no column {', '.join(missing)}. Of a table of scores "
+            "mless.Run.load(frame).samples makes such a frame."
+        )
     design = Design(**options)
     return compare_outcomes(count_outcomes(frame, design.by, design.score), design)
 

@@ -158,7 +158,8 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         row = frame[is_double].iloc[0]
         raise ComparisonError(
             f"{name}: item {row['problem_id']} occurs more than once in condition "
-            f"{row['condition']}. Keep one scorer or filter; if the rows are samples, type "
+            f"{row['condition']}. Keep one scorer or filter; if it is the id of several "
+            "items, name another column (--columns item=COLUMN); if the rows are samples, type "
             "--columns sample=COLUMN, or --columns sample= if no column numbers them."
         )
     ids = frame["problem_id"].unique().tolist()

@@ -14,6 +14,7 @@ from pyarrow import parquet
 
 from harness import Run, compare
 from harness.analysis.result_tables import make_leaderboard
+from harness.errors import ConfigError
 from harness.runs.joined_runs import stack
 from tests.commands.test_cli import refused
 from tests.conftest import run_program
@@ -201,3 +202,8 @@ def test_a_table_has_no_columns_of_completions():
     rows = [{"id": f"i{n}", "condition": name, "score": 1} for n in range(9) for name in "ab"]
     tables = make_leaderboard([Run.load(pandas.DataFrame(rows))], baseline="a").side_tables
     assert tables["audit"].empty and tables["mediators"].empty
+
+
+def test_a_frame_of_scores_is_no_frame_of_samples():
+    with pytest.raises(ConfigError, match="has no column model, layout"):
+        compare(pandas.DataFrame({"condition": ["a"], "problem_id": [1], "score": [1]}))
