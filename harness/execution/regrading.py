@@ -20,14 +20,14 @@ from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import find_answer, has_other_form
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
-from harness.runs.harness_logs import LM_EVAL, find_kind, read_scores
 from harness.runs.journal import Journal
-from harness.runs.lm_eval_files import find_logs
+from harness.runs.logs.harness_logs import LM_EVAL, find_kind, read_scores
+from harness.runs.logs.lm_eval_files import find_logs
+from harness.runs.logs.sample_log import read_completions, read_log
+from harness.runs.logs.score_tables import parse_score
 from harness.runs.records import Sample, Score, as_json
 from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_now
 from harness.runs.run_folder import lock, set_old_scores_aside
-from harness.runs.sample_log import read_completions, read_log
-from harness.runs.score_tables import parse_score
 from harness.runs.stored_files import clear_messages, expand
 
 REGRADED_SHOWN = 20

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.runs.harness_logs import INSPECT, LM_EVAL, find_kind
+from harness.runs.logs.harness_logs import INSPECT, LM_EVAL, find_kind
 from harness.runs.run_files import JOURNAL, RECEIPT
 from harness.runs.stored_files import find_stored, is_stored
 

@@ -26,14 +26,21 @@ from harness.experiment.conditions import (
 from harness.experiment.model_settings import fixed_arguments, label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text
-from harness.runs.harness_logs import INSPECT, LIGHTEVAL, LM_EVAL, TABLE, find_kind, read_scores
-from harness.runs.lm_eval_files import find_logs
-from harness.runs.lm_eval_logs import read_logs
+from harness.runs.logs.harness_logs import (
+    INSPECT,
+    LIGHTEVAL,
+    LM_EVAL,
+    TABLE,
+    find_kind,
+    read_scores,
+)
+from harness.runs.logs.lm_eval_files import find_logs
+from harness.runs.logs.lm_eval_logs import read_logs
+from harness.runs.logs.score_tables import describe_scores
 from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
 from harness.runs.run_files import RunFiles
 from harness.runs.run_paths import has_run_files
 from harness.runs.samples_frame import read_frame
-from harness.runs.score_tables import describe_scores
 
 if TYPE_CHECKING:
     import pandas

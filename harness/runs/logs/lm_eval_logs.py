@@ -19,8 +19,8 @@ from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import is_ours
 from harness.runs.journal import describe_differences
+from harness.runs.logs.sample_log import SampleLog, read_log
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.sample_log import SampleLog, read_log
 from harness.runs.samples_frame import make_frame
 
 if TYPE_CHECKING:

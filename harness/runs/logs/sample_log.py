@@ -24,7 +24,7 @@ from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.problems import read_level, refuse_other_golds
 from harness.experiment.prompts.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.reasoning_markers import add_reasoning, find_opened
-from harness.runs.lm_eval_files import (
+from harness.runs.logs.lm_eval_files import (
     LogLine,
     ResultsFile,
     find_log,

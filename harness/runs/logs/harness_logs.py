@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, MissingDependencyError, RunError, list_first, quote
-from harness.runs.score_tables import ScoreTable, read_table
+from harness.runs.logs.score_tables import ScoreTable, read_table
 
 if TYPE_CHECKING:
     import pandas
