@@ -56,7 +56,7 @@ CHANCE = 100 / (1 + OTHER_ANSWERS)
 NATS_MARGIN = 0.1
 """The equivalence margin of log-probabilities: the gold answer becomes a tenth more likely or less
 likely."""
-SCORE = "score"
+SCORE = "table_score"
 """The column of a table's scores, which may be numbers of any meaning."""
 BETTER, HIGHER = ("better", "worse"), ("higher", "lower")
 PASSED = (*BETTER, *HIGHER)

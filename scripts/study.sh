@@ -8,6 +8,7 @@
 # `mless figure`: RUN_OPTIONS="--limit=40" is a rehearsal.
 study=${1:?expected a folder and models}
 shift
+set -o pipefail
 read -ra run_options <<< "$RUN_OPTIONS"
 read -ra figure_options <<< "$FIGURE_OPTIONS"
 figures="qwen-heads-12-13-14 mless-vs-random-sentence qwen-layers-1-2-3-head-22 llama-heads-20-25-26"

@@ -11,6 +11,7 @@ import pandas
 
 from harness.analysis.other_texts import AFTER_RUN
 from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
+from harness.analysis.sample_scores import NUMBER
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
@@ -195,8 +196,10 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
         problems than planned; and a sentence that explains it.
 
     Raises:
-        ConfigError: the points are out of range.
+        ConfigError: the points are out of range, or the better direction is unknown.
     """
+    if board.score == NUMBER:
+        raise ConfigError("--not-worse-by: of these numbers the better direction is unknown.")
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]

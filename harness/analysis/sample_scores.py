@@ -74,6 +74,8 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
         read_score(score)
         if scale:
             raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
+        if score.startswith("maj") and SCORE in frame and frame["answer"].isna().all():
+            raise ConfigError(f"score {score}: expected answers, of which a table has none.")
     return score or scale
 
 

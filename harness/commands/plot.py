@@ -28,12 +28,16 @@ def plot(
     lengths of one filler.
     """
     from harness.analysis.result_tables import make_leaderboard
+    from harness.analysis.sample_scores import NUMBER
     from harness.display.figures.figure_kinds import draw_figures
     from harness.display.figures.figure_style import write_figure
+    from harness.errors import ConfigError
     from harness.runs.joined_runs import load_runs
 
     loaded_runs = load_runs(runs, metrics=[metric], columns=columns)
     board = make_leaderboard(loaded_runs, baseline=baseline, score=score)
+    if board.score == NUMBER:
+        raise ConfigError("Figures have percentages: expected scores from 0 to 1.")
     receipt = {
         "baseline": board.baseline,
         "score": board.score,

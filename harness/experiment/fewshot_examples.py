@@ -88,6 +88,10 @@ class FewshotConfig(Strict):
     def _check_examples(self) -> Self:
         if not (self.has_examples or self.instructions):
             raise ValueError("num_fewshot: expected 1 or more, or `instructions`, got 0")
+        if len({*self.instructions}) < len(self.instructions):
+            raise ValueError("instructions: expected different texts")
+        if self.pool is not None and not self.has_examples:
+            raise ValueError("pool: num_fewshot is 0, so no examples are drawn")
         if self.pool is not None and self.pool < self.num_fewshot:
             raise ValueError(
                 f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"

@@ -229,6 +229,8 @@ class RunConfig(Strict):
                 "none: set fewshot.num_fewshot (--num-fewshot 8), or positive_control to false"
             )
         if fewshot and fewshot.instructions:
+            if any(condition.instruction is not None for condition in self.conditions):
+                yield "fewshot.instructions: needs conditions that set no instruction"
             if len(fewshot.instructions) != fewshot.draws:
                 yield (
                     f"fewshot.instructions: expected one for each of {fewshot.draws} draws, got "

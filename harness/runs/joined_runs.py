@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.constants import SCORE, JsonObject
-from harness.errors import ComparisonError, list_first
+from harness.errors import ComparisonError, ConfigError, list_first
 from harness.runs.journal import describe_differences
 from harness.runs.run_paths import locate
 from harness.runs.run_reader import HASH, VERSIONS, Run
@@ -53,7 +53,18 @@ def load_runs(
         HarnessError: they cannot be read, or tables among them cannot be conditions of one run.
     """
     if len(metrics) > 1:
-        runs = [load_runs(names, metrics=[name], columns=columns, pool=pool)[0] for name in metrics]
+        by_metric = [
+            load_runs(names, metrics=[name], columns=columns, pool=pool) for name in metrics
+        ]
+        runs = [loaded_runs[0] for loaded_runs in by_metric]
+        has_numbers = any(
+            not run.samples.get(SCORE, run.samples["correct"]).isin([0, 1]).all() for run in runs
+        )
+        if len({*metrics}) < len(metrics) or has_numbers or len(by_metric[0]) > 1:
+            raise ConfigError(
+                "Several --metric: expected different metrics of right and wrong samples, and the "
+                "conditions of one model. Use a command for each metric."
+            )
         frames = [run.samples.assign(metric=name) for run, name in zip(runs, metrics, strict=True)]
         about = {**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]}
         return [replace(runs[0], about=about, read=lambda: stack(frames))]
@@ -74,8 +85,11 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
         if not shared_conditions:
             continue
         reason = "" if pool else "--pool joins runs that differ in their seed alone"
-        changes = [line for line in _list_changes(old, new) if not _SEED.match(line)]
-        reason = reason or "; ".join(changes)
+        changes = _list_changes(old, new)
+        is_seeded = any(run.about.get("seed") is not None for run in (old, new))
+        if is_seeded and not any(map(_SEED.match, changes)):
+            reason = reason or "their seed is the same"
+        reason = reason or "; ".join(line for line in changes if not _SEED.match(line))
         if reason:
             raise ComparisonError(
                 f"{old.name} and {new.name} both have the condition {shared_conditions[0]}: "
@@ -98,9 +112,16 @@ def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     import pandas
 
     scored_frames = [
-        frame.assign(draw=frame.get("draw", 1), score=frame.get(SCORE, frame["correct"]))
+        frame.assign(**{"draw": frame.get("draw", 1), SCORE: frame.get(SCORE, frame["correct"])})
         for frame in frames
     ]
+    for frame in frames:
+        if frame["model"].nunique() > 1:
+            models = ", ".join(frame["model"].astype(str).unique())
+            raise ComparisonError(
+                f"A table of the models {models} cannot be joined with others: give it alone, or "
+                "a table for each model."
+            )
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
     # a problem has the cluster that any of them names; else its question is its cluster
     clusters, questions = (

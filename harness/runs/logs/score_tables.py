@@ -38,7 +38,7 @@ COLUMN_ROLES = {
     "score": "score correct is_correct acc accuracy exact_match passed",
     "sample": "sample sample_index epoch repeat replicate attempt trial",
     "model": "model model_name",
-    "cluster": "cluster group",
+    "cluster": "cluster",
     "completion": "completion response output prediction",
     "gold": "gold target reference gold_answer",
     "question": "question problem",
@@ -170,7 +170,8 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         "run": name,
         "model": " / ".join(frame["model"].unique()),
         "problems": len(ids),
-        "is_index": not table.chosen.get("item") and ids in (numbers[1:], numbers[:-1]),
+        "is_index": not table.chosen.get("item")
+        and sorted(ids) in (sorted(numbers[1:]), sorted(numbers[:-1])),
         "prompts_sha256": hash_json(items["question"]) if "question" in items else None,
         "remarks": [] if items.keys() - {"cluster"} else ["items matched by id alone"],
         **table.about,
@@ -219,7 +220,11 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     values = pandas.DataFrame([row for _, row in table.rows])
     items = [str(row["item"]) for _, row in table.rows]
     scores = pandas.Series([parse_score(*row) for row in table.rows])
-    questions = [fold_text(str(text)) for text in values.get("question", items)]
+    for location, row in table.rows:
+        for role in row.keys() & {"item", "condition"}:
+            if not _read_text(row, role):
+                raise DataError(f"{location}: the {role} is missing.")
+    questions = [_read_text(row, "question") or str(row["item"]) for _, row in table.rows]
     clusters = [_read_text(row, "cluster") for _, row in table.rows]
     facts = {
         "model": values.get("model", table.about.get("model") or "unknown model"),
