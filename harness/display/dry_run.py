@@ -13,9 +13,7 @@ from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
 from harness.decimal_commas import with_decimal_points
 from harness.display.printed_tables import Column, Table, fold, render
 from harness.display.value_texts import describe_clusters, plural
-from harness.engines.devices import describe_processor
 from harness.engines.interventions.intervention_check import count_checked
-from harness.engines.vllm_engine import device_type
 from harness.errors import list_first
 from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL, contrast_name
@@ -60,8 +58,6 @@ def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
         *_describe_requests(plan),
         *describe_power(config, clusters),
     ]
-    if config.model.backend == "vllm" and device_type() == "cpu":
-        lines.append(f"cpu       {describe_processor(config.model.model_args)}")
     text = fold([*lines, *further], indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 

@@ -2,9 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from harness.resources import count_cores
 
@@ -39,10 +37,3 @@ def use_all_cores() -> None:
     """Let vLLM compute on all cores where there are few, unless the user has set RESERVED."""
     if count_cores() <= FEW_CORES:
         os.environ.setdefault(RESERVED, "0")
-
-
-def describe_processor(arguments: Mapping[str, Any]) -> str:
-    """The type that vLLM will compute with, whether it compiles, and how to change both."""
-    dtype = str(arguments.get("dtype") or "auto").replace("auto", "the model's own type")
-    compiled = "not compiled" if arguments.get("enforce_eager") else "compiled"
-    return f"{dtype} (model.model_args.dtype), {compiled} (model.model_args.enforce_eager)"

@@ -1,19 +1,13 @@
 """lm-eval's model arguments as vLLM's engine arguments, and the defaults that mless adds."""
 
 import os
-import re
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, Field, PositiveInt
+from typing import Any
 
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError
 from harness.experiment.model_settings import name_dtype
-from harness.yaml_settings import validate
 
 CPU_KV_CACHE_BYTES = 2**30
 """Size of the KV cache on a CPU. vLLM would reserve nearly all memory; 1 GiB is ample for a small
@@ -44,21 +38,11 @@ ENGINE_DEFAULTS = {
 }
 
 
-class EngineValues(BaseModel):
-    """The engine arguments whose values vLLM would refuse only after it has started."""
-
-    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
-    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    max_num_seqs: PositiveInt = 1
-    tensor_parallel_size: PositiveInt = 1
-    pipeline_parallel_size: PositiveInt = 1
-
-
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, an argument is unknown, or its value is wrong.
+        ConfigError: no model is named, or `dtype` is no type.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(
@@ -69,34 +53,9 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in arguments.items()
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
-    _refuse_unknown_arguments(options)
     if "dtype" in options:
         options["dtype"] = name_dtype(options["dtype"])
-    validate(EngineValues, options, "model.model_args")
     return options
-
-
-def _refuse_unknown_arguments(options: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an argument has none of the names that the installed vLLM knows."""
-    package = find_spec("vllm")
-    if package is None:
-        return
-    # the source is read, because importing vLLM takes eight seconds
-    path = Path(str(package.origin)).parent / "engine" / "arg_utils.py"
-    source = path.read_text(encoding="utf-8")
-    # The fields of all classes in the file. EngineArgs has nearly all of them, so hardly any
-    # unknown name passes.
-    names = re.findall(r"^    (\w+): ", source, re.M)
-    # Not in that file are arguments of VLLMEngine itself, and arguments that `engine_arguments`
-    # renames or drops.
-    names += ["batch_invariant", "interventions", *ENGINE_NAMES, *NON_ENGINE_ARGUMENTS]
-    names = list(dict.fromkeys(names))
-    for name in options:
-        if name not in names:
-            near = list_near(name, names)
-            raise ConfigError(
-                f"model.model_args has {name!r}, which this vLLM does not know. Near it: {near}."
-            )
 
 
 def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from harness.errors import EngineError, quote
@@ -42,9 +42,6 @@ RawSums = dict[str, tuple[tuple[int, ...], bytes]]
 """Shape and bytes of recorded sums of attention, by the recording's name: plain values, which vLLM
 can send between processes."""
 
-STARTING_FUNCTION = "EngineCoreProc.__init__"
-"""The function of vLLM's that an engine process runs until it has started."""
-
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
 
@@ -65,7 +62,6 @@ def die_with_parent() -> None:
         threading.Thread(
             target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
         ).start()
-        _end_at_sigterm_while_starting()
         # The level ERROR keeps the run's own process silent. In the log of this process, lower
         # levels say how far the start is.
         if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
@@ -97,29 +93,6 @@ def _end_with(owner: str) -> None:
         time.sleep(ENGINE_TURN_SECONDS)
     # vLLM's handler of SIGTERM may only note the signal
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _end_at_sigterm_while_starting() -> None:
-    """Have SIGTERM end this process at once while its engine starts, as it ends any other process.
-
-    From 0.32 on, vLLM's own handler only notes the signal: the engine goes on loading for minutes,
-    and exits as soon as it is ready. Once the engine has started, that handler is right.
-    """
-    engine_handler = signal.getsignal(signal.SIGTERM)
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not callable(engine_handler) or not is_main_thread:
-        return
-
-    def handle_sigterm(number: int, frame: FrameType | None) -> None:
-        caller = frame
-        while caller and caller.f_code.co_qualname != STARTING_FUNCTION:
-            caller = caller.f_back
-        if caller:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        engine_handler(number, frame)
-
-    signal.signal(signal.SIGTERM, handle_sigterm)
 
 
 @contextmanager

@@ -57,11 +57,6 @@ class EngineActor:
         self, arguments: Mapping[str, Any], sampled: bool, log: str, threads: str | None
     ) -> dict[str, Any]:
         """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
-        take_gpus()
-        for name in list(os.environ):
-            # set by a launcher for its own ranks: vLLM would wait for them
-            if name.startswith("VLLM_DP_"):
-                del os.environ[name]
         # set by Ray, from a number of CPUs that we do not request
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads:
@@ -95,20 +90,6 @@ class EngineActor:
                 seconds = EXCHANGE_SECONDS
         self._unfinished -= len(completions)
         return completions, self._engine.token_counts
-
-
-def take_gpus() -> None:
-    """Make the GPUs that Ray gave this actor, and only these, visible to it.
-
-    Ray does so itself, but not where a launcher has set
-    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES.
-    """
-    import ray
-
-    ids = map(str, ray.get_runtime_context().get_accelerator_ids()["GPU"])
-    # as numbers, of which 10 comes after 2
-    if visible := ",".join(sorted(ids, key=lambda gpu_id: (len(gpu_id), gpu_id))):
-        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["HIP_VISIBLE_DEVICES"] = visible
 
 
 class RayCarrier:

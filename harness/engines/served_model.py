@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -297,11 +294,7 @@ async def _cancel(tasks: Iterable[asyncio.Task[Completion]]) -> None:
 
 def _read_pause(headers: Mapping[str, str]) -> float:
     """The seconds that a server asks to wait; 0 if it does not ask."""
-    value = headers.get("Retry-After", "")
-    with suppress(ValueError):
-        if milliseconds := headers.get("retry-after-ms"):
-            return float(milliseconds) / 1000
-        return float(value)
-    with suppress(ValueError):
-        return parsedate_to_datetime(value).timestamp() - time.time()
-    return 0.0
+    try:
+        return float(headers.get("Retry-After", 0))
+    except ValueError:  # a date, which hardly any server sends
+        return 0.0

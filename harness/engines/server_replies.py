@@ -30,13 +30,12 @@ def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | Non
         return None
     choice = _find(body, "choices", 0)
     message = _find(choice, "message")
-    content = _find(choice, "text") or _find(message, "content") or _find(message, "refusal")
-    text = _join_texts(content, "text", "refusal")
-    reasoning = (
-        _join_texts(message, "reasoning_content")
-        or _join_texts(message, "reasoning")
-        or _join_texts(content, "thinking", "reasoning")
+    text = (
+        _find_text(choice, "text")
+        or _find_text(message, "content")
+        or _find_text(message, "refusal")
     )
+    reasoning = _find_text(message, "reasoning_content") or _find_text(message, "reasoning")
     tokens = _find_count(body, "completion_tokens")
     reason = _find(choice, "finish_reason")
     reason = None if reason is None else str(reason)
@@ -73,13 +72,9 @@ def _find_count(body: Any, name: str) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
-def _join_texts(content: Any, *keys: str) -> str:
-    """The text in a message's content: a string, or parts with their texts under these keys."""
-    if isinstance(content, list):
-        return "".join(_join_texts(part, *keys) for part in content)
-    if isinstance(content, dict):
-        return "".join(_join_texts(content.get(key), "text") for key in keys)
-    return content if isinstance(content, str) and "text" in keys else ""
+def _find_text(value: Any, name: str) -> str:
+    text = _find(value, name)
+    return text if isinstance(text, str) else ""
 
 
 def describe_error(body: Any) -> str:

@@ -53,7 +53,6 @@ _WORKER_END = re.compile(
     r"WorkerProc initialization failed"
     r"|Worker proc \S+ died unexpectedly(?: \(exit code: (?P<exit_code>-\d+)\))?"
 )
-_NOTED_SIGNAL = re.compile(r"EngineCore: trigger received signal=(SIG\w+)")
 
 
 @cache
@@ -106,8 +105,6 @@ def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
     signal_numbers = [-code for code in exit_codes if code and code < 0]
     if signal_numbers:
         return signal.Signals(signal_numbers[0]).name
-    if noted_signal := _NOTED_SIGNAL.search(log):
-        return noted_signal[1]
     has_no_own_error = bool(_SEE_ABOVE.search(_last_error(log)))
     return UNKNOWN_SIGNAL if worker_end and has_no_own_error else ""
 

@@ -344,28 +344,3 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     carrier.start()
     carrier.close()
     assert thread_counts == [threads] and carrier.gpus == [] and carrier.cores == 500
-
-
-@pytest.mark.slow  # it starts Ray
-def test_each_engine_in_ray_sees_the_gpus_that_ray_gave_it_and_no_others(monkeypatch):
-    import ray
-
-    # as launchers of clusters set it
-    monkeypatch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
-    ray.init(address="local", num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
-    try:
-
-        @ray.remote(num_cpus=0)
-        class Engine:
-            def see(self):
-                ray_carrier.take_gpus()
-                return os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HIP_VISIBLE_DEVICES"]
-
-        engines = [Engine.options(num_gpus=count).remote() for count in (1, 2)]
-        (first_gpu, _), (two_gpus, two_hip_gpus) = ray.get(
-            [engine.see.remote() for engine in engines]
-        )
-        assert two_gpus == two_hip_gpus == ",".join(sorted(two_gpus.split(",")))
-        assert sorted([first_gpu, *two_gpus.split(",")]) == ["0", "1", "2"]
-    finally:
-        ray.shutdown()

@@ -23,7 +23,6 @@ import pytest
 import torch
 
 from harness.engines.start_errors import load_step
-from harness.engines.vllm_engine import READY_SECONDS
 from harness.runs.run_files import RunFiles
 from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
@@ -245,14 +244,14 @@ def wait_for_step(run, folder, step, processes=engine_processes):
     pytest.fail(f"The start has not reached {step!r}.")
 
 
-def end_start(folder, step, number, message, *, options, processes=engine_processes):
-    """Send a signal to a process of a start; the run ends in ten seconds with a message."""
+def end_start(folder, step, message, *, options, processes=engine_processes):
+    """Kill a process of a start; the run ends in ten seconds with a message."""
     run = start(folder, options=options)
     victim = wait_for_step(run, folder, step, processes)[0]
     if step == "importing":
         time.sleep(0.5)  # the process has only just been started
     family = descendants(run)
-    victim.send_signal(number)
+    victim.kill()
     start_time = time.monotonic()
     stderr = end(run, 2)
     assert time.monotonic() - start_time < 10
@@ -273,30 +272,25 @@ def interrupt(run, send, message=INTERRUPTED):
     assert have_ended(family)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("engines", [1, 2])
-def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(folder, engines, step, number):
+def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(folder, engines, step):
     options = TWO_ENGINES if engines == 2 else ()
     compiled = COMPILED if "compiling" in step else ()
     # two engines have one log, and the other engine may be a step ahead
     steps = "|".join(STEPS) if engines == 2 else step
-    message = f"The engine process got {number.name} while it was ({steps})."
-    end_start(folder, step, number, message, options=(*options, *compiled))
+    message = f"The engine process got SIGKILL while it was ({steps})."
+    end_start(folder, step, message, options=(*options, *compiled))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("step", STEPS[2:])
-def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step, number):
+def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step):
     message = "The worker process of the engine "
-    end_start(folder, step, number, message, options=COMPILED, processes=worker_processes)
+    end_start(folder, step, message, options=COMPILED, processes=worker_processes)
 
 
 def test_a_run_does_not_wait_for_an_engine_that_notes_sigterm_and_ends_after_loading(folder):
-    # a forked engine skips our plugin, and FORKING imports vLLM, which reads this limit, before
-    # mless sets it
-    limit = {"VLLM_ENGINE_READY_TIMEOUT_S": str(READY_SECONDS)}
-    run = start(folder, program=FORKED, environment=limit)
+    run = start(folder)
     engine = wait_for_step(run, folder, "loading weights")[0]
     family = descendants(run)
     engine.terminate()
@@ -338,9 +332,6 @@ LOST = "mless: an engine is lost; another is started in its place. "
 def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdicts(our_run, folder):
     before = ray_files()
     environment = {
-        # an engine that obeyed these two would wait for the other rank
-        "VLLM_DP_SIZE": "2",
-        "VLLM_DP_RANK": "0",
         # an engine within its actor starts in half the time; in the tests below it is a process
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
