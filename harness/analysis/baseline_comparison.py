@@ -84,7 +84,6 @@ class Design:
             are tested only if it is significant.
         unregistered: Models with contrasts that their runs did not register: exploratory there.
         looks: How often each model's contrasts are tested, while its run grows; by default once.
-        interim: Models whose runs are smaller than planned: all their contrasts are exploratory.
         reference_conditions: Conditions that are not tested, by name, as of
             `Run.reference_conditions`.
         score: avg@K, pass@K or maj@K, which replaces the share of right samples; by default the
@@ -102,7 +101,6 @@ class Design:
     primary: str | None = None
     unregistered: Collection[tuple[str, str]] = ()
     looks: Mapping[str, int] = field(default_factory=dict)
-    interim: Collection[str] = ()
     reference_conditions: ReferenceConditions = field(default_factory=dict)
     score: str | None = None
 
@@ -134,7 +132,7 @@ class Design:
         unregistered_rows = {
             (name, self.name_row(contrast)) for name, contrast in self.unregistered
         }
-        is_registered = (model, row_name) not in unregistered_rows and model not in self.interim
+        is_registered = (model, row_name) not in unregistered_rows
         is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
         role = "tested" if is_registered and is_contrast else "exploratory"
         if row_name in self.reference_conditions:
@@ -159,7 +157,7 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
             Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
             gives the A/A columns.
         options: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
-            looks, interim, reference_conditions, score.
+            looks, reference_conditions, score.
 
     Returns:
         A frame with the columns of `COMPARISON_COLUMNS`, those of `by` after the layout, in the

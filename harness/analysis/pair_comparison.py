@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas
 
 from harness.analysis.other_texts import AFTER_RUN
-from harness.analysis.result_tables import Leaderboard, find_interim, make_leaderboard, records
+from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.analysis.sample_scores import NUMBER
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
@@ -169,8 +169,6 @@ def compare_pair(
         "greedy": old.run.about.get("greedy"),
         "receipts": list_receipts(side.run for side in sides),
     }
-    for receipt in find_interim(side.run.about for side in sides):
-        about |= {"planned": receipt["planned"], "problems": receipt["problems"]}
     run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
     return make_leaderboard([run], score=score, common=common)
 
@@ -192,8 +190,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
     """Judge whether the second side loses less than `points`.
 
     Returns:
-        `not worse`, `worse` (significantly), or `not shown`, which is also said of a run with fewer
-        problems than planned; and a sentence that explains it.
+        `not worse`, `worse` (significantly), or `not shown`; and a sentence that explains it.
 
     Raises:
         ConfigError: the points are out of range, or the better direction is unknown.
@@ -202,10 +199,8 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
         raise ConfigError("--not-worse-by: of these numbers the better direction is unknown.")
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
-    (row,) = [row for row in records(board.comparison) if row["role"] in ("tested", "exploratory")]
+    (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]
     name = row["condition"]
-    if row["role"] == "exploratory":
-        return "not shown", "Not shown: a run has fewer problems than planned."
     if row["verdict"] == "unmeasured":
         return "not shown", f"Not shown: {row['unmeasured']}."
     # at a further look the interval of equivalence is the wider one, as looks share alpha

@@ -161,7 +161,6 @@ def _make_design(
     return replace(
         design,
         looks=looks,
-        interim={str(receipt["model"]) for receipt in find_interim(run.about for run in runs)},
         contrasts=contrasts,
         primary=primary,
         unregistered=_find_unregistered(runs, contrasts or ()),
@@ -225,15 +224,6 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
                     f"{run.name}: the condition {name!r} is another one than in {first_run}."
                 )
     return {name: fields for name, fields in fields_by_name.items() if fields}
-
-
-def find_interim(receipts: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The receipts of runs that have fewer problems than were planned."""
-    return [
-        receipt
-        for receipt in receipts
-        if (receipt.get("planned") or 0) > receipt.get("problems", 0)
-    ]
 
 
 def name_datasets(receipts: Iterable[Mapping[str, Any]]) -> str:

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Any
 
 from harness.analysis.paired_tests import fewest_problems
-from harness.analysis.result_tables import Leaderboard, find_interim, records
+from harness.analysis.result_tables import Leaderboard, records
 from harness.analysis.sample_scores import NUMBER, SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED, Row
@@ -212,12 +212,7 @@ def _describe_adjustment(board: Leaderboard, judged_rows: Sequence[Row]) -> str:
 
 
 def _warn_of_runs(board: Leaderboard) -> Iterator[str]:
-    """Runs that are smaller than planned, grew after their table was printed, or asked a server."""
-    for receipt in find_interim(board.receipt):
-        yield (
-            f"{receipt['model']}: interim, {receipt['problems']} of {receipt['planned']} planned "
-            "problems, so there is no verdict yet."
-        )
+    """Runs that grew after their table was printed, or asked a server."""
     for receipt in board.receipt:
         if remarks := receipt.get("remarks"):
             yield f"{receipt['name']}: {'; '.join(remarks)}."
@@ -255,8 +250,7 @@ def _remark_tests(
         )
     if len(judged_rows) < len(compared_rows):
         yield (
-            "exploratory: not named before the run, or the run is interim, so p is not adjusted, "
-            "and there is no verdict."
+            "exploratory: not named before the run, so p is not adjusted, and there is no verdict."
         )
 
 

@@ -133,8 +133,6 @@ class RunConfig(Strict):
     """The maximum length of a completion, in tokens."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end a completion."""
-    planned: int | None = Field(default=None, ge=1)
-    """The final number of problems. Tables of fewer have no verdict and are no looks."""
     audit: bool = True
     """Other graders also grade each completion."""
     output: UserPath = Path("results")

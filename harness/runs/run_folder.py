@@ -170,7 +170,7 @@ def continue_identity(
     A run can be extended by problems, samples and conditions, as long as its prompts stay the same:
     then nothing that is recorded becomes wrong. The contrasts that it tests stay too, so added
     conditions are exploratory. Problems or samples that are added to a finished run, whose table
-    was printed, cost a further look, unless their number was planned.
+    was printed, cost a further look.
 
     Raises:
         JournalError: the run has other settings, or its prompts are damaged. The message names
@@ -238,13 +238,10 @@ def _describe_changed_prompts(
 
 
 def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
-    """Whether stored conditions get problems or samples beyond the planned number of problems."""
+    """Whether stored conditions get problems or samples."""
     # not by task, because a sample can have a task of its own
     stored_counts = Counter(prompt.condition for prompt in files.prompts)
     counts = Counter(prompt.condition for prompt in prompts)
-    planned_count = identity.config.get("planned")
-    if planned_count and len({prompt.doc["id"] for prompt in prompts}) <= planned_count:
-        return False
     return any(
         counts[task.condition] > stored_counts[task.condition]
         or identity.tasks[name].samples > task.samples

@@ -318,7 +318,6 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         "engine": " ".join(filter(None, engine_facts)),
         "contrasts": [contrast_name(*contrast) for contrast in identity.contrasts],
         "looks": identity.looks,
-        "planned": identity.config.get("planned"),
         "primary": identity.primary and contrast_name(*identity.primary),
         "reference_conditions": {
             name: condition.reference

@@ -122,9 +122,7 @@ def test_accuracies_of_0_cannot_be_judged(compare_logs):
 
 
 @with_cases
-def test_the_gate_heeds_the_positive_control_looks_and_the_planned_size(
-    accuracy, mless, facts, code, message
-):
+def test_the_gate_heeds_the_positive_control_and_looks(accuracy, mless, facts, code, message):
     verdicts = drawn(3, 200, 1, {"wo": 0.5, "mless": mless, "control": accuracy})
     run = evaluation(verdicts, reference_conditions=CONTROL, problems=200, **facts)
     samples = run.samples

@@ -123,17 +123,6 @@ def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(make_run):
     assert table_rows(run)["mless"]["looks"] == 3, "nothing was added"
 
 
-def test_planned_problems_cost_no_look_and_have_no_verdict_before(make_run):
-    run = make_run(right, planned=8)
-    row = table_rows(run)["mless"]
-    assert (row["role"], row["verdict"]) == ("exploratory", None)
-    assert "interim, 6 of 8 planned problems" in one_line(table_page(run))
-    make_run(right, planned=8, limit=8)
-    assert (table_rows(run)["mless"]["role"], table_rows(run)["mless"]["looks"]) == ("tested", 1)
-    make_run(right, planned=8, limit=9)
-    assert table_rows(run)["mless"]["looks"] == 2
-
-
 @with_cases
 def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, make_run):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
