@@ -98,8 +98,7 @@ class Split(StrEnum):
 
 
 class Kind(StrEnum):
-    """A kind of figure of accuracies and differences."""
+    """A kind of figure of differences."""
 
-    ACCURACY = "accuracy"
     FOREST = "forest"
     DOSE = "dose"

@@ -22,7 +22,7 @@ def plot(
         "figures"
     ),
 ) -> None:
-    """Draw figures of accuracies, differences and sweeps; their numbers are in CSV files.
+    """Draw figures of differences and sweeps; their numbers are in CSV files.
 
     `--kind dose` shows the difference against the length of the filler. It needs a run with several
     lengths of one filler.

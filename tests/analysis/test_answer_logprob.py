@@ -171,7 +171,7 @@ def test_tables_figure_report_and_receipt_name_the_score(run, board):
     assert (data["score"], data["receipt"][0]["endpoint"]) == ("gold_first", "answer_logprob")
     assert len(data["answers"]) == len(data["rows"])
     assert '{"score": "gold_first"}' in table_csv(board)
-    for kind, (figure, _) in draw_figures(board, [Run.load(run)], [Kind.FOREST, Kind.ACCURACY]):
+    for kind, (figure, _) in draw_figures(board, [Run.load(run)], [Kind.FOREST]):
         assert "gold_first" in figure.axes[0].get_xlabel(), kind
     for name in ("mediators", "audit"):
         assert board.side_tables[name].empty, "there are no completions"

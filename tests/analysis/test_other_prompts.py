@@ -15,7 +15,7 @@ from harness.analysis.other_texts import (
 from harness.analysis.outcomes import count_outcomes, group_by_setting
 from harness.analysis.result_tables import make_leaderboard, records
 from harness.display.comparison_tables import show_comparison
-from harness.display.figures.accuracy_figures import draw_forest
+from harness.display.figures.forest_figure import draw_forest
 from harness.display.report.report_page import make_card
 from harness.display.side_tables import show_side_tables
 from harness.errors import ComparisonError

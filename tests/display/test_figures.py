@@ -12,8 +12,8 @@ from PIL import Image
 from harness import compare, load_run
 from harness.commands.plot import plot
 from harness.constants import Kind
-from harness.display.figures.accuracy_figures import draw_accuracies, draw_forest
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
+from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose
 from harness.display.value_texts import MINUS
 from harness.experiment.conditions import as_condition
@@ -54,10 +54,6 @@ def frame():
 @pytest.fixture(scope="module")
 def table(frame):
     return compare(frame, reference_conditions=CONTROL)
-
-
-def draw_all(table):
-    return {"accuracy": draw_accuracies(table, title="Results"), "forest": draw_forest(table)}
 
 
 def words(figure):
@@ -103,9 +99,9 @@ def too_small(figure):
 
 
 def test_every_word_is_on_the_page_and_no_two_cover_each_other(table):
-    for kind, figure in draw_all(table).items():
-        assert len(words(figure)) > 10, kind
-        assert not cut_off(figure) and not covered(figure) and not too_small(figure), kind
+    figure = draw_forest(table)
+    assert len(words(figure)) > 10
+    assert not cut_off(figure) and not covered(figure) and not too_small(figure)
 
 
 def estimates(axes):
@@ -175,20 +171,6 @@ def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_len
     assert colours == [[colour, colour], ["#ffffff", "#ffffff"]]
 
 
-def test_dots_have_the_accuracies_and_their_intervals_in_the_tables_order(table):
-    axes = draw_accuracies(table, title="Results").axes[0]
-    rows = table[table["condition"] != "control"]
-    columns = ("accuracy", "accuracy_low", "accuracy_high")
-    assert estimates(axes) == [
-        as_estimate(row, columns, is_filled=True) for row in rows.to_dict("records")
-    ]
-    texts = [text.get_text() for text in axes.texts]
-    numbers = [text for text in texts if text.replace(".", "").isdigit()]
-    assert numbers == [f"{value:.1f}" for value in rows["accuracy"]]
-    low, high = axes.get_xlim()
-    assert low < rows["accuracy_low"].min() and high > rows["accuracy_high"].max()
-
-
 def test_no_label_is_a_formula_or_breaks_a_figure(table, tmp_path):
     label = "$x$ _ \\frac{ ^\x1b\x00\u202e\nb <b>&amp;"
 
@@ -199,11 +181,11 @@ def test_no_label_is_a_formula_or_breaks_a_figure(table, tmp_path):
     spelt = "".join(
         character if character.isprintable() else f"<U+{ord(character):04X}>" for character in label
     )
-    for kind, figure in draw_all(rename(table)).items():
-        write_figure(figure, table, tmp_path, kind, {"seed": 1})
-        ElementTree.parse(tmp_path / f"{kind}.svg")
-        texts = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
-        assert any(spelt in text for text in texts), kind
+    figure = draw_forest(rename(table))
+    write_figure(figure, table, tmp_path, "forest", {"seed": 1})
+    ElementTree.parse(tmp_path / "forest.svg")
+    texts = [text.replace("\n", "" if "U+" in text else " ") for text, _ in words(figure)]
+    assert any(spelt in text for text in texts)
 
 
 def test_the_look_of_a_condition_does_not_depend_on_the_other_conditions():
@@ -221,17 +203,16 @@ def test_each_of_many_conditions_has_a_row_with_its_name(frame):
     names = [f"slash-{number}" for number in range(1, 25)]
     copies = [base[base["condition"] == "mful"].assign(condition=name) for name in names]
     table = compare(pandas.concat([base[base["condition"] == "wo"], *copies], ignore_index=True))
-    for figure in (draw_forest(table), draw_accuracies(table, title="")):
-        assert not cut_off(figure) and not covered(figure)
-        assert set(names) <= {text.get_text() for text in figure.axes[0].texts}
+    figure = draw_forest(table)
+    assert not cut_off(figure) and not covered(figure)
+    assert set(names) <= {text.get_text() for text in figure.axes[0].texts}
 
 
 def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     folder = tmp_path / "figures"
     plot([str(GREEDY_RUN)], output=folder)
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
-    kinds = set(Kind) - {"dose"}
-    assert set(files) == {f"{kind}.{suffix}" for kind in kinds for suffix in SUFFIXES}
+    assert set(files) == {f"forest.{suffix}" for suffix in SUFFIXES}
     assert all(len(content) > 500 for content in files.values())
     rows = pandas.read_csv(folder / "forest.csv").set_index("condition")
     differences = rows[rows["role"] != "baseline"]["difference"]
@@ -241,7 +222,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     receipt = json.loads(image.text["Description"])
     assert (receipt["figure"], receipt["baseline"], len(receipt["runs"])) == ("forest", "wo", 1)
     assert image.width == 1380
-    plot([str(GREEDY_RUN)], [Kind.ACCURACY], output=tmp_path / "again")
+    plot([str(GREEDY_RUN)], [Kind.FOREST], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
         assert file.read_bytes() == files[file.name], "the same numbers make the same files"
 

@@ -6,10 +6,10 @@ import pandas
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.analysis.result_tables import Leaderboard, join_conditions, name_datasets, records
+from harness.analysis.result_tables import Leaderboard, join_conditions, records
 from harness.constants import Kind
-from harness.display.figures.accuracy_figures import draw_accuracies, draw_forest
 from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
+from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
 from harness.display.value_texts import name_score
 from harness.errors import ComparisonError
@@ -31,10 +31,7 @@ def draw_figures(
         raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
     for kind in dict.fromkeys(kinds or Kind):
-        if kind == Kind.ACCURACY:
-            numbers = table
-            figure = draw_accuracies(table, title=f"Results on {name_datasets(board.receipt)}")
-        elif kind == Kind.FOREST:
+        if kind == Kind.FOREST:
             numbers = board.comparison
             figure = draw_forest(numbers, records(board.side_tables["texts"]))
         elif find_sweeps(conditions):

@@ -16,13 +16,8 @@ BAND_HEIGHT = 0.15
 """The height of the bands of a row, in inches."""
 BAND_COLOURS = ("#b8b8b8", "#d4d4d4")
 """Greys, because hues are for conditions; the margin is lighter."""
-COLUMN_WIDTHS = {
-    "%": 0.4,
-    "points": 0.4,
-    "interval": 0.84,
-    "verdict": 0.7,
-}
-"""The columns of text to the right of the axes, in their order, with their widths in inches."""
+COLUMNS = {"points": 0.1, "interval": 0.5, "verdict": 1.34}
+"""The columns of text to the right of the axes, with their distances from the axes in inches."""
 
 
 class FigureRow(NamedTuple):
@@ -55,54 +50,40 @@ class FigureRow(NamedTuple):
         return ROW_HEIGHT + LINE_HEIGHT * lines
 
 
-def draw_rows(
-    rows: Sequence[FigureRow], note: str, x_label: str, *, zero: bool = False, title: str = ""
-) -> Figure:
+def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
     """A figure with one row below the other.
 
     Args:
         rows: The rows from the top down.
         note: The meaning of the marks.
         x_label: The quantity and its unit.
-        zero: Whether a line marks 0.
-        title: The text above the rows, to the left.
     """
-    used_columns = set[str]().union(*(row.cells for row in rows))
-    columns = {}
-    right = 0.1
-    for name, width in COLUMN_WIDTHS.items():
-        if name in used_columns:
-            columns[name] = right
-            right += width
-    header = FigureRow(title, dict(zip(columns, columns, strict=True)))
+    header = FigureRow("", {name: name for name in COLUMNS})
     height = sum(row.height for row in rows)
     # above the rows their header, below them the axis and the first line of the note
     with figure_style.drawing(height + 0.84, note) as figure:
         axes = figure.subplots()
-        _write_row(axes, -ROW_HEIGHT / 2, header, columns, MUTED)
+        _write_row(axes, -ROW_HEIGHT / 2, header, MUTED)
         top = 0.0
         for row in rows:
             y = top + row.height / 2
-            _write_row(axes, y, row, columns, INK)
+            _write_row(axes, y, row, INK)
             _draw_marks(axes, y, row)
             top += row.height
         # downwards, so that the first row is at the top; the header's row lies above the axes
         axes.set_ylim(height, 0)
         axes.set_yticks([])
         axes.set_xlabel(x_label)
-        if zero:
-            axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
+        axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
         figure_style.tidy(axes, grid="x", hidden=("top", "right", "left"))
     return figure
 
 
-def _write_row(
-    axes: Axes, y: float, row: FigureRow, columns: Mapping[str, float], colour: str
-) -> None:
+def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
     text: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     beside = axes.get_yaxis_transform()
-    for name, inches in columns.items():
+    for name, inches in COLUMNS.items():
         cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
         axes.annotate(cell, (1, y), (72 * inches, 0), beside, color=colour, **text)

@@ -1,4 +1,4 @@
-"""Rows with intervals: accuracies, and differences from the baseline (the forest plot)."""
+"""The forest plot: differences from the baseline with their intervals."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -18,41 +18,10 @@ from harness.display.figures.figure_style import (
 )
 from harness.display.value_texts import (
     LEVEL,
-    count_digits,
     estimate,
     interval,
-    number,
     points,
-    visible,
 )
-
-
-def draw_accuracies(table: pandas.DataFrame, *, title: str) -> Figure:
-    """A row for each model, layout and condition, in the table's order.
-
-    The axis contains the intervals, not zero.
-
-    Args:
-        table: From `harness.analysis.compare`. Rows of reference conditions and contrasts are left
-            out.
-        title: The text above the figure.
-    """
-    table = figure_style.without_contrasts(without_reference_conditions(table))
-    looks = figure_style.looks(table["condition"])
-    rows = []
-    for setting, accuracies in split_settings(table).items():
-        rows.append(FigureRow(f"{setting} (n = {accuracies['problems'].iloc[0]})"))
-        for row in accuracies.to_dict("records"):
-            name = row["condition"]
-            value, low, high = row["accuracy"], row["accuracy_low"], row["accuracy_high"]
-            digits = max(1, count_digits(low, high))
-            cells = {"%": number(value, digits), "interval": interval(low, high)}
-            rows.append(FigureRow(wrapped_label(name), cells, looks[name], value, low, high))
-    note = (
-        f"Lines: {LEVEL} intervals of single conditions. Their overlap does not show whether "
-        "two conditions differ, because samples are paired by problem: see the forest plot."
-    )
-    return draw_rows(rows, note, "Accuracy (%)", title=visible(title, keep=""))
 
 
 def draw_forest(table: pandas.DataFrame, texts: Sequence[Row] = ()) -> Figure:
@@ -83,7 +52,7 @@ def draw_forest(table: pandas.DataFrame, texts: Sequence[Row] = ()) -> Figure:
         )
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     names = " / ".join(map(wrapped_label, baselines))
-    figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)", zero=True)
+    figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)")
     figure.axes[0].axvspan(-margin, margin, color="#eeeeee", zorder=0)
     return figure
 
