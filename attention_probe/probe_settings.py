@@ -208,13 +208,9 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
     row_bytes = len(set(settings.layers)) * int(config.num_attention_heads) * 4  # float32
     size = row_bytes * int(rows @ lengths)
     if size > ROW_BYTES:
-        most = lengths.max()
-        while row_bytes * (np.minimum(most, lengths) @ lengths) > ROW_BYTES:
-            most -= 1
-        remedy = f"at most last:{most}, or fewer" if most else "fewer"
         raise ConfigError(
             f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
-            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected {remedy} problems, conditions or "
+            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected fewer rows, problems, conditions or "
             "layers."
         )
     print_message(f"rows of {size / 1e6:.1f} MB")

@@ -42,10 +42,6 @@ def run(
     max_gen_toks: Annotated[
         int | None, typer.Option(metavar="N", help="Maximum length of a completion, in tokens.")
     ] = None,
-    other_texts: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Also ask with N other sentences in place of the filler."),
-    ] = None,
     apply_chat_template: Annotated[
         bool | None, typer.Option(help="Set the layout to chat, or to raw; default: the config's.")
     ] = None,
@@ -82,7 +78,6 @@ def run(
         )
     values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
-        "other_texts": other_texts,
         "fewshot.num_fewshot": num_fewshot,
         # examples show a line; without them only an instruction can ask for the answer's form
         "answer": "line" if num_fewshot and config is None else None,

@@ -1,14 +1,12 @@
 """Progress of a long command: bars in a terminal, lines in a log."""
 
-import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from threading import Event, Thread, Timer
+from threading import Event, Thread
 from typing import Any, Self
 
 from rich.console import Console
@@ -23,7 +21,6 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.display.printed_tables import TABLE_WIDTH
 from harness.engines.start_errors import load_step
 from harness.errors import print_message
 
@@ -34,26 +31,6 @@ LOG_SECONDS = 30.0
 
 ALL = "all"
 """The name of the last bar, which counts all tasks together."""
-_has_bars = Event()
-"""Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
-
-
-@contextmanager
-def sign_of_life() -> Iterator[None]:
-    """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
-
-    def print_sign() -> None:
-        if not _has_bars.is_set():
-            print_message("working")
-
-    timer = Timer(1.5, print_sign)
-    timer.daemon = True
-    if sys.stderr.isatty():
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextmanager
@@ -63,7 +40,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes the number of finished steps and the number of all steps.
     """
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
-        _has_bars.set()
         bar = bars.add_task(title, total=None)
         # short work prints no line
         next_line_at = time.monotonic() + 2
@@ -155,21 +131,13 @@ class Progress:
             self.print_line()
 
     def print_line(self) -> None:
-        """Print a line for a log now, wrapped at 80 columns."""
+        """Print a line for a log now."""
         self._printed_at = time.monotonic()
-        # textwrap does not break at \0, so a task's name, counts and accuracy stay together.
         counts = [
-            f"{name}\0{_count_samples(task)}\0{_accuracy(task)}"
-            for name, task in self._tasks.items()
+            f"{name} {_count_samples(task)} {_accuracy(task)}" for name, task in self._tasks.items()
         ]
-        summary = f"mless: {_count_samples(self._total)} samples, {self.describe_speed()}"
-        lines = textwrap.fill(
-            f"{summary} | {', '.join(counts)}",
-            TABLE_WIDTH,
-            subsequent_indent="  ",
-            break_on_hyphens=False,
-        )
-        print(lines.replace("\0", " "), file=sys.stderr, flush=True)
+        summary = f"{_count_samples(self._total)} samples, {self.describe_speed()}"
+        print_message(f"{summary} | {', '.join(counts)}")
 
     def _count(self, name: str, advance: int = 0, **counts: int) -> None:
         for task in (self._tasks[name], self._total):
@@ -183,7 +151,6 @@ class Progress:
         for task in self._bars.tasks:
             self._bars.reset(task.id, completed=self._recorded[task.description])
         self._bars.start()
-        _has_bars.set()
         return self
 
     def __exit__(self, *_: Any) -> None:

@@ -63,8 +63,7 @@ def test_a_terminal_shows_each_task_and_the_total():
 def test_a_quiet_run_prints_lines_in_a_terminal_too():
     output = run_in_terminal(RUN.replace("QUIET", "True")).strip()
     total = r"mless: 4/6 samples, [\d,]+ tokens/s, 0:00:0\d left"
-    assert re.fullmatch(total + r" \| wo 3/4 66\.7%,\s+mless 1/2 100\.0%", output)
-    assert max(map(len, output.splitlines())) <= 80
+    assert re.fullmatch(total + r" \| wo 3/4 66\.7%, mless 1/2 100\.0%", output)
 
 
 def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_session(capsys):
