@@ -39,10 +39,6 @@ class ModelError(HarnessError):
     """A model or tokenizer folder cannot be used as requested."""
 
 
-class StartEndedError(ModelError):
-    """A signal from outside ended the engine while it started."""
-
-
 class MissingDependencyError(HarnessError):
     """An optional package is needed for this command and is not installed."""
 

@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
-from threading import Event, Thread
 from typing import Any, Self
 
 from rich.console import Console
@@ -21,7 +19,6 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.engines.start_errors import load_step
 from harness.errors import print_message
 
 GRADED_SHARE = 0.9
@@ -54,53 +51,19 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield advance
 
 
-@contextmanager
-def loading(log: Path) -> Iterator[None]:
-    """Print how long a model has been loading and its current step, whenever the step changes.
-
-    Args:
-        log: The log of vLLM's processes, from which the step is read. Other backends write none.
-    """
-    stop_event = Event()
-    start = time.monotonic()
-    # the log may have the steps of an earlier load, which must not be printed again
-    log_start = log.stat().st_size if log.exists() else 0
-
-    def watch_log() -> None:
-        printed_step = ""
-        printed_at = 0.0
-        while not stop_event.wait(1.0):
-            text = b""
-            if log.exists():
-                text = log.read_bytes()[log_start:]
-            step = load_step(text.decode(errors="replace"))
-            now = time.monotonic()
-            if step != printed_step or now - printed_at >= LOG_SECONDS:
-                print_message(f"loading, {now - start:.0f} s: {step}")
-                printed_step, printed_at = step, now
-
-    Thread(target=watch_log, name="mless-loading", daemon=True).start()
-    try:
-        yield
-    finally:
-        stop_event.set()
-
-
 class Progress:
     """Progress of a run, by task and in total: samples, accuracy, tokens per second, time left.
 
     Args:
         totals: The number of samples of each task.
-        most: The most tokens of a completion.
         quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
 
     Attributes:
         running: Returns the number of tokens of each unfinished sample. It is called in any thread.
     """
 
-    def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
+    def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
-        self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
         for name, total in {**totals, ALL: sum(totals.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
@@ -161,29 +124,18 @@ class Progress:
     def describe_speed(self) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        A sample is expected to be as long as the mean of the finished samples; before any is
-        finished, half of the limit. If the backend reports no tokens, the time left is that of
-        samples. rich's own estimate starts at the first finished sample. The samples of a batch
-        finish late and close together, so that estimate would be too short.
+        rich's own estimate starts at the first finished sample. The samples of a batch finish late
+        and close together, so that estimate would be too short.
         """
         total = self._total
         # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
-        running_tokens = sum(self.running())
-        tokens = total.fields["tokens"] + running_tokens
+        tokens = total.fields["tokens"] + sum(self.running())
         samples = total.completed - self._recorded[ALL]
-        remaining_samples = total.remaining or 0
-        mean = total.fields["tokens"] / samples if samples else self._most_tokens / 2
-        remaining_share = 0.0
-        if tokens:
-            remaining_share = (remaining_samples * mean - running_tokens) / tokens
-        elif samples:
-            remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        # the last samples are longer than the mean
-        if remaining_share <= 0:
+        if not samples or not total.remaining:
             return speed
-        return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
+        return f"{speed}, {timedelta(seconds=round(total.remaining / samples * seconds))} left"
 
 
 class _StatusColumn(ProgressColumn):

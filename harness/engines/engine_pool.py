@@ -16,7 +16,7 @@ from harness.engines.completions import Completion, FinishedRequests, refuse_too
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
-from harness.errors import HarnessError, StartEndedError, print_message
+from harness.errors import HarnessError, print_message
 from harness.experiment.plan import Request
 
 FRUITLESS_STARTS = 3
@@ -170,12 +170,9 @@ class EnginePool:
         """Put the requests of an engine that failed back at the head of the queue.
 
         Raises:
-            HarnessError: the error, if no engine is left and none will be started, or if a signal
-                ended a start and no engine has loaded the model yet.
+            HarnessError: the error, if no engine is left and none will be started.
         """
         self._drop([engine])
-        if isinstance(error, StartEndedError) and not any(other.facts for other in self._engines):
-            raise error
         # `extendleft` reverses, so the requests keep their order
         self._waiting.extendleft(reversed(engine.requests.items()))
         if engine.has_finished_samples:

@@ -52,7 +52,7 @@ CONTINUE = "Everything finished is in the journal: run the same command again to
 def die_with_parent() -> None:
     """Start a thread that ends this process when the run that started it ends.
 
-    vLLM's log then also says how far its start is.
+    vLLM's log then also says how far its start is: see libraries.log.
 
     The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the
     process ends, and vLLM 0.33 starts its workers from a pool of threads.

@@ -4,7 +4,7 @@ vLLM starts processes of its own. If one of them fails, vLLM reports only "Engin
 initialization failed. See root cause above", and only the process prints the cause, into the file
 of `library_messages`. So the error and the end of that file are searched for the causes in
 `start_errors.yaml`. An unknown cause is quoted without advice. A process that a signal ended prints
-nothing: its exit code names the signal, and its earlier messages name the step.
+nothing: its exit code names the signal.
 """
 
 import re
@@ -21,50 +21,22 @@ from harness.engines.engine_processes import CONTINUE
 from harness.errors import (
     QUOTED_CHARACTERS,
     ModelError,
-    StartEndedError,
     explain_hub_error,
     quote,
 )
 
-LOAD_STEPS = {
-    "INFO": "starting vLLM",
-    "Starting to load model": "loading weights",
-    "Warming up": "warming up",
-    "Warming up model for the compilation": "warming up and compiling",  # only on a CPU
-    "for vLLM's torch.compile": "compiling",  # vLLM 0.28; "disabling torch.compile" is no step
-    "Starting torch.compile": "compiling",
-    "Capturing CUDA graphs": "capturing CUDA graphs",
-}
-"""Texts that vLLM (0.28 to 0.33) writes as it starts, in this order, and the step that has
-begun."""
-
-UNKNOWN_SIGNAL = "a signal"
-"""The cause of death of a worker process that printed no error. vLLM seldom logs its exit code."""
-
 SIGNAL_SENDERS = {
     "SIGTERM": "A scheduler, an operator or a memory guard such as earlyoom sends this signal.",
     "SIGKILL": "The kernel or a memory guard sends this signal where memory runs out: see `dmesg`.",
-    UNKNOWN_SIGNAL: "The kernel or a memory guard sends one where memory runs out: see `dmesg`.",
 }
 """The senders of signals that end a process from outside. Other signals are crashes of the
 process."""
-
-_WORKER_END = re.compile(
-    r"WorkerProc initialization failed"
-    r"|Worker proc \S+ died unexpectedly(?: \(exit code: (?P<exit_code>-\d+)\))?"
-)
 
 
 @cache
 def read_causes() -> list[dict[str, Any]]:
     """The known causes of failed starts. `start_errors.yaml` begins with their fields."""
     return list(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
-
-
-def load_step(log: str) -> str:
-    """The step that vLLM's start has reached, by the log of its processes."""
-    steps = [step for text, step in LOAD_STEPS.items() if text in log]
-    return steps[-1] if steps else "importing"
 
 
 def make_start_error(
@@ -81,32 +53,20 @@ def make_start_error(
         log: The standard error of the engine's processes.
         exit_codes: The exit codes of the processes; None of a process that runs.
     """
-    signal_name = _find_signal(log, exit_codes)
-    # After an error of its own vLLM ends the process with a signal too. So a signal is the cause
-    # only if vLLM's error refers to a process that it found dead.
-    if not signal_name or not _SEE_ABOVE.search(str(error)) or known_cause(log, name):
-        return ModelError(explain_start_error(name, error, log))
-    process = "worker process of the engine" if _WORKER_END.search(log) else "engine process"
-    message = f"vLLM did not start. The {process} got {signal_name} while it was {load_step(log)}."
-    if signal_name not in SIGNAL_SENDERS:
-        last_error = _last_error(log)
-        return ModelError(f"{message} Its last error: {last_error}" if last_error else message)
-    return StartEndedError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
-
-
-def _find_signal(log: str, exit_codes: Sequence[int | None]) -> str:
-    """The name of the signal that ended a process of the engine; empty if none did."""
-    worker_end = _WORKER_END.search(log)
-    if worker_end:
-        exit_codes = [int(worker_end["exit_code"] or 0)]
-    if any(code and code > 0 for code in exit_codes):
-        return ""  # a process failed by itself, and vLLM ended the others
     # Python reports the end by a signal as a negative exit code
     signal_numbers = [-code for code in exit_codes if code and code < 0]
-    if signal_numbers:
-        return signal.Signals(signal_numbers[0]).name
-    has_no_own_error = bool(_SEE_ABOVE.search(_last_error(log)))
-    return UNKNOWN_SIGNAL if worker_end and has_no_own_error else ""
+    has_failed = any(code and code > 0 for code in exit_codes)  # by itself: vLLM ended the others
+    # After an error of its own vLLM ends the process with a signal too. So a signal is the cause
+    # only if vLLM's error refers to a process that it found dead.
+    is_own_error = not _SEE_ABOVE.search(str(error)) or bool(known_cause(log, name))
+    if has_failed or is_own_error or not signal_numbers:
+        return ModelError(explain_start_error(name, error, log))
+    signal_name = signal.Signals(signal_numbers[0]).name
+    message = f"vLLM did not start. The engine process got {signal_name}."
+    if signal_name in SIGNAL_SENDERS:
+        return ModelError(f"{message} {SIGNAL_SENDERS[signal_name]} {CONTINUE}")
+    last_error = _last_error(log)
+    return ModelError(f"{message} Its last error: {last_error}" if last_error else message)
 
 
 def explain_start_error(

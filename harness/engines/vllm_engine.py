@@ -28,7 +28,7 @@ from harness.engines.completions import (
     refuse_too_long,
     sampling_parameters,
 )
-from harness.engines.devices import RESERVED, gpu_driver
+from harness.engines.devices import gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
     engine_arguments,
@@ -289,7 +289,6 @@ class VLLMEngine:
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
-            "reserved_cores": lambda: os.environ.get(RESERVED),
         }
         facts |= {name: read_fact(getter) for name, getter in getters.items()}
         for path in CONFIG_FACTS:

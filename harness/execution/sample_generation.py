@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.display.progress import Progress, loading, progress_bar
+from harness.display.progress import Progress, progress_bar
 from harness.engines.interventions.intervention_check import (
     REFERENCE,
     ask_reference,
@@ -91,7 +91,7 @@ class _Session:
         self._has_reasoning = False
         self._held = HeldReplies(plan)
         totals = Counter(self._line(key) for key in self._requests)
-        self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
+        self._progress = Progress(totals, quiet=quiet)
 
     @property
     def is_finished(self) -> bool:
@@ -115,27 +115,26 @@ class _Session:
         from harness.engines.backends import open_backend
 
         folder = self._folder.path
-        message = f"loading {self._plan.config.model.display_name}"
+        log = folder / LOG
+        message = f"loading {self._plan.config.model.display_name} (messages: {log})"
         if recorded := len(self._folder.sample_keys):
             total = len(self._requests)
             message += f": {recorded:,} of {total:,} samples are in {folder} already"
         print_message(message)
-        log = folder / LOG
         with library_log(log), ExitStack() as stack:
             arguments = self._model_arguments()
             started = time.monotonic()
-            with loading(log):
-                backend = stack.enter_context(
-                    open_backend(
-                        self._plan.config.model.backend,
-                        arguments,
-                        sampled=not self._sampling.greedy,
-                        engines=engines,
-                        most=len(self.missing),
-                        log=log,
-                    )
+            backend = stack.enter_context(
+                open_backend(
+                    self._plan.config.model.backend,
+                    arguments,
+                    sampled=not self._sampling.greedy,
+                    engines=engines,
+                    most=len(self.missing),
+                    log=log,
                 )
-                facts = backend.facts()  # waits for the first of several engines
+            )
+            facts = backend.facts()  # waits for the first of several engines
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)

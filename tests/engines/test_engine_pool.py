@@ -18,7 +18,6 @@ from harness.errors import (
     EngineError,
     MissingDependencyError,
     ModelError,
-    StartEndedError,
 )
 from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
@@ -198,18 +197,6 @@ def test_three_starts_without_a_sample_end_the_run_with_their_cause():
     assert len(carrier.engines) == 3
     with pytest.raises(ModelError, match="no memory"):
         EnginePool(FakeCarrier(load=load), 2).facts()
-
-
-def test_a_start_that_a_signal_ends_is_not_repeated_before_an_engine_has_loaded():
-    carrier = FakeCarrier(load={0: None, 1: StartEndedError("got SIGTERM")})
-    with pytest.raises(StartEndedError, match="got SIGTERM"):
-        EnginePool(carrier, 2).facts()
-    assert len(carrier.engines) == 2
-
-
-def test_a_start_that_a_signal_ends_costs_nothing_where_another_engine_has_loaded(capsys):
-    generate(FakeCarrier(at_once=2, load={1: StartEndedError("got SIGTERM")}), 40)
-    assert f"{REPLACED}got SIGTERM" in capsys.readouterr().err
 
 
 def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():

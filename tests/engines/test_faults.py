@@ -22,7 +22,6 @@ import psutil
 import pytest
 import torch
 
-from harness.engines.start_errors import load_step
 from harness.runs.run_files import RunFiles
 from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
@@ -212,7 +211,13 @@ COMPILED = ("--set", "model.model_args.enforce_eager=false")
 TWO_ENGINES = ("--engines", "2", "--set", "model.model_args.max_num_seqs=8")
 """Few sequences at once, so that both engines generate for some seconds."""
 
-STEPS = ["importing", "starting vLLM", "loading weights", "warming up and compiling"]
+STEPS = {
+    "importing": "",
+    "starting vLLM": "INFO",
+    "loading weights": "Starting to load model",
+    "compiling": "Warming up model for the compilation",
+}
+"""The text that vLLM has written when a step of its start has begun."""
 
 
 def engine_processes(run):
@@ -238,7 +243,7 @@ def wait_for_step(run, folder, step, processes=engine_processes):
     while time.monotonic() < deadline:
         assert run.poll() is None, run.communicate()[1]
         text = log.read_text(errors="replace") if log.exists() else ""
-        if load_step(text) == step and (victims := processes(run)):
+        if STEPS[step] in text and (victims := processes(run)):
             return victims
         time.sleep(0.02)
     pytest.fail(f"The start has not reached {step!r}.")
@@ -259,7 +264,6 @@ def end_start(folder, step, message, *, options, processes=engine_processes):
     assert have_ended(family)
     line = stderr.splitlines()[-1]
     assert re.match(f"mless: vLLM did not start. {message}", line), line
-    assert line.endswith("is in the journal: run the same command again to continue."), line
 
 
 def interrupt(run, send, message=INTERRUPTED):
@@ -274,18 +278,16 @@ def interrupt(run, send, message=INTERRUPTED):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("engines", [1, 2])
-def test_a_start_that_a_signal_ends_names_the_signal_and_the_step(folder, engines, step):
+def test_a_start_that_a_signal_ends_names_the_signal(folder, engines, step):
     options = TWO_ENGINES if engines == 2 else ()
-    compiled = COMPILED if "compiling" in step else ()
-    # two engines have one log, and the other engine may be a step ahead
-    steps = "|".join(STEPS) if engines == 2 else step
-    message = f"The engine process got SIGKILL while it was ({steps})."
+    compiled = COMPILED if step == "compiling" else ()
+    message = "The engine process got SIGKILL. "
     end_start(folder, step, message, options=(*options, *compiled))
 
 
-@pytest.mark.parametrize("step", STEPS[2:])
+@pytest.mark.parametrize("step", [*STEPS][2:])
 def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step):
-    message = "The worker process of the engine "
+    message = "A worker process of the engine got a signal. "
     end_start(folder, step, message, options=COMPILED, processes=worker_processes)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness import errors
 from harness.engines.library_messages import STORED_ERROR_BYTES, NewMessages, library_log
 from harness.engines.start_errors import (
     explain_start_error,
@@ -89,7 +88,6 @@ def test_an_engine_that_is_silent_after_its_start_has_ended_or_hangs():
 
 
 WARMING_UP = f"{LOGGED.replace('ERROR', 'INFO')}Warming up FlashInfer attention.\n"
-WORKER_DIED = "Worker proc VllmWorker-0 died unexpectedly (exit code: {}), "
 QUOTED = {
     "logged": LOGGED,
     "warning": LOGGED.replace("ERROR", "WARNING"),
@@ -103,22 +101,19 @@ QUOTED = {
 
 
 @with_cases
-def test_a_signal_from_outside_is_distinguished_from_an_error(error, log, exit_codes, message):
+def test_a_signal_from_outside_is_distinguished_from_an_error(log, exit_codes, message):
     caught = make_start_error("some/model", SEE_ABOVE, log.format(**QUOTED), exit_codes)
-    assert type(caught) is getattr(errors, error)
     assert str(caught).startswith(f"vLLM did not start. {message.format(**QUOTED)}")
 
 
 def test_after_an_error_of_its_own_vllm_ends_the_process():
     error = make_start_error("some/model", KeyError("vocab"), WARMING_UP, [-signal.SIGTERM])
-    assert type(error) is errors.ModelError
     assert str(error) == "vLLM did not start. Its last error: KeyError: 'vocab'"
 
 
 @needs_vllm
 def test_vllm_says_that_a_worker_died():
-    message = WORKER_DIED.format("%s").replace("VllmWorker-0", "%s")
-    assert f'"{message}"' in read_source("v1/executor/multiproc_executor.py")
+    assert "Worker proc %s died unexpectedly" in read_source("v1/executor/multiproc_executor.py")
 
 
 @needs_vllm
