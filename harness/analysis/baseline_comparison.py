@@ -18,7 +18,7 @@ from harness.analysis.outcomes import (
     refuse_unpaired,
 )
 from harness.analysis.paired_tests import average_clusters, fewest_problems
-from harness.analysis.sample_scores import FRACTION, NUMBER
+from harness.analysis.sample_scores import NUMBER
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NUMBERS, explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN, Row
@@ -263,18 +263,14 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
 
     With several samples per problem, both are means over the pairs of a sample before and a sample
     after that have the same prompt. The first less the second is always the number of problems
-    times the difference in accuracy. Log-probabilities count the problems that greedy decoding
-    solves.
+    times the difference in accuracy. Numbers have no flips.
 
     Source:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
         of samples.
     """
-    if new.score in (FRACTION, NUMBER):
-        return math.nan, math.nan
     if new.has_numbers:
-        gained, lost = new.is_solved & ~old.is_solved, old.is_solved & ~new.is_solved
-        return float(gained.sum()), float(lost.sum())
+        return math.nan, math.nan
     samples = old.samples_by_draw
     right, right_before = new.right_by_draw, old.right_by_draw
     pairs = old.denominator * int(samples.max())

@@ -39,14 +39,13 @@ class Outcomes:
             the frame has no verdicts.
         samples_by_draw: [draw, problem] Samples.
         repeats: The number of samples of a problem, the largest if some are missing.
-        is_solved: [problem] Whether any of its samples is right.
         score: What is counted; see `sample_scores.choose_score`.
         chance: The mean percentage of the frame's gold answers that come first by chance.
         changed_completions: Of a repeat run, how many completions differ from those of the first
             run, of how many; None if the completions are unknown.
 
     With a score (`sample_scores`), the tables count what the score is a share of instead of
-    samples. Only `repeats` and `is_solved` are always of samples.
+    samples. Only `repeats` is always of samples.
     """
 
     setting: Setting
@@ -58,14 +57,13 @@ class Outcomes:
     graded_by_draw: Integers
     samples_by_draw: Integers
     repeats: int
-    is_solved: npt.NDArray[np.bool_]
     score: str | None = None
     chance: float = CHANCE
     changed_completions: tuple[int, int] | None = None
 
     @property
     def has_numbers(self) -> bool:
-        """Whether the score is a mean of numbers. Then only `is_solved` is of verdicts."""
+        """Whether the score is a mean of numbers."""
         return self.score in MEAN_SCORES
 
     @property
@@ -141,7 +139,6 @@ def count_outcomes(
                 graded_by_draw=table["graded"].to_numpy().T,
                 samples_by_draw=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
-                is_solved=table["right_repeats"].any(axis=1).to_numpy(),
                 score=score,
                 chance=float(np.mean(frame.get("chance", CHANCE))),
                 changed_completions=changed_completions.get((*setting, condition, replicate)),

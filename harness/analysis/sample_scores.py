@@ -111,7 +111,7 @@ def sum_samples(
 
     Returns:
         [prompt and problem] The columns right, graded and samples, which the score is made of; and
-        repeats and right_repeats, which are the samples and the right samples.
+        repeats, which is the number of samples.
 
     Raises:
         ComparisonError: a problem has one sample with a prompt, or fewer than k.
@@ -124,9 +124,7 @@ def sum_samples(
     is_endpoint = score in (GOLD_FIRST, *MEAN_SCORES)
     kind, k = read_score(score) if score and not is_endpoint else ("", 0)
     options: Any = {"observed": True, "sort": False, "dropna": False}
-    counts = samples[[*prompts, "right", "graded"]].assign(
-        samples=1, repeats=1, right_repeats=samples["right"]
-    )
+    counts = samples[[*prompts, "right", "graded"]].assign(samples=1, repeats=1)
     if kind == "maj":
         is_majority = _mark_majority(samples, prompts, k)
         for column in ("right", "graded", "samples"):
