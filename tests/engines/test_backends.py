@@ -91,13 +91,6 @@ def test_a_backend_that_fails_ends_in_one_line_that_says_how_to_continue():
         list(LmEvalBackend(Model()).stream([request("break")]))
 
 
-def test_the_facts_of_a_backend_have_its_device_where_it_is_known():
-    model = Model()
-    assert LmEvalBackend(model).facts() == {"device": None, "device_names": None}
-    model.device = torch.device("cpu")
-    assert LmEvalBackend(model).facts() == {"device": "cpu", "device_names": None}
-
-
 @with_cases
 def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
