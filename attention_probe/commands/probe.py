@@ -44,7 +44,7 @@ def probe(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Choose prompts by a key of `prompts` in docs/config.md, such as level=5; "
+            help="Choose prompts by a key of `prompts` in docs/config.md, such as seed=5; "
             "repeatable.",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Select problems by flip, subject, level, ids or at random.
+"""Select problems by flip, ids or at random.
 
 Problems that are selected by their outcome cannot show what a filler does on average. Such a
 selection is marked, and can have matched controls: problems that did not flip.
@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -37,10 +37,6 @@ class Criterion(Strict):
     """The condition before a flip."""
     condition: str = STUDIED
     """The condition after it. Of several samples, more or fewer are correct."""
-    subject: str | None = None
-    """Only this subject."""
-    level: int | None = None
-    """Only this level."""
     ids: tuple[str, ...] = ()
     """Only these problems."""
     n: int | None = Field(default=None, ge=1)
@@ -132,7 +128,7 @@ def _explain_lack(source: Source, criterion: Criterion, matching: int) -> str:
 
 
 def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
-    """The number of problems of each outcome among the criterion's subject, level and ids.
+    """The number of problems of each outcome among those with the criterion's ids.
 
     Empty if nothing was graded.
     """
@@ -153,31 +149,20 @@ def _classify_problems(source: Source, criterion: Criterion) -> dict[str, str]:
 
 
 def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
-    """The problems of the criterion's subject, level and ids.
+    """The problems with the criterion's ids, by default all.
 
     Raises:
-        ConfigError: the source has no problem with one of these.
+        ConfigError: the source has no problem with one of the ids.
     """
-    required_values: dict[str, tuple[Any, ...]] = {}
-    for name in ("subject", "level"):
-        value = getattr(criterion, name)
-        required_values[name] = () if value is None else (value,)
-    required_values["id"] = ()
-    for problem_id in criterion.ids:
-        matches = [problem.id for problem in source.problems if problem.has_id(problem_id)]
-        required_values["id"] += tuple(matches or [problem_id])
     candidates = list(source.problems)
-    for name, values in required_values.items():
-        present_values = {getattr(problem, name) for problem in source.problems}
-        for value in values:
-            if value not in present_values:
-                near = list_near(str(value), sorted(filter(None, present_values)))
-                raise ConfigError(
-                    f"{source.name} has no problem of the {name} {value!r}: expected one of "
-                    f"{near or 'none'}."
-                )
-        if values:
-            candidates = [problem for problem in candidates if getattr(problem, name) in values]
+    for problem_id in criterion.ids:
+        if not any(problem.has_id(problem_id) for problem in candidates):
+            near = list_near(problem_id, [problem.id for problem in candidates])
+            raise ConfigError(
+                f"{source.name} has no problem of the id {problem_id!r}: expected one of {near}."
+            )
+    if criterion.ids:
+        candidates = [problem for problem in candidates if any(map(problem.has_id, criterion.ids))]
     return candidates
 
 
