@@ -18,7 +18,7 @@ from harness.analysis.outcomes import (
     refuse_unpaired,
 )
 from harness.analysis.paired_tests import average_clusters, fewest_problems
-from harness.analysis.sample_scores import NUMBER
+from harness.analysis.sample_scores import NUMBER, TABLE_NUMBERS
 from harness.analysis.score_interval import t_interval
 from harness.analysis.verdicts import FEWEST_CLUSTERS_OF_NUMBERS, explain_unmeasured, judge
 from harness.constants import ALPHA, BASELINE, GOLD_FIRST, MARGIN, Row
@@ -249,7 +249,7 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "equivalence_high": 100 * equivalence_high,
         # a margin in points says nothing about numbers of another unit
         "within_margin": is_within and difference.clusters >= fewest and new.score != NUMBER,
-        "is_number": new.score == NUMBER,
+        "is_number": new.score in TABLE_NUMBERS,
     }
     if new.has_numbers and difference.clusters < fewest:
         changes = 100 * (new.right - old.right) / old.samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,7 +12,7 @@ import pandas
 
 from harness.analysis.other_texts import AFTER_RUN
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
-from harness.analysis.sample_scores import NUMBER
+from harness.analysis.sample_scores import TABLE_NUMBERS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
@@ -46,10 +47,11 @@ class Side:
         Raises:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
-        # a path may have colons of its own
-        path, colon, condition = name.rpartition(":")
-        if not colon or Path(name).exists():
-            path, condition = name, ""
+        # paths and conditions may have colons of their own
+        ends = [len(name), *(match.start() for match in re.finditer(":", name))]
+        existing_ends = [end for end in ends if Path(name[:end]).exists()]
+        end = max(existing_ends, default=ends[-1])
+        path, condition = name[:end], name[end + 1 :]
         try:
             run = Run.load(path, metric=metric, columns=columns)
             samples = run.samples
@@ -195,7 +197,7 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
     Raises:
         ConfigError: the points are out of range, or the better direction is unknown.
     """
-    if board.score == NUMBER:
+    if board.score in TABLE_NUMBERS:
         raise ConfigError("--not-worse-by: of these numbers the better direction is unknown.")
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")

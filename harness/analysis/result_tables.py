@@ -13,7 +13,7 @@ from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
 from harness.constants import BASELINE, GOLD_FIRST, Row
-from harness.errors import ComparisonError
+from harness.errors import ComparisonError, ConfigError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
 from harness.runs.joined_runs import join
 from harness.runs.run_reader import Run
@@ -89,6 +89,9 @@ def make_leaderboard(
     # this table cannot compare conditions of another baseline
     if omitted_conditions:
         frame = frame[~frame["condition"].isin(omitted_conditions)]
+    for name in by:
+        if name not in frame or frame[name].isna().all():
+            raise ConfigError(f"--by {name}: these runs have no {name}.")
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     # of its first run, because logs of another task may show other models other text

@@ -18,7 +18,9 @@ from harness.errors import ComparisonError, ConfigError
 
 FRACTION, NUMBER = "fraction", "number"
 """The scores of a table with numbers: from 0 to 1 in percent, or others as they are."""
-MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, FRACTION, NUMBER)
+TABLE_NUMBERS = (FRACTION, NUMBER)
+"""Scores whose better direction is unknown: a loss may be a fraction too."""
+MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
 """Scores that are means of a column of numbers."""
 NUMBER_TEST = (
     "tested by sign flips of the differences of problems or clusters, of which it takes 50"
@@ -29,7 +31,7 @@ SCORE_MEANINGS = {
     "maj": "problems where the most frequent answer of the first k samples is right",
     GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
     f"are scored; by chance {CHANCE:g}, with choices 100 divided by their number",
-    FRACTION: f"mean of the scores in percent; {NUMBER_TEST}",
+    FRACTION: f"mean of the scores in percent, whose better direction is unknown; {NUMBER_TEST}",
     NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_TEST}",
 }
 """The meaning of each kind of score; `pass@4` is of the kind `pass`."""

@@ -54,7 +54,7 @@ DIFFERENCE = Column(
     "difference low high",
     f"difference [{LEVEL}]",
     difference,
-    "compared with {baseline}, in points, paired by problem; the interval is not adjusted for "
+    "compared with {baseline}{unit}, paired by problem; the interval is not adjusted for "
     "several tests",
 )
 P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")

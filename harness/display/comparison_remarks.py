@@ -90,6 +90,7 @@ def explain_comparison(
     facts = {
         "baseline": label(board.baseline),
         "flips": define_flips(repeats),
+        "unit": "" if board.score == NUMBER else ", in points",
     }
     judged_rows = [row for row in compared_rows if row["role"] == "tested"]
     if judged_rows:

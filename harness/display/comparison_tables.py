@@ -13,7 +13,7 @@ from harness.display import comparison_columns
 from harness.display.comparison_columns import text_column
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.printed_tables import Column, Table
-from harness.display.value_texts import LEVEL, describe_clusters, label, plural
+from harness.display.value_texts import LEVEL, describe_clusters, label, mean, plural
 
 _TITLE_NOUNS = {
     "model": "",
@@ -30,11 +30,11 @@ def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
     title, word_columns = describe_table(board)
-    heading = f"{board.score or 'acc.'} %"
+    accuracy = replace(comparison_columns.ACCURACY, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
-        heading = "score"
+        accuracy = replace(accuracy, heading="score", format=mean)
     columns = [
-        replace(comparison_columns.ACCURACY, heading=heading),
+        accuracy,
         comparison_columns.DIFFERENCE,
         comparison_columns.P,
         comparison_columns.VERDICT,

@@ -166,7 +166,8 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     }
     copies = len(problems) - len(questions)
     text += f" problems{describe_clusters(len(problems), clusters, copies)}"
-    if plan.example_ids:
+    fewshot = plan.config.fewshot
+    if plan.example_ids and fewshot and fewshot.has_examples:
         pool = len(plan.example_ids.pool)
         text += f", examples from {pool} others" if pool else ", examples from a file"
     return text

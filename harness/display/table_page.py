@@ -70,6 +70,9 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
     )
     if board.score and "audit" in options.side_tables:
         raise ConfigError(f"--audit counts single right samples, which {board.score} does not.")
+    for key in options.side_tables:
+        if board.side_tables[key].empty:
+            raise ConfigError(f"--{key}: expected completions, which these runs lack.")
     tables = [*_show_tables(board, options)]
     return write_board(board, tables, options.form, explain=options.explain)
 

@@ -67,6 +67,11 @@ def accuracy(value: Any, low: Any, high: Any) -> str:
     return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
 
 
+def mean(value: Any, low: Any, high: Any) -> str:
+    """A mean of numbers of any unit with its interval."""
+    return f"{number(value, max(1, count_digits(low, high)))} {interval(low, high)}".rstrip()
+
+
 def estimate(value: Any, low: Any, high: Any) -> str:
     """A difference with the digits of its interval, and at least one."""
     return signed(value, max(1, count_digits(low, high)))

@@ -138,6 +138,8 @@ def regrade_logs(
     logs = find_logs(path)
     if path.is_file() and find_kind(path) == LM_EVAL:
         logs = [path]
+    if logs and columns:
+        raise ConfigError("--columns: expected a table, got logs of lm-eval.")
     jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), log, decimal)]
     if not logs:
         jobs = _make_jobs(_read_table(path, metric, columns), path, decimal)
@@ -239,5 +241,5 @@ def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator
                 (location, row["gold"]),
                 "",
                 is_right,
-                metric or "score",
+                table.about.get("metric", "score"),
             )

@@ -71,7 +71,10 @@ class RunFiles:
             if is_stored(self.path / JOURNAL):
                 remedy = "repeat the command that began it"
             else:
-                remedy = f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl"
+                remedy = (
+                    f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl; name tables one by "
+                    "one"
+                )
             raise RunError(f"{self.path} has no finished run: {remedy}.")
         try:
             receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)

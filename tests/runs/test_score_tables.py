@@ -156,6 +156,9 @@ def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):
     ("arguments", "message"),
     [
         (("table", "x={a}", "y={a}"), "a.csv is given twice."),
+        (("table", "x={a}", "--baseline=x", "--audit"), "--audit: expected completions"),
+        (("table", "x={a}", "--baseline=x", "--mediators"), "--mediators: expected completions"),
+        (("table", "x={a}", "--baseline=x", "--by=subject"), "these runs have no subject"),
         (("show", "{a}", "--changed"), "a.csv has scores but no prompts"),
         (("report", "{a}"), "a.csv has scores but no prompts"),
         (("export", "{a}"), "a.csv: expected a run folder of mless"),
@@ -207,3 +210,11 @@ def test_a_table_has_no_columns_of_completions():
 def test_a_frame_of_scores_is_no_frame_of_samples():
     with pytest.raises(ConfigError, match="has no column model, layout"):
         compare(pandas.DataFrame({"condition": ["a"], "problem_id": [1], "score": [1]}))
+
+
+def test_the_direction_of_numbers_is_unknown_and_conditions_have_colons(tmp_path, command):
+    rows = [f"q{n},x:{c},{n % 7 / 10 + c / 10 + 0.05}" for c in (1, 2) for n in range(60)]
+    path = tmp_path / "scores.csv"
+    path.write_text("\n".join(["id,condition,score", *rows]))
+    output = command("compare", f"{path}:x:1", f"{path}:x:2").stdout
+    assert "+10.0" in output and "higher" in output

@@ -36,6 +36,8 @@ def find_kind(path: Path) -> str:
     """`LM_EVAL`, `INSPECT`, `LIGHTEVAL` or `TABLE`; a missing file counts as lm-eval's."""
     if not path.is_file():
         return LM_EVAL
+    if path.suffix == ".eval":  # also of an empty one
+        return INSPECT
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
     kind = next((kind for kind, pattern in _HEADS.items() if pattern.match(head)), TABLE)
@@ -101,10 +103,11 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
         texts = [sample.input]
         if isinstance(sample.input, list):
             texts = [message.text for message in sample.input if message.role == "user"]
+        metric, value = _choose_score(location, values, metric)
         row = {
             "item": sample.id,
             "sample": sample.epoch,
-            "score": _choose_score(location, values, metric),
+            "score": value,
             "completion": sample.output.completion,
             "gold": sample.target,
             "question": " ".join([*texts, *(sample.choices or ())]),
@@ -132,9 +135,10 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
         doc, location = line["doc"], f"{path}, row {number}"
         index = doc["gold_index"]
         indices = index if isinstance(index, list) else [index]
+        metric, value = _choose_score(location, line["metric"], metric)
         row = {
             "item": doc["id"],
-            "score": _choose_score(location, line["metric"], metric),
+            "score": value,
             "completion": line["model_response"]["text"],
             "gold": [doc["choices"][index] for index in indices],
             "question": doc["query"],
@@ -159,16 +163,16 @@ def _is_greedy(temperature: float | None) -> bool | None:
     return None if temperature is None else temperature == 0
 
 
-def _choose_score(location: str, values: Mapping[str, Any], metric: str | None) -> Any:
-    """The value of a metric, `NAME` or `NAME,KEY`; without a name that of the only one."""
+def _choose_score(location: str, values: Mapping[str, Any], metric: str | None) -> tuple[str, Any]:
+    """A metric, `NAME` or `NAME,KEY`, and its value; without a name the only one."""
     by_name: dict[str, Any] = {}
     for name, value in values.items():
         keys = value if isinstance(value, Mapping) else {}
         by_name |= {f"{name},{key}": keys[key] for key in keys} or {name: value}
     if metric is None and len(by_name) == 1:
         (metric,) = by_name
-    if metric not in by_name:
+    if metric is None or metric not in by_name:
         raise ConfigError(
             f"{location} has the scores {list_first(list(by_name), 12)}: name one as --metric."
         )
-    return by_name[metric]
+    return metric, by_name[metric]

@@ -44,9 +44,11 @@ COLUMN_ROLES = {
     "question": "question problem",
 }
 """The roles of columns, each with the names of columns that have it."""
+EXPECTED_TABLE = "A table of the columns item, condition and score is read as it is."
 LARGEST_SCORE = 100
 """Differences of numbers are tested as shares of this number."""
-_WORDS = {"true": 1, "c": 1, "correct": 1, "false": 0, "i": 0, "incorrect": 0, "p": 0.5, "n": 0}
+_WORDS = {"true": 1, "yes": 1, "c": 1, "correct": 1, "p": 0.5}
+_WORDS |= dict.fromkeys(("false", "no", "i", "incorrect", "n"), 0)
 """Words for scores. Inspect's letters mean correct, incorrect, partly correct and no answer."""
 COLUMNS_SHOWN = 12
 """The number of columns that a message names."""
@@ -135,7 +137,7 @@ def _find_columns(
     if unclear:
         raise ConfigError(
             f"{name} has the columns {names}, and their names leave open what they are. Type "
-            f"--columns {','.join(unclear)}."
+            f"--columns {','.join(unclear)}. {EXPECTED_TABLE}"
         )
     return column_by_role
 
