@@ -79,12 +79,7 @@ def run_probe(
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
     prompts = {
-        problem_id: tokenize_problem(
-            problem,
-            tokenizer,
-            conditions=settings.conditions,
-            completion=settings.record.completion,
-        )
+        problem_id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
         for problem_id, problem in problems.items()
     }
     selection = {
@@ -231,7 +226,6 @@ def make_header(
         conditions=settings.conditions,
         baseline=BASELINE,
         layout=layout,
-        queries="completion" if record.completion else "prompt",
         dtype=settings.dtype,
         options=options,
         flip=flip,

@@ -85,7 +85,7 @@ class ProbeSettings:
         if not conditions:
             excluded = source.interventions if self.engine is None else {}
             conditions = [name for name in source.conditions if name not in excluded]
-            if STUDIED in conditions and not self.record.completion and self.engine is None:
+            if STUDIED in conditions and self.engine is None:
                 conditions.append(f"{STUDIED}{GAP}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))

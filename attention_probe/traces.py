@@ -103,7 +103,6 @@ class TraceHeader:
         conditions: In the order of figures; there may be more after a folder is continued.
         baseline: The condition that `original_pos` and the common queries refer to.
         layout: How the prompts were built.
-        queries: `prompt`, or `completion` if the queries are those of the recorded completion.
         dtype: Type that the layers were computed in.
         options: Further settings that the numbers depend on, such as stored rows.
         flip: The outcome by which the problems were selected; None if they were not.
@@ -116,7 +115,6 @@ class TraceHeader:
     conditions: tuple[str, ...]
     baseline: str
     layout: str
-    queries: str
     dtype: str
     options: JsonObject
     flip: str | None
@@ -152,7 +150,7 @@ class _HeaderFile(msgspec.Struct):
         arrays: The axes, unit and definition of each array.
     """
 
-    mless_traces: Literal[11]
+    mless_traces: Literal[12]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject
@@ -211,7 +209,7 @@ class AttentionTraces:
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(11, header, dict(receipt), quantities))
+            content = msgspec.to_builtins(_HeaderFile(12, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them

@@ -38,14 +38,12 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
     return tuple(dict.fromkeys(numbers))
 
 
-def count_rows(rows: str, tokens: int, completion: int = 0) -> int:
+def count_rows(rows: str, tokens: int) -> int:
     """The number of last tokens whose attention rows are stored.
 
     Args:
-        rows: `last:16` for that many tokens, `answer` for the completion and the token before it,
-            at which the answer begins, or `all`.
-        tokens: The length of the prompt with its completion.
-        completion: The number of the completion's tokens.
+        rows: `last:16` for that many tokens, or `all`.
+        tokens: The length of the prompt.
 
     Raises:
         ConfigError: it is something else.
@@ -53,9 +51,9 @@ def count_rows(rows: str, tokens: int, completion: int = 0) -> int:
     match = re.fullmatch(r"last:([1-9]\d*)", rows)
     if match:
         return min(int(match[1]), tokens)
-    if rows not in ("answer", "all"):
-        raise ConfigError(f"rows {rows!r}: expected `last:16`, `answer` or `all`.")
-    return tokens if rows == "all" else completion + 1
+    if rows != "all":
+        raise ConfigError(f"rows {rows!r}: expected `last:16` or `all`.")
+    return tokens
 
 
 def count_from_one(indices: Iterable[int]) -> str:

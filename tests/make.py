@@ -381,7 +381,6 @@ def make_header(**changes):
         "conditions": ("wo", *FILLED),
         "baseline": "wo",
         "layout": "raw",
-        "queries": "prompt",
         "dtype": "float32",
         "options": {},
         "flip": None,

@@ -145,7 +145,7 @@ def average_curve(
         condition=condition if baseline is None else contrast_name(condition, baseline),
         layer=settings.layer + 1,
         view=settings.view,
-        definition="completion" if header.queries == "completion" else settings.definition,
+        definition=settings.definition,
         first_token_excluded=settings.first_x(header) > 0,
         unit=SHARE,
         prompts=len(averaged_ids),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -48,16 +48,9 @@ def probe(
             "repeatable.",
         ),
     ] = None,
-    queries: Annotated[
-        Literal["prompt", "completion"],
-        typer.Option(help="Tokens whose attention is recorded: prompt or recorded completion."),
-    ] = "prompt",
     rows: Annotated[
         str | None,
-        typer.Option(
-            help="Also store each weight of these queries: last:16, answer (with --queries "
-            "completion), or all."
-        ),
+        typer.Option(help="Also store each weight of these queries: last:16, or all."),
     ] = None,
     activations: Annotated[
         bool, typer.Option("--activations", help="Also record the first MLP.")
@@ -99,11 +92,7 @@ def probe(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
-        record=RecordOptions(
-            completion=queries == "completion" or rows == "answer",
-            activations=activations,
-            rows=rows,
-        ),
+        record=RecordOptions(activations=activations, rows=rows),
         dtype=dtype,
         device=device,
         engine={} if engine else None,

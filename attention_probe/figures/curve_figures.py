@@ -24,15 +24,12 @@ from harness.display.value_texts import label, visible
 QUERIES = {
     "common": "common queries",
     "published": "published definition",
-    "completion": "queries of the answer",
 }
 EXPLANATIONS = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt "
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
     "inserted ones too.",
-    "completion": "Mean attention that each token gets from the tokens of the recorded completion, "
-    "which differ between conditions.",
 }
 
 

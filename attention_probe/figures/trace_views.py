@@ -71,7 +71,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
         "model": label_model(header.model),
         "layers": [layer + 1 for layer in header.layers],
-        "queried": "problem" if header.queries == "prompt" else "completion",
+        "queried": "problem",
         "conditions": describe_conditions(conditions),
         "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
         "notes": notes,
@@ -87,7 +87,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
 
 
 def _list_masses(trace: Trace) -> list[Any]:
-    """The masses [region, layer, head]; None where a completion is empty."""
+    """The masses [region, layer, head]; None where prompts share no token of the problem."""
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
     rounded = masses.round(MASS_DIGITS).astype(object)
     rounded[np.isnan(masses)] = None

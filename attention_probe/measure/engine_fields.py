@@ -28,7 +28,7 @@ def measure_in_engine(
     most_rows = max(map(record.count_rows, prompts.values()))
     requests, averages = [], []
     for condition, prompt in prompts.items():
-        averages.append(query_sets(prompt, common[condition], record))
+        averages.append(query_sets(prompt, common[condition]))
         sets = averages[-1].astype(int).tolist()
         sets += single_queries(record.count_rows(prompt), len(prompt), most_rows)
         token_ids = prompt.token_ids.tolist()

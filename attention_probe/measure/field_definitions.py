@@ -24,9 +24,6 @@ MEASURES: dict[str, Quantity] = {
         SHARE, "Mean attention on the filler, without the first token of the sequence."
     ),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
-    "mass_completion": Quantity(
-        SHARE, "Mean attention on the completion; 0 for a prompt's queries, which precede it."
-    ),
     "mass_other": Quantity(
         SHARE, "Mean attention on everything else: template, separators, examples."
     ),
@@ -35,14 +32,14 @@ MEASURES: dict[str, Quantity] = {
     ),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition: the
-problem's tokens. With `--queries completion` they are means over the completion's tokens, which
-differ between conditions. Queries before a filler within or after the problem do not see it: their
+problem's tokens. Queries before a filler within or after the problem do not see it: their
 attention on it counts as 0.
 
-Without an intervention the six masses add up to 1; m is the mass on all inserted tokens, the filler
-and its separator. The contrast of a prompt with filler and one without is no finding: softmax takes
-the filler's mass from the other tokens whatever is inserted, and later positions shift by its
-length (so that the mass of a single region may even grow). Between two fillers it can be one.
+Without an intervention the five masses add up to 1; m is the mass on all inserted tokens, the
+filler and its separator. The contrast of a prompt with filler and one without is no finding:
+softmax takes the filler's mass from the other tokens whatever is inserted, and later positions
+shift by its length (so that the mass of a single region may even grow). Between two fillers it can
+be one.
 """
 
 _TOKEN, _CURVE = ("position",), ("layer", "head", "position")

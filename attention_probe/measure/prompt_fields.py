@@ -32,12 +32,10 @@ class RecordOptions:
     """Which measurements to make.
 
     Attributes:
-        completion: Average over the recorded completion's queries instead of the prompt's.
         activations: Measure the first MLP.
         rows: Queries whose weights are stored: see `count_rows`. None for no query.
     """
 
-    completion: bool = False
     activations: bool = False
     rows: str | None = None
 
@@ -49,22 +47,17 @@ class RecordOptions:
         """The number of the prompt's last queries whose weights are stored."""
         if self.rows is None:
             return 0
-        return count_rows(self.rows, len(prompt), int(prompt.has_role("completion").sum()))
+        return count_rows(self.rows, len(prompt))
 
 
 QuerySets = Bool[np.ndarray, "query_set seq"]
 
 
-def query_sets(
-    prompt: TokenizedPrompt, common: NDArray[np.bool_], record: RecordOptions
-) -> QuerySets:
+def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> QuerySets:
     """The sets of queries over which attention is averaged.
 
-    They are all queries, the common ones, and the problem's among these. With `completion` each is
-    the queries of the completion.
+    They are all queries, the common ones, and the problem's among these.
     """
-    if record.completion:
-        return np.stack([prompt.has_role("completion")] * AVERAGES)
     return np.stack([np.ones_like(common), common, common & prompt.has_role("problem")])
 
 
@@ -76,7 +69,7 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     regions = np.vstack([in_region, ~prompt.inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
-    with np.errstate(invalid="ignore"):  # an empty completion has no queries
+    with np.errstate(invalid="ignore"):  # all tokens of a problem may be merged with others
         masses = sums[:, -1] @ regions.T / np.float32(sets[-1].sum())
     *region_masses, original = np.moveaxis(masses, -1, 0)
     names = [f"mass_{name}" for name in TOKEN_REGIONS]
@@ -100,7 +93,7 @@ def measure_problem(
     common, reference = common_tokens(prompts), None
     measured: FieldsByCondition = {}
     for condition, prompt in prompts.items():
-        sets = query_sets(prompt, common[condition], record)
+        sets = query_sets(prompt, common[condition])
         captured = capture(
             loaded,
             torch.from_numpy(prompt.token_ids).long(),

@@ -23,8 +23,8 @@ from harness.errors import PromptMismatchError, RunError
 from harness.experiment.prompts import built_prompts
 from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.chat_template import find_segments
-from harness.experiment.prompts.tokenizer import encode, token_texts
-from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt
+from harness.experiment.prompts.tokenizer import token_texts
+from harness.runs.prompt_sources import AnsweredProblem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ GAP = "+gap"
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
 ROLES = built_prompts.TOKEN_ROLES
-FILLER, COMPLETION = map(ROLES.index, ("filler", "completion"))
+FILLER = ROLES.index("filler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,12 @@ class TokenizedPrompt:
 
     Attributes:
         condition, problem_id, sha256: Which prompt; the hash is of its text.
-        token_ids: int32; the prompt's tokens, then the completion's if it was requested.
+        token_ids: int32; the prompt's tokens.
         roles: int8; index into `ROLES`, see `BuiltPrompt.token_roles`.
         tokens: The text of each token, for people: see `token_texts`.
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for
-            inserted tokens (filler and its separator), for those that the tokenizer merged
-            differently, and for the completion's. In the baseline it is 0, 1, 2, ...
+            inserted tokens (filler and its separator) and for those that the tokenizer merged
+            differently. In the baseline it is 0, 1, 2, ...
         positions: int32; the token's position in the model: 0, 1, 2, ... except in a position gap.
         filler_span: First filler token and the one after the last; examples may lie in between.
         intervention: The run's intervention while the model read the prompt.
@@ -76,8 +76,8 @@ class TokenizedPrompt:
 
     @property
     def inserted(self) -> NDArray[np.bool_]:
-        """Tokens that the prompt without filler lacks; a completion is not part of a prompt."""
-        return np.equal(self.original_pos, ABSENT) & ~self.has_role("completion")
+        """Tokens that the prompt without filler lacks."""
+        return np.equal(self.original_pos, ABSENT)
 
     def position_gap(self) -> TokenizedPrompt:
         """The prompt without the inserted tokens; every other token keeps its position."""
@@ -103,7 +103,6 @@ def tokenize_problem(
     tokenizer: PreTrainedTokenizerBase,
     *,
     conditions: Sequence[str],
-    completion: bool = False,
 ) -> dict[str, TokenizedPrompt]:
     """The problem's prompts as tokens, aligned to the baseline's.
 
@@ -112,10 +111,9 @@ def tokenize_problem(
         tokenizer: The model's tokenizer.
         conditions: Which to return; the baseline may be among them. `mless+gap` is the position gap
             of `mless`.
-        completion: Append the tokens of the completion.
 
     Raises:
-        RunError: a prompt is missing, or a completion was requested and none is recorded.
+        RunError: a prompt is missing.
         PromptMismatchError: the token ids differ from those that the run recorded, or a segment is
             not in the text.
     """
@@ -128,8 +126,6 @@ def tokenize_problem(
     tokenized = {}
     for name, source in sources.items():
         prompt = aligned[source]
-        if completion:
-            prompt = _append_completion(prompt, problem.prompts[source], tokenizer)
         tokenized[name] = prompt if name == source else prompt.position_gap()
     return tokenized
 
@@ -250,38 +246,3 @@ def _count_equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
     size = min(len(first), len(second))
     differing = np.flatnonzero(first[:size] != second[:size])
     return int(differing[0]) if len(differing) else size
-
-
-def _append_completion(
-    tokenized: TokenizedPrompt, prompt: AnsweredPrompt, tokenizer: PreTrainedTokenizerBase
-) -> TokenizedPrompt:
-    """The prompt with the completion's tokens after it.
-
-    Prompt and completion are tokenized together, so that the completion begins as the model wrote
-    it. If the tokenizer merges tokens across their border, the completion is tokenized alone. The
-    model may have written the same text in other tokens.
-    """
-    if not prompt.completions:
-        raise RunError(
-            f"Problem {prompt.problem_id}, condition {prompt.condition!r}: no completion is "
-            "recorded."
-        )
-    completion = prompt.completions[0]
-    size, text = len(tokenized), prompt.prompt + completion
-    token_ids, offsets = encode(text, tokenizer)
-    # nothing was merged across the border to the prompt, so the completion's tokens are its own
-    if token_ids[:size] == tuple(tokenized.token_ids.tolist()):
-        token_ids, offsets = token_ids[size:], offsets[size:]
-    else:
-        text = completion
-        encoding = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
-        token_ids, offsets = tuple(encoding["input_ids"]), encoding["offset_mapping"]
-    added_count = len(token_ids)
-    return replace(
-        tokenized,
-        token_ids=np.append(tokenized.token_ids, np.array(token_ids, np.int32)),
-        roles=np.append(tokenized.roles, np.full(added_count, COMPLETION, np.int8)),
-        tokens=tokenized.tokens + token_texts(token_ids, offsets, text, tokenizer),
-        original_pos=np.append(tokenized.original_pos, np.full(added_count, ABSENT, np.int32)),
-        positions=np.arange(size + added_count, dtype=np.int32),
-    )

@@ -17,7 +17,7 @@ from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases, write_run
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
 
 LAYERS = [0, 2]
 PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
@@ -89,7 +89,7 @@ def positions_under(traces, trace):
     if trace.condition != "mless+gap":
         return None
     filled = traces.get(trace.problem_id, "mless")
-    return np.flatnonzero((filled.original_pos >= 0) | (filled.roles == ROLES.index("completion")))
+    return np.flatnonzero(filled.original_pos >= 0)
 
 
 def assert_close(actual, expected):
@@ -166,39 +166,18 @@ def test_an_interrupted_probe_continues_and_gives_the_same_traces(traces, path):
                 np.testing.assert_allclose(again.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-def test_completion_queries_are_those_of_the_recorded_completion(full_model, path):
-    probe(path, "--n 5 --conditions mless --queries completion")
-    with AttentionTraces(path) as traces:
-        assert traces.header.queries == "completion"
-        for trace in traces_under(traces, "mless"):
-            queries = positions_of(trace, "completion")
-            assert len(queries)
-            weights = eager(full_model, trace.token_ids)[LAYERS]
-            assert_close(trace.mean_all, column_means(weights, queries))
-            filler = mean_mass(weights, queries, positions_of(trace, "filler"))
-            assert_close(trace.measures["mass_filler"], filler)
-
-
-ROWS = {"last:5": "", "answer": "--queries completion", "all": ""}
-"""Queries whose rows are stored, and further options."""
-
-
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", ["last:5", "all"])
 def test_rows_are_those_of_eager_attention(tmp_path, path, rows):
     random_model = save_model(tmp_path / "random", "qwen2")
     model = load_eager(random_model)
-    options = f"--conditions mless,mless+gap --rows {rows} {ROWS[rows]}"
+    options = f"--conditions mless,mless+gap --rows {rows}"
     stderr = probe(path, f"--model {random_model} --n 2 {options}", stream="stderr")
     stored_bytes = 0
     with AttentionTraces(path) as traces:
         assert traces.header.options["rows"] == rows
         for trace in traces:
             weights = eager(model, trace.token_ids, positions_under(traces, trace))[LAYERS]
-            count = {
-                "last:5": 5,
-                "answer": len(positions_of(trace, "completion")) + 1,
-                "all": len(trace.tokens),
-            }[rows]
+            count = {"last:5": 5, "all": len(trace.tokens)}[rows]
             assert trace.rows.shape[2] == count
             np.testing.assert_allclose(trace.rows, weights[:, :, -count:], atol=1e-6)
             stored_bytes += trace.rows.nbytes
@@ -243,11 +222,11 @@ def opened(full_model, monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("rows", [None, *ROWS])
+@pytest.mark.parametrize("rows", [None, "last:5", "all"])
 def test_an_engine_measures_what_the_probe_does(tmp_path, opened, rows):
     options = "--n 2 --conditions mless,random"
     if rows:
-        options += f" --rows {rows} {ROWS[rows]}"
+        options += f" --rows {rows}"
     probe(tmp_path / "probe", options)
     assert "none in an engine" in probe(tmp_path / "engine", f"{options} --engine")
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=2)
@@ -310,20 +289,7 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
     assert re.search(EAGER + printed, text, re.DOTALL), text
     with AttentionTraces(path) as traces:
         for trace, region in itertools.product(traces, TOKEN_REGIONS):
-            assert region == "completion" or np.isfinite(trace.measures[f"mass_{region}"]).all()
-
-
-def test_completions_may_be_empty_and_may_not_be_over_the_context(path, tmp_path):
-    run = write_run(tmp_path / "long", lambda *_: ("one two " * 3000, "length"), limit=1)
-    for options in ("", "--engine"):
-        with pytest.raises(PromptMismatchError, match=r"condition 'wo': \d+ tokens; .* of 4096"):
-            probe(path, f"--queries completion {options}", run=run)
-    assert not path.exists(), "nothing is measured"
-    run = write_run(tmp_path / "empty", lambda *_: ("", "stop"), limit=1)
-    probe(path, "--queries completion", run=run)
-    with AttentionTraces(path) as traces:
-        (trace, *_) = traces_under(traces, "mless")
-        assert np.isnan(trace.measures["mass_filler"]).all()
+            assert np.isfinite(trace.measures[f"mass_{region}"]).all()
 
 
 def test_the_probe_from_the_command_line(path, monkeypatch):

@@ -218,43 +218,6 @@ def test_a_character_of_several_tokens_is_the_text_of_the_first(toy_tokenizer):
     )
 
 
-def test_the_completion_follows_the_prompt_as_the_model_wrote_it(toy_tokenizer):
-    source = read_source(GREEDY_RUN)
-    for problem in source.problems[:40]:
-        prompts = tokenize_all(problem, toy_tokenizer)
-        completed = tokenize_problem(problem, toy_tokenizer, conditions=[*prompts], completion=True)
-        for name, prompt in completed.items():
-            (completion,) = problem.prompts[name].completions
-            size = len(prompts[name])
-            token_ids = prompt.token_ids[size:].tolist()
-            assert (prompt.token_ids[:size] == prompts[name].token_ids).all()
-            assert prompt.has_role("completion")[size:].all()
-            assert (prompt.original_pos[size:] == ABSENT).all()
-            assert "".join(prompt.tokens[size:]) == completion
-            assert toy_tokenizer.encode(completion) == token_ids
-            assert prompt.filler_span == prompts[name].filler_span
-        masks = common_tokens(completed).values()
-        assert all(mask.sum() == len(prompts["wo"]) for mask in masks)
-
-
-@pytest.mark.parametrize("completion", ["\nWe have $x = 2$.", " So it is"])
-def test_a_completion_that_would_merge_with_the_prompt_is_tokenized_alone(completion):
-    tokenizer = build_tokenizer("qwen2", bos=True)
-    problem = make_problem("Find $x$.", tokenizer)
-    prompt = problem.prompts["wo"]
-    prompt_ids, _ = encode(prompt.prompt, tokenizer)
-    size = len(prompt_ids)
-    merged_ids, _ = encode(prompt.prompt + "\nWe", tokenizer)
-    assert merged_ids[:size] != prompt_ids, "the test needs a tokenizer that merges them"
-    samples = answered_prompt("wo", ("correct",), completions=(completion,)).graded_samples
-    answered = structs.replace(prompt, graded_samples=samples)
-    answered_problem = replace(problem, prompts={"wo": answered})
-    tokens = tokenize_problem(answered_problem, tokenizer, conditions=["wo"], completion=True)["wo"]
-    assert tuple(tokens.token_ids[:size].tolist()) == prompt_ids
-    assert "".join(tokens.tokens[size:]) == completion
-    assert tokenizer.bos_token_id not in tokens.token_ids[size:]
-
-
 @with_cases
 def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, options, error, message):
     problem = make_problem("Find $x$.", toy_tokenizer)

@@ -180,10 +180,10 @@ def test_a_view_in_a_report_has_the_problems_that_fit(tmp_path):
     assert len(read_view(path, PAGE_BYTES).prompts) == 3
 
 
-def test_an_empty_completion_has_no_numbers(tmp_path):
+def test_masses_over_no_query_have_no_numbers(tmp_path):
     trace = make_traced()
     trace.measures["mass_filler"][:] = np.nan
-    path = write_traces(tmp_path / "x.traces", [trace], queries="completion")
+    path = write_traces(tmp_path / "x.traces", [trace])
     facts, _ = read_scripts(make_page([read_view(path)]))
     masses = facts["views"][0]["problems"][0]["masses"]["wo"]
     assert masses[TOKEN_REGIONS.index("filler")] == [[None] * 3] * 2

@@ -65,7 +65,7 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
         model=str(model),
         layers=(0, 1, 2),
         conditions=("mless", "random"),
-        record=RecordOptions(completion=rows == "answer", rows=rows),
+        record=RecordOptions(rows=rows),
     )
     run_probe(source, criterion, settings, tmp_path / "probe")
     settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})

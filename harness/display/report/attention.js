@@ -36,13 +36,10 @@
   const isGroup = (prompt, index) => prompt.position[index] === prompt.position[index + 1];
   const isFolded = (prompt, index) => roleOf(prompt, index) === "filler" && !isGroup(prompt, index);
 
-  /** Where an element stands in the prompt without filler: below 0 if it is inserted; completions come last. */
-  function orderOf(prompt, index) {
-    if (index === prompt.text.length) return Infinity;
-    return roleOf(prompt, index) === "completion" ? Number.MAX_VALUE : prompt.original[index];
-  }
+  /** Where an element stands in the prompt without filler: below 0 if it is inserted. */
+  const orderOf = (prompt, index) => index === prompt.text.length ? Infinity : prompt.original[index];
 
-  /** The elements of two prompts place by place; the tokens of their completions are paired by their number. */
+  /** The elements of two prompts place by place. */
   function pairUp(left, right) {
     if (!right) return left.text.map((_, index) => [index]);
     const places = [];
@@ -173,7 +170,6 @@
       const index = pair[number] === null ? pair[1 - number] : pair[number];
       const isAbsent = pair[number] === null;
       const role = roleOf(owner, index);
-      if (isAbsent && role === "completion") return null;
       const attributes = { "data-place": place, class: `token ${role}${isAbsent ? " absent" : ""}`, "aria-hidden": isAbsent && "true" };
       if (isGroup(owner, index)) return make(isAbsent ? "span" : "button", { ...attributes, type: "button", class: `${attributes.class} group`, "aria-expanded": isAbsent ? null : "false" });
       const token = make("span", { ...attributes, hidden: isFolded(owner, index) }, spell(owner.text[index]));
@@ -315,8 +311,7 @@
     fill(choice.region, regions, choice.region.value || facts.regions.indexOf("filler"));
     const queries = pairs.map((_, place) => place).filter((place) => sides.some((side) => queryIn(side, place) !== null));
     wanted.hasRows = queries.length > 0;
-    const isPrompt = (place) => sides.some(({ prompt, number }) => pairs[place][number] !== null && roleOf(prompt, pairs[place][number]) !== "completion");
-    query = queries.findLast(isPrompt) ?? queries[0] ?? null;
+    query = queries.at(-1) ?? null;
     earlier = null;
     const titles = queries.map((place) => {
       const [text, facts] = describe(place).map((node) => node.textContent ?? node);

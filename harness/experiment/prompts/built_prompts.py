@@ -43,13 +43,12 @@ TOKEN_ROLES = (
     "separator",
     "filler",
     "problem",
-    "completion",
     "demonstration",
     "format",
 )
 """The roles of tokens. Traces store the index."""
-TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "completion", "other")
-"""The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
+TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "other")
+"""The very first token, three roles of other tokens, and the rest: attention on them adds up to 1.
 """
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
