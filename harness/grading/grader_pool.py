@@ -11,16 +11,16 @@ process answers every step, so a step that hangs costs only its own columns.
 
 import hashlib
 import json
-import time
 from collections.abc import Hashable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
-from queue import Empty, SimpleQueue
+from queue import Empty, LifoQueue, SimpleQueue
 from typing import Any, Self
 
 from harness.decimal_commas import with_decimal_points
-from harness.errors import GraderError
 from harness.grading.answer_extraction import Grade, GradeJob, expect_choice, read_answer
-from harness.grading.grader_worker import COMPARE, Job, Result, Worker
+from harness.grading.grader_worker import COMPARE, GraderProcess
 from harness.grading.other_graders import Audit, AuditJob
 from harness.resources import count_cores
 
@@ -59,56 +59,53 @@ class GraderPool:
         deadline_s: float = GRADER_DEADLINE_S,
         memory_bytes: int = GRADER_MEMORY_BYTES,
     ) -> None:
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
-        self._results: SimpleQueue[Result] = SimpleQueue()
-        self._workers = [
-            Worker(
-                self._jobs,
-                self._results,
-                deadline_s=deadline_s,
-                memory_bytes=memory_bytes,
-                audits=audits,
-            )
+        self._processes = [
+            GraderProcess(deadline_s=deadline_s, memory_bytes=memory_bytes, audits=audits)
             for _ in range(workers or min(MOST_GRADERS, count_cores()))
         ]
-        self._waiting: dict[bytes, list[Hashable]] = {}
-        """The tags that wait for a job, by its key: equal jobs run once."""
-        self._cache: dict[bytes, Grade | Audit] = {}
-        self._finished: list[tuple[Hashable, Grade | Audit]] = []
+        # a thread for each process: it starts the process, and keeps its deadline
+        self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")
+        # the last is the first to be used again, so that few jobs start few processes
+        self._idle: LifoQueue[GraderProcess] = LifoQueue()
+        for process in self._processes:
+            self._idle.put(process)
+        self._results: dict[bytes, Future[Grade | Audit]] = {}
+        """The result of each job, by its key: equal jobs run once."""
+        self._pending = 0
+        self._finished: SimpleQueue[tuple[Hashable, Grade | Future[Grade | Audit]]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Kill all processes and drop all pending jobs."""
-        for worker in self._workers:
-            self._jobs.put((b"", {}, ()))
-            worker.close()
-        for worker in self._workers:
-            if worker.ident:
-                worker.join()
+        for process in self._processes:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.end()
 
     def submit(self, tag: Hashable, job: GradeJob | AuditJob | Grade) -> None:
         """Take a job without waiting for a worker. `poll` and `drain` return its result by tag.
 
         A grade is its own result.
         """
+        self._pending += 1
         if isinstance(job, AuditJob):
             self._enqueue(tag, asdict(job.essential()), tuple(job.steps))
             return
-        if isinstance(job, Grade):
-            self._finished.append((tag, job))
+        answer = job if isinstance(job, Grade) else read_answer(job)
+        if isinstance(answer, Grade):
+            self._finished.put((tag, answer))
             return
-        answer = read_answer(job)
+        assert isinstance(job, GradeJob)
         targets = job.targets
-        if job.choices and isinstance(answer, str):
+        if job.choices:
             targets = expect_choice(answer, job.target, job.choices)
             if job.decimal == "," and answer not in targets:
                 targets = tuple(map(with_decimal_points, targets))
-        if isinstance(answer, Grade):
-            self._finished.append((tag, answer))
-        elif answer in targets:
-            self._finished.append((tag, Grade(verdict="correct", answer=answer)))
+        if answer in targets:
+            self._finished.put((tag, Grade(verdict="correct", answer=answer)))
         else:
             request = {"answer": answer, "targets": targets, "decimal": job.decimal}
             self._enqueue(tag, request, (COMPARE,))
@@ -122,40 +119,37 @@ class GraderPool:
         Raises:
             GraderError: No process can be started.
         """
-        end = time.monotonic() + timeout_s
-        while self._waiting:
-            remaining_s = 0.0 if self._finished else max(0.0, end - time.monotonic())
-            try:
-                key, result, is_reproducible = self._results.get(timeout=remaining_s)
-            except Empty:
-                break
-            if isinstance(result, GraderError):
-                raise result
-            if is_reproducible:
-                if len(self._cache) >= MOST_CACHED_RESULTS:
-                    # a dictionary keeps the order of insertion, so this is the oldest result
-                    del self._cache[next(iter(self._cache))]
-                self._cache[key] = result
-            self._finished.extend((tag, result) for tag in self._waiting.pop(key))
-        results, self._finished = self._finished, []
+        results: list[tuple[Any, Grade | Audit]] = []
+        with suppress(Empty):
+            while self._pending:
+                tag, result = self._finished.get(timeout=0 if results else timeout_s)
+                self._pending -= 1
+                results.append((tag, result.result() if isinstance(result, Future) else result))
         return results
 
     def drain(self) -> Iterator[tuple[Any, Grade | Audit]]:
         """Yield results until no job is pending."""
-        while self._waiting or self._finished:
+        while self._pending:
             yield from self.poll(1.0)
 
     def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: tuple[str, ...]) -> None:
-        """Use the cached result of an equal job, or wait for an equal job, or queue the job."""
+        """Let a process do the job, unless an equal job has been submitted."""
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
-        if key in self._cache:
-            self._finished.append((tag, self._cache[key]))
-        elif key in self._waiting:
-            # an equal job is under way, so this tag gets its result too
-            self._waiting[key].append(tag)
-        else:
-            self._waiting[key] = [tag]
-            for worker in self._workers:
-                if not worker.ident:
-                    worker.start()
-            self._jobs.put((key, request, steps))
+        if key not in self._results:
+            if len(self._results) >= MOST_CACHED_RESULTS:
+                # a dictionary keeps the order of insertion, so this is the oldest result
+                del self._results[next(iter(self._results))]
+            self._results[key] = self._threads.submit(self._grade, key, request, steps)
+        self._results[key].add_done_callback(lambda result: self._finished.put((tag, result)))
+
+    def _grade(
+        self, key: bytes, request: Mapping[str, Any], steps: tuple[str, ...]
+    ) -> Grade | Audit:
+        process = self._idle.get()
+        try:
+            result, is_reproducible = process.grade(request, steps)
+        finally:
+            self._idle.put(process)
+        if not is_reproducible:
+            self._results.pop(key, None)
+        return result

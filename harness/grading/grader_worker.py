@@ -1,8 +1,8 @@
-"""A worker of the grader pool: a thread of the parent, its process, and this process's program.
+"""A process of the grader pool, and its program.
 
-The process is a plain program that exchanges JSON lines with the thread, so text that exploits it
-cannot send a pickle. It uses no fork and no threads, and does not import `__main__` again, so
-`GraderPool` works in scripts and notebooks.
+The process is a plain program that exchanges JSON lines with a thread of the parent, so text that
+exploits it cannot send a pickle. It uses no fork and no threads, and does not import `__main__`
+again, so `GraderPool` works in scripts and notebooks.
 """
 
 import ctypes
@@ -17,8 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread, Timer
+from threading import Timer
 from typing import Any
 
 from harness.errors import GraderError
@@ -59,68 +58,43 @@ _ENVIRONMENT = {
 so would torch's libraries, which vLLM preloads on a CPU."""
 
 
-Job = tuple[bytes, Mapping[str, Any], Sequence[str]]
-"""Its key, which equal jobs share; what its graders need; the graders: the comparison, or all of an
-audit. A worker that gets a job without graders ends."""
-Result = tuple[bytes, Grade | Audit | GraderError, bool]
-"""The key of a job; its result, or why the worker gave up; whether it is reproducible, which it is
-not after a timeout or crash, as these may be accidental."""
-
-
 class LostProcess(Exception):
     """The verdict of a comparison whose process is gone: it hung or ended; and how it ended."""
 
 
-class Worker(Thread):
-    """Takes jobs from a queue and lets its process do them. A process that is lost is replaced.
+class GraderProcess:
+    """A process that grades for one thread at a time. If it is lost, it is replaced.
 
     Args:
-        jobs: The queue of all workers.
-        results: Where the results go.
         deadline_s: Seconds for one step.
         memory_bytes: The address space that the process may use.
         audits: Whether the process loads the other graders when it starts.
     """
 
-    def __init__(
-        self,
-        jobs: SimpleQueue[Job],
-        results: SimpleQueue[Result],
-        *,
-        deadline_s: float,
-        memory_bytes: int,
-        audits: bool,
-    ) -> None:
-        super().__init__(name="mless-grader", daemon=True)
-        self._jobs, self._results, self._deadline_s = jobs, results, deadline_s
+    def __init__(self, *, deadline_s: float, memory_bytes: int, audits: bool) -> None:
+        self._deadline_s = deadline_s
         self._arguments = [str(Path(__file__).parents[2]), str(memory_bytes), str(int(audits))]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_expired = self._is_closing = False
 
-    def run(self) -> None:
-        """Grade until a job has no graders, or no process can be started."""
-        try:
-            self._start_process()
-            while True:
-                key, request, steps = self._jobs.get()
-                if not steps:
-                    break
-                self._results.put((key, *self._grade(request, steps)))
-        except GraderError as error:
-            self._results.put((b"", error, False))
-        finally:
-            self._end()
-
-    def close(self) -> None:
-        """Kill the process. The thread ends too, if the queue has a job without a step for it."""
+    def kill(self) -> None:
+        """Kill the process, and start none again."""
         self._is_closing = True
         if self._process:
             self._process.kill()
 
-    def _grade(
-        self, request: Mapping[str, Any], steps: Sequence[str]
-    ) -> tuple[Grade | Audit, bool]:
-        """The result of a job, and whether it is reproducible."""
+    def grade(self, request: Mapping[str, Any], steps: Sequence[str]) -> tuple[Grade | Audit, bool]:
+        """The result of a job, and whether it is reproducible.
+
+        It is not after a timeout or crash, as these may be accidental.
+
+        Args:
+            request: What its graders need.
+            steps: The graders: the comparison, or all of an audit.
+
+        Raises:
+            GraderError: No process can be started.
+        """
         columns: dict[str, Any] = {}
         remarks, is_reproducible = [], True
         for step in steps:
@@ -188,14 +162,14 @@ class Worker(Thread):
         timer.cancel()
         timer.join()
         # a process that has closed its pipe ends by itself, with an exit code that says why
-        end = self._end(patience_s=1.0) if self._has_expired or not answer else ""
+        end = self.end(patience_s=1.0) if self._has_expired or not answer else ""
         # an answer counts even if this thread had to wait until it could read it
         if answer.endswith(b"\n"):
             try:
                 columns, remark = json.loads(answer)
                 return dict(columns), remark
             except (ValueError, TypeError):
-                self._end()
+                self.end()
                 raise LostProcess("crashed", "the grader answered nonsense") from None
         if self._has_expired:
             raise LostProcess("timeout", f"over {limit_s:g} s")
@@ -206,7 +180,7 @@ class Worker(Thread):
         if self._process:
             self._process.kill()
 
-    def _end(self, patience_s: float = 0.0) -> str:
+    def end(self, patience_s: float = 0.0) -> str:
         """Reap the process. Kill it if it does not end by itself. Return how it ended."""
         process, self._process = self._process, None
         if not process:
