@@ -107,13 +107,16 @@ _UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsE
 
 def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
+    from harness.display.progress import sign_of_life
+
     gc.set_threshold(GARBAGE_OBJECTS)
     # a job scheduler's SIGTERM ends a command as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        # shells leave the `~` of `--output=~/x` as it is
-        home = rf"\1{Path.home()}"
-        app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home, text) for text in sys.argv[1:]])
+        with sign_of_life():
+            # shells leave the `~` of `--output=~/x` as it is
+            home = rf"\1{Path.home()}"
+            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home, text) for text in sys.argv[1:]])
     except HarnessError as error:
         # it may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")

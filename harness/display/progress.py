@@ -1,10 +1,12 @@
 """Progress of a long command: bars in a terminal, lines in a log."""
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from threading import Event, Timer
 from typing import Any, Self
 
 from rich.console import Console
@@ -28,6 +30,26 @@ LOG_SECONDS = 30.0
 
 ALL = "all"
 """The name of the last bar, which counts all tasks together."""
+_has_bars = Event()
+"""Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
+
+
+@contextmanager
+def sign_of_life() -> Iterator[None]:
+    """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
+
+    def print_sign() -> None:
+        if not _has_bars.is_set():
+            print_message("working")
+
+    timer = Timer(1.5, print_sign)
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -37,6 +59,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes the number of finished steps and the number of all steps.
     """
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
+        _has_bars.set()
         bar = bars.add_task(title, total=None)
         # short work prints no line
         next_line_at = time.monotonic() + 2
@@ -56,14 +79,16 @@ class Progress:
 
     Args:
         totals: The number of samples of each task.
+        most: The most tokens of a completion.
         quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
 
     Attributes:
         running: Returns the number of tokens of each unfinished sample. It is called in any thread.
     """
 
-    def __init__(self, totals: Mapping[str, int], *, quiet: bool = False) -> None:
+    def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
+        self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
         for name, total in {**totals, ALL: sum(totals.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
@@ -114,6 +139,7 @@ class Progress:
         for task in self._bars.tasks:
             self._bars.reset(task.id, completed=self._recorded[task.description])
         self._bars.start()
+        _has_bars.set()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -124,18 +150,29 @@ class Progress:
     def describe_speed(self) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        rich's own estimate starts at the first finished sample. The samples of a batch finish late
-        and close together, so that estimate would be too short.
+        A sample is expected to be as long as the mean of the finished samples; before any is
+        finished, half of the limit. If the backend reports no tokens, the time left is that of
+        samples. rich's own estimate starts at the first finished sample. The samples of a batch
+        finish late and close together, so that estimate would be too short.
         """
         total = self._total
         # `elapsed` would go on after the end
         seconds = total.finished_time or total.elapsed or 0
-        tokens = total.fields["tokens"] + sum(self.running())
+        running_tokens = sum(self.running())
+        tokens = total.fields["tokens"] + running_tokens
         samples = total.completed - self._recorded[ALL]
+        remaining_samples = total.remaining or 0
+        mean = total.fields["tokens"] / samples if samples else self._most_tokens / 2
+        remaining_share = 0.0
+        if tokens:
+            remaining_share = (remaining_samples * mean - running_tokens) / tokens
+        elif samples:
+            remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        if not samples or not total.remaining:
+        # the last samples are longer than the mean
+        if remaining_share <= 0:
             return speed
-        return f"{speed}, {timedelta(seconds=round(total.remaining / samples * seconds))} left"
+        return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
 
 
 class _StatusColumn(ProgressColumn):

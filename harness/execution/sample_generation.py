@@ -91,7 +91,7 @@ class _Session:
         self._has_reasoning = False
         self._held = HeldReplies(plan)
         totals = Counter(self._line(key) for key in self._requests)
-        self._progress = Progress(totals, quiet=quiet)
+        self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
 
     @property
     def is_finished(self) -> bool:

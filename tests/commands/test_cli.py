@@ -15,6 +15,7 @@ from attention_probe.prompts.prompts_config import PromptsConfig
 from harness import Run, cli, resources
 from harness.experiment.prompts.tokenizer import load_model_config, load_tokenizer
 from tests.conftest import run_program
+from tests.display.test_progress import run_in_terminal
 from tests.make import (
     GREEDY_RUN,
     MINIMAL,
@@ -131,6 +132,20 @@ def test_a_problem_is_shown(command):
         f"answer {prompt.doc['answer']}",
     ):
         assert one_line(text) in words
+
+
+SLOW = """
+import sys, time
+from harness.display.progress import sign_of_life
+with sign_of_life():
+    time.sleep(2.5)
+"""
+
+
+def test_within_two_seconds_a_terminal_shows_that_the_command_works():
+    assert run_in_terminal(SLOW).splitlines()[0] == "mless: working"
+    process = run_program(sys.executable, "-c", SLOW)
+    assert process.stderr == "", "a log needs no sign of life"
 
 
 def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from harness.display.progress import Progress
 RUN = """
     import time
     from harness.display.progress import Progress
-    progress = Progress({"wo": 4, "mless": 2}, quiet=QUIET)
+    progress = Progress({"wo": 4, "mless": 2}, most=600, quiet=QUIET)
     progress.count_recorded("wo")
     with progress:
         time.sleep(0.2)
@@ -66,27 +66,30 @@ def test_a_quiet_run_prints_lines_in_a_terminal_too():
     assert re.fullmatch(total + r" \| wo 3/4 66\.7%, mless 1/2 100\.0%", output)
 
 
-def test_the_speed_and_time_left_count_samples_of_this_session(capsys):
-    progress = Progress({"wo": 902, "mless": 3})
+def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_session(capsys):
+    progress = Progress({"wo": 902, "mless": 3}, most=100)
     for _ in range(900):
         progress.count_recorded("wo")
     progress.running = lambda: [30, 60, 0]
     with progress:
         time.sleep(0.5)
         progress.print_line()
-        (speed,) = match_line(r" 900/905 samples, (\d+) tokens/s \|", capsys)
-        assert 0 < int(speed) <= 180, "90 tokens in at least half a second"
+        pattern = r" 900/905 samples, (\d+) tokens/s, 0:00:(\d+) left"
+        speed, seconds_left = map(int, match_line(pattern, capsys))
+        assert 0 < speed <= 180, "90 tokens in at least half a second"
+        # five samples of half of the limit, less the tokens that are there
+        assert abs(seconds_left - (5 * 50 - 90) / speed) <= 1
+        progress.running = lambda: [10, 20]
         progress.sample("wo", 90)
         progress.sample("mless", 20)
-        time.sleep(1.5)
         progress.print_line()
-        (seconds_left,) = match_line(r"tokens/s, 0:00:(\d+) left", capsys)
-        # two of five samples took at least two seconds
-        assert int(seconds_left) >= 3
+        speed, seconds_left = map(int, match_line(r"(\d+) tokens/s, 0:00:(\d+) left", capsys))
+        # three samples as long as the mean of the finished ones, 55
+        assert abs(seconds_left - (3 * 55 - 30) / speed) <= 1
 
 
 def test_a_log_has_a_line_per_interval_and_one_at_the_end(capsys, monkeypatch):
-    with Progress({"wo": 2}) as progress:
+    with Progress({"wo": 2}, most=100) as progress:
         progress.sample("wo", 10)
         progress.tick()
         assert capsys.readouterr().err == ""
