@@ -6,7 +6,7 @@ selection is marked, and can have matched controls: problems that did not flip.
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self, get_args
 
@@ -87,14 +87,18 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         ConfigError: the source lacks what the criterion names, or too few problems match.
     """
     require_verdicts(source, criterion)
-    outcomes = _classify_problems(source, criterion)
-    problems = [
-        problem
-        for problem in _list_candidates(source, criterion)
-        if criterion.selects(outcomes.get(problem.id))
-    ]
+    classified = _classify_problems(source, criterion)
+    candidates = _list_candidates(source.name, classified, criterion)
+    problems = [problem for problem in candidates if criterion.selects(problem.outcome)]
     if len(problems) < (criterion.n or 1):
-        raise ConfigError(_explain_lack(source, criterion, len(problems)))
+        counts = "".join(
+            f", {name.replace('_', ' ')} {number}"
+            for name, number in count_flips(source, criterion).items()
+        )
+        raise ConfigError(
+            f"{source.name}: the selection has {len(problems)} problems, fewer than "
+            f"{criterion.n or 1}{counts}."
+        )
     # the sample is drawn first, so that it is the same with and without controls
     generator = random.Random(criterion.seed)
     if criterion.n is not None:
@@ -104,27 +108,10 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     if criterion.controls:
         # of all problems, whatever was requested: a control must only match
         unflipped = [
-            problem
-            for problem in source.problems
-            if outcomes[problem.id] in ("both_right", "both_wrong")
+            problem for problem in classified if problem.outcome in ("both_right", "both_wrong")
         ]
-        for control, flipped in match_controls(problems, unflipped, outcomes, generator):
-            problems.append(replace(control, matched_to=flipped.id))
-    return tuple(replace(problem, outcome=outcomes.get(problem.id)) for problem in problems)
-
-
-def _explain_lack(source: Source, criterion: Criterion, matching: int) -> str:
-    """A message about too few matching problems, with the number of problems of each outcome."""
-    if criterion.flip is None:
-        message = f"{source.name} has {matching} problems in the selection"
-        return f"{message}, and n is {criterion.n}. Set n to {matching} or less."
-    kind = criterion.flip.replace("_", " ")
-    message = f"no problem {kind}"
-    if matching:
-        message = f"expected {criterion.n} problems {kind}, got {matching}"
-    outcomes = count_flips(source, criterion)
-    counts = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in outcomes.items())
-    return f"{source.name}: {message}: {counts}."
+        problems += match_controls(problems, unflipped, generator)
+    return tuple(problems)
 
 
 def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
@@ -132,38 +119,37 @@ def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
 
     Empty if nothing was graded.
     """
-    outcomes = _classify_problems(source, criterion)
-    candidates = _list_candidates(source, criterion)
-    if not outcomes:
-        return {}
-    counts = Counter(outcomes[problem.id] for problem in candidates)
-    return {name: counts[name] for name in (*FLIPS, UNDECIDED)}
+    classified = _classify_problems(source, criterion)
+    candidates = _list_candidates(source.name, classified, criterion)
+    counts = Counter(problem.outcome for problem in candidates)
+    return {} if None in counts else {name: counts[name] for name in (*FLIPS, UNDECIDED)}
 
 
-def _classify_problems(source: Source, criterion: Criterion) -> dict[str, str]:
-    """The outcome of each problem by its id; empty if nothing was graded."""
+def _classify_problems(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
+    """The problems with their outcome, if anything was graded."""
     has_both = {criterion.baseline, criterion.condition} <= set(source.conditions)
     if source.metric is None or not has_both:
-        return {}
-    return {problem.id: criterion.classify(problem) for problem in source.problems}
+        return list(source.problems)
+    return [replace(problem, outcome=criterion.classify(problem)) for problem in source.problems]
 
 
-def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
+def _list_candidates(
+    name: str, problems: Sequence[AnsweredProblem], criterion: Criterion
+) -> Sequence[AnsweredProblem]:
     """The problems with the criterion's ids, by default all.
 
     Raises:
-        ConfigError: the source has no problem with one of the ids.
+        ConfigError: there is no problem with one of the ids; `name` is their source's.
     """
-    candidates = list(source.problems)
     for problem_id in criterion.ids:
-        if not any(problem.has_id(problem_id) for problem in candidates):
-            near = list_near(problem_id, [problem.id for problem in candidates])
+        if not any(problem.has_id(problem_id) for problem in problems):
+            near = list_near(problem_id, [problem.id for problem in problems])
             raise ConfigError(
-                f"{source.name} has no problem of the id {problem_id!r}: expected one of {near}."
+                f"{name} has no problem of the id {problem_id!r}: expected one of {near}."
             )
-    if criterion.ids:
-        candidates = [problem for problem in candidates if any(map(problem.has_id, criterion.ids))]
-    return candidates
+    if not criterion.ids:
+        return problems
+    return [problem for problem in problems if any(map(problem.has_id, criterion.ids))]
 
 
 def require_verdicts(source: Source, criterion: Criterion) -> None:
@@ -185,26 +171,22 @@ def require_verdicts(source: Source, criterion: Criterion) -> None:
 def match_controls(
     flipped: Sequence[AnsweredProblem],
     unflipped: Sequence[AnsweredProblem],
-    outcomes: Mapping[str, str],
     generator: random.Random,
-) -> list[tuple[AnsweredProblem, AnsweredProblem]]:
-    """Match each flipped problem with a control: an unflipped problem of the same subject.
+) -> list[AnsweredProblem]:
+    """Choose a control for each flipped problem: an unflipped problem of the same subject.
 
     No control is used twice. A problem of the same cluster, such as the same problem after other
     examples, is the last choice. Controls with the same verdict without filler are preferred, then
     those of the nearest level. `generator` decides between equally near controls.
-
-    Returns:
-        Pairs of a control and its flipped problem.
 
     Raises:
         ConfigError: a subject has too few problems that did not flip.
     """
     # shuffled, because `min` takes the first of equally near controls
     unused_controls = generator.sample(unflipped, len(unflipped))
-    pairs = []
+    controls = []
     for problem in flipped:
-        same_verdict = "both_wrong" if outcomes[problem.id] == "wrong_to_right" else "both_right"
+        same_verdict = "both_wrong" if problem.outcome == "wrong_to_right" else "both_right"
         candidates = [control for control in unused_controls if control.subject == problem.subject]
         if not candidates:
             raise ConfigError(
@@ -215,10 +197,10 @@ def match_controls(
             candidates,
             key=lambda control: (
                 control.cluster == problem.cluster,
-                outcomes[control.id] != same_verdict,
+                control.outcome != same_verdict,
                 abs(control.level - problem.level),
             ),
         )
         unused_controls.remove(nearest)
-        pairs.append((nearest, problem))
-    return pairs
+        controls.append(replace(nearest, matched_to=problem.id))
+    return controls
