@@ -14,6 +14,7 @@ from pathlib import Path
 
 QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
+EXPECTED_TABLE = "A table of the columns item, condition and score is read as it is."
 
 
 class HarnessError(Exception):

@@ -24,6 +24,10 @@ take() {
 
 for model in "$@"; do
     run=$study/$(basename "$model")
+    if [[ " ${runs[*]} " == *" $run "* ]]; then
+        echo "study   two models have the name $(basename "$model")" >&2
+        exit 2
+    fi
     take mless run --model "$model" --output "$run" --quiet "${run_options[@]}" || continue
     runs+=("$run")
     take mless show "$run" --changed > "$run/flipped.txt"

@@ -18,7 +18,7 @@ from msgspec.structs import asdict
 from pydantic import ValidationError
 
 from harness.constants import JsonObject
-from harness.errors import RunError
+from harness.errors import EXPECTED_TABLE, RunError
 from harness.experiment.gold_answers import read_golds
 from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.problems import read_level, refuse_other_golds
@@ -155,7 +155,8 @@ def _read_grades(
     if value not in (0, 1):
         metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
-            f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}."
+            f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}. "
+            f"{EXPECTED_TABLE}"
         )
     return metric, [{"verdict": "correct" if value else "incorrect"}]
 

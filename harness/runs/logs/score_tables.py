@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from harness.constants import SCORE, JsonObject
 from harness.data_records import LocatedRecord, read_data
 from harness.errors import (
+    EXPECTED_TABLE,
     ComparisonError,
     ConfigError,
     DataError,
@@ -44,7 +45,6 @@ COLUMN_ROLES = {
     "question": "question problem",
 }
 """The roles of columns, each with the names of columns that have it."""
-EXPECTED_TABLE = "A table of the columns item, condition and score is read as it is."
 LARGEST_SCORE = 100
 """Differences of numbers are tested as shares of this number."""
 _WORDS = {"true": 1, "yes": 1, "c": 1, "correct": 1, "p": 0.5}
