@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.field_definitions import ARRAYS, MEASURES
-from harness.array_types import Floats, Integers
+from harness.array_types import Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
@@ -267,20 +267,6 @@ class AttentionTraces:
             facts, arrays = _read_facts(path), safetensors.numpy.load_file(path)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
-
-    def measure(self, name: str, condition: str, problem_ids: Sequence[str]) -> Floats:
-        """A measure of all heads [problem, layer, head]; every trace is read once.
-
-        Raises:
-            ConfigError: the measure was not recorded for one of the problems.
-        """
-        measures = [self.get(problem_id, condition).measures for problem_id in problem_ids]
-        if not all(name in problem_measures for problem_measures in measures):
-            raise ConfigError(
-                f"{self.path} has no {name} under {condition}: it has {', '.join(measures[0])}."
-            )
-        table = [problem_measures[name] for problem_measures in measures]
-        return np.array(table, dtype=np.float64)
 
     def clusters(self, problem_ids: Sequence[str]) -> Integers:
         """The number of each problem's cluster, from 0 without gaps."""
