@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, count, product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from harness.experiment.prompts.chat_template import template_switches
 from harness.experiment.prompts.checked_prompts import (
     ConditionPrompts,
     build_checked_prompts,
-    count_builds,
 )
 from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.prompts.template import find_columns
@@ -328,9 +327,8 @@ def _build_tasks(
             sample=sample,
         )
         groups.append((problems, conditions, group_settings))
-    total = sum(len(problems) * count_builds(conditions) for problems, conditions, _ in groups)
-    prompt_numbers = count(1)
-    tasks = {}
+    total = sum(len(problems) * len(conditions) for problems, conditions, _ in groups)
+    finished, tasks = 0, {}
     for problems, conditions, group_settings in groups:
         for task in build_checked_prompts(
             problems,
@@ -338,12 +336,13 @@ def _build_tasks(
             group_settings,
             model,
             max_gen_toks=config.max_gen_toks,
-            advance=lambda: advance(next(prompt_numbers), total),
         ):
             name = config.task_name(
                 dataset.name, task.condition.name, task.layout, task.draw, task.sample
             )
             tasks[name] = task
+            finished += len(problems)
+            advance(finished, total)
     return tasks
 
 

@@ -37,7 +37,7 @@ def build(tokenizer, *conditions, problems=PROBLEMS, context_length=None, **sett
     """The prompts of each condition; prompts that break a guarantee are refused."""
     model = ModelTokenizer(name="model", tokenizer=tokenizer, context_length=context_length)
     settings = PromptSettings(**settings)
-    return build_checked_prompts(problems, conditions, settings, model, max_gen_toks=1)
+    return [*build_checked_prompts(problems, conditions, settings, model, max_gen_toks=1)]
 
 
 def filler_sizes(task):

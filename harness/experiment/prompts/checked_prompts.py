@@ -10,7 +10,7 @@ run.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,9 +69,8 @@ def build_checked_prompts(
     model: ModelTokenizer | None,
     *,
     max_gen_toks: int = MAX_GEN_TOKS,
-    advance: Callable[[], None] = lambda: None,
-) -> list[ConditionPrompts]:
-    """Build every prompt of the conditions, and refuse those that break a guarantee.
+) -> Iterator[ConditionPrompts]:
+    """Build every prompt of each condition, and refuse those that break a guarantee.
 
     Args:
         problems: The problems.
@@ -80,7 +79,6 @@ def build_checked_prompts(
             guarantees, since it reproduces the authors' string.
         model: The tokenizer and the context length. None: they are unknown, and nothing is checked.
         max_gen_toks: Tokens that must fit into the context after the longest prompt.
-        advance: Is called after each prompt.
 
     Raises:
         ConfigError: a filler needs a tokenizer, or does not exist in this one.
@@ -92,11 +90,10 @@ def build_checked_prompts(
         accepts_system = has_system_turn(model.tokenizer, model.switches)
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
-    build = partial(_build_prompts, problems, settings=settings, model=model, advance=advance)
+    build = partial(_build_prompts, problems, settings=settings, model=model)
     # the prompts without a filler, which conditions with the same other changes share
     references: dict[Condition, tuple[BuiltPrompt, ...]] = {}
-    tasks: list[ConditionPrompts] = []
-    for condition in conditions:
+    for number, condition in enumerate(conditions):
         plain_condition = condition.without_filler()
         if plain_condition not in references:
             references[plain_condition] = build(plain_condition)
@@ -113,21 +110,14 @@ def build_checked_prompts(
         )
         if model is not None:
             task = _check_prompts(task, reference)
-            if not tasks:  # once, because all conditions have the same problems
+            if number == 0:  # once, because all conditions have the same problems
                 examples = settings.example_set.examples if settings.example_set else ()
                 notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
                 task = replace(task, notes=notes)
             if settings.scored_form is not None:
                 task = _add_answers(task, settings, model)
             _refuse_faults(task, model, max_gen_toks)
-        tasks.append(task)
-    return tasks
-
-
-def count_builds(conditions: Sequence[Condition]) -> int:
-    """The number of prompts of a problem that `build_checked_prompts` builds."""
-    references = {condition.without_filler() for condition in conditions}
-    return len(references) + sum(condition.filler is not None for condition in conditions)
+        yield task
 
 
 def _build_prompts(
@@ -135,7 +125,6 @@ def _build_prompts(
     condition: Condition,
     settings: PromptSettings,
     model: ModelTokenizer | None,
-    advance: Callable[[], None],
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     fresh = getattr(condition, "fresh", None)
@@ -157,7 +146,6 @@ def _build_prompts(
             settings=settings,
         )
         prompts.append(measure_prompt(prompt, settings, model))
-        advance()
     return tuple(prompts)
 
 
