@@ -18,8 +18,6 @@ from harness.display.value_texts import LEVEL, describe_clusters, label, mean, p
 _TITLE_NOUNS = {
     "model": "",
     "layout": "",
-    "words": "",
-    "models": "model",
     "problems": "problem",
     "repeats": "sample",
 }

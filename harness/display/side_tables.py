@@ -40,7 +40,6 @@ class SideTable:
         key: The key of its data in `Leaderboard.side_tables` and in JSON.
         heading: The text above it.
         meanings: The meaning of each column of the data.
-        texts: Columns of text. Those with one value for the whole table are left out.
         columns: The columns of numbers.
         remarks: Sentences below it.
         on_request: Whether text contains it only if it is requested.
@@ -49,7 +48,6 @@ class SideTable:
     key: str
     heading: str
     meanings: Mapping[str, str]
-    texts: tuple[str, ...] = ("model", "layout", "condition")
     columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
     on_request: bool = False
@@ -144,9 +142,7 @@ def show_side_tables(board: Leaderboard) -> dict[str, Table]:
     for side in SIDE_TABLES:
         rows = rows_of_conditions(board, board.side_tables[side.key])
         if rows:
-            # a split board has only side tables whose first two columns are model and layout
-            names = [*side.texts[:2], *board.by, *side.texts[2:]]
-            _, columns = split_shared_values(rows, names)
+            _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
             columns += _filled_columns(side, rows, board.score)
             title = name_score(side.heading, board.score)
             tables[side.key] = Table(title, rows, columns, side.remarks)

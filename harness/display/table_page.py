@@ -123,6 +123,6 @@ def _show_tables(board: Leaderboard, options: TableOptions) -> Iterator[Table]:
     for side in SIDE_TABLES:
         is_requested = side.key in options.side_tables
         # A leaderboard stays short: tables with rows for every model are shown only on request.
-        is_hidden = side.on_request or (options.models and "model" in side.texts)
+        is_hidden = side.on_request or options.models
         if side.key in tables and (is_requested or not is_hidden):
             yield tables[side.key]
