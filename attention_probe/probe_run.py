@@ -213,7 +213,7 @@ def make_header(
     record, config = settings.record, settings.load_config()
     name = smollm2_model.resolve_model(str(settings.model))
     fingerprint = versions_and_hashes.model_fingerprint(name, settings.arguments.get("revision"))
-    options: JsonObject = {"activations": record.activations, "rows": record.rows}
+    options: JsonObject = {name: getattr(record, name) for name in ("activations", "norms", "rows")}
     # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
     if layout == Layout.AS_PUBLISHED or not is_checked:
         options["common_to"] = list(settings.conditions)

@@ -64,11 +64,12 @@ class ProbeSettings:
         """Refuse what only Hugging Face can do.
 
         Raises:
-            ConfigError: an engine is to record position gaps or activations, or on another device.
+            ConfigError: an engine is to record position gaps, activations or norms, or on another
+                device.
         """
         excluded = [name for name in self.conditions if name.endswith(GAP)]
-        if self.record.activations:
-            excluded.append("--activations")
+        measured = ("activations", "norms")
+        excluded += [f"--{name}" for name in measured if getattr(self.record, name)]
         if self.device:
             excluded.append(f"--device {self.device}")
         if self.engine is not None and excluded:

@@ -61,6 +61,16 @@ ARRAYS: dict[str, Quantity] = {
         "The weights of the last queries, the last token's at the end; none unless requested.",
         ("layer", "head", "query", "position"),
     ),
+    "norms": Quantity(
+        "median of the original tokens",
+        "Euclidean norm of a token's hidden state after the layer; empty unless requested.",
+        ("layer", "position"),
+    ),
+    "large_norms": Quantity(
+        "share of tokens",
+        "Tokens of each of TOKEN_REGIONS whose norm is above prompt_fields.LARGE_NORM.",
+        ("layer", "region"),
+    ),
     "activation_histogram": Quantity(
         "activations",
         "See activations.measure_activations; empty unless requested.",

@@ -115,7 +115,7 @@ def attend(
     reduction = Reduction(capture.request, query) if layer in capture.layer_indices else None
     output = None
     # the last layer needs no output, unless the pass goes on
-    if layer != capture.layer_indices[-1] or capture.waits_for_activations:
+    if layer != capture.layer_indices[-1] or capture.waits_for_mlp:
         output = value.new_empty(batch, length, heads, value.shape[-1])
     # [batch x KV head, key, unit], as `bmm` multiplies
     flat_value = value.reshape(batch * value.shape[1], length, -1)

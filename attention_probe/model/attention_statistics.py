@@ -39,11 +39,13 @@ class CaptureRequest:
     Attributes:
         query_sets: Sets of queries whose weights are summed. None for two sets of all queries.
         activations: Whether the first MLP's activations are kept.
+        norms: Whether the norms of hidden states are kept.
         row_count: The number of last queries whose weights are kept.
     """
 
     query_sets: Bool[Tensor, "query_set seq"] | None = None
     activations: bool = False
+    norms: bool = False
     row_count: int = 0
 
 
@@ -56,21 +58,25 @@ class Capture:
         layer_indices: The requested layers, ascending.
         activations: The first MLP's, after the non-linearity and before the product with `up_proj`.
         layers: The results by layer.
+        norms: Euclidean norms of the hidden states after each requested layer.
     """
 
     request: CaptureRequest
     layer_indices: tuple[int, ...]
     activations: Float[Tensor, "seq width"] | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
+    norms: dict[int, Float[Tensor, " seq"]] = field(default_factory=dict)
 
     @property
-    def waits_for_activations(self) -> bool:
-        """Whether the first MLP's activations are requested and not recorded."""
+    def waits_for_mlp(self) -> bool:
+        """Whether the first MLP's activations or the last hidden states are still missing."""
+        if self.request.norms and self.layer_indices[-1] not in self.norms:
+            return True
         return self.request.activations and self.activations is None
 
     def stop_if_complete(self) -> None:
-        """Raise CaptureFinished if the last layer is captured, and requested activations too."""
-        if self.layer_indices[-1] in self.layers and not self.waits_for_activations:
+        """Raise CaptureFinished if all that is requested is captured."""
+        if self.layer_indices[-1] in self.layers and not self.waits_for_mlp:
             raise CaptureFinished
 
 

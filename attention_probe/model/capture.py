@@ -6,7 +6,8 @@ from __future__ import annotations
 # ruff: noqa: F722
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,7 +58,7 @@ def capture(
     captured = Capture(request=request, layer_indices=loaded.layers)
     with (
         torch.inference_mode(),
-        _recorded_activations(loaded, captured),
+        _recorded_states(loaded, captured),
         switched_attention(model, ATTENTION),
         suppress(CaptureFinished),
     ):
@@ -119,22 +120,29 @@ def softmax_layers(config: PretrainedConfig) -> list[int]:
 
 
 @contextmanager
-def _recorded_activations(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
-    """Record the first MLP's activations, if they are requested."""
-    if not captured.request.activations:
-        yield
-        return
+def _recorded_states(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
+    """Record the first MLP's activations and the norms of hidden states, if they are requested."""
 
-    def record(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
+    def record_activations(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
         # with an axis of size 1 in most architectures
         captured.activations = activations.flatten(0, -2)
         captured.stop_if_complete()
 
-    handle = _find_activation(loaded).register_forward_hook(record)
-    try:
+    def record_norms(layer: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        # some architectures also return weights, or a cache
+        states = output[0] if isinstance(output, tuple) else output
+        captured.norms[layer] = states.float().norm(dim=-1).flatten()
+        captured.stop_if_complete()
+
+    with ExitStack() as stack:
+        if captured.request.activations:
+            module = _find_activation(loaded)
+            stack.callback(module.register_forward_hook(record_activations).remove)
+        for layer in loaded.layers if captured.request.norms else ():
+            hook = partial(record_norms, layer)
+            handle = loaded.decoder_layers[layer].register_forward_hook(hook)
+            stack.callback(handle.remove)
         yield
-    finally:
-        handle.remove()
 
 
 def _find_activation(loaded: LoadedModel) -> nn.Module:

@@ -86,6 +86,15 @@ def test_sums_and_rows_are_those_of_eager_attention(model_type):
         assert largest_error(captured.layers[layer].rows, attentions[layer][:, -10:]) < tolerance
 
 
+@in_all_architectures
+def test_norms_are_those_of_the_hidden_states(model_type):
+    captured = ask(build(model_type), norms=True)
+    states = build_whole(model_type)(TOKEN_IDS[None], output_hidden_states=True).hidden_states
+    for layer in LAYERS:
+        expected = states[layer + 1][0].double().norm(dim=-1)
+        assert largest_error(captured.norms[layer] / expected, torch.ones(LENGTH)) < 1e-5
+
+
 @with_cases
 def test_other_architectures_give_the_sums_of_the_full_model(tmp_path, model_type, layers):
     full_model = build_whole(model_type)
@@ -190,9 +199,10 @@ def test_sums_with_nan_cannot_be_compared(qwen2):
 
 def test_the_model_is_unchanged_after_a_capture(qwen2):
     before = qwen2.model.config._attn_implementation
-    ask(qwen2, activations=True)
+    ask(qwen2, activations=True, norms=True)
     assert qwen2.model.config._attn_implementation == before != ATTENTION
     assert not qwen2.decoder_layers[0].mlp.act_fn._forward_hooks
+    assert not any(layer._forward_hooks for layer in qwen2.decoder_layers)
     assert qwen2.model(TOKEN_IDS[None]).last_hidden_state.shape == (1, LENGTH, 48)
 
 

@@ -31,7 +31,7 @@ def probe(path, options="", *, run=GREEDY_RUN, **stream):
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
-    probe(path, "--n 5 --activations")
+    probe(path, "--n 5 --activations --norms")
     with AttentionTraces(path) as traces:
         yield traces
 
@@ -133,6 +133,34 @@ def test_curves_and_masses_are_those_of_eager_attention(traces, full_model):
         assert_close(sum(masses), 1)
 
 
+def test_norms_are_relative_to_the_original_tokens(traces, full_model):
+    for trace in traces_under(traces, "mless"):
+        inputs = torch.tensor(trace.token_ids[None].astype(np.int64))
+        with torch.inference_mode():
+            states = full_model(inputs, output_hidden_states=True).hidden_states
+        norms = torch.stack([states[layer + 1][0].norm(dim=-1) for layer in LAYERS]).numpy()
+        norms /= np.median(norms[:, trace.original_pos >= 0], axis=1, keepdims=True)
+        assert_close(trace.norms, norms)
+
+
+def test_shares_of_large_norms_are_stored_and_printed(path, monkeypatch):
+    monkeypatch.setattr("attention_probe.measure.prompt_fields.LARGE_NORM", 1)
+    printed = probe(path, "--n 2 --conditions mless --norms")
+    with AttentionTraces(path) as traces:
+        shares = []
+        for trace in traces_under(traces, "mless"):
+            is_large = trace.norms[:, 1:] > 1
+            for region in ("instruction", "filler", "problem"):
+                in_region = positions_of(trace, region)
+                in_region = in_region[in_region > 0]
+                share = trace.large_norms[:, TOKEN_REGIONS.index(region)]
+                assert_close(share, is_large[:, in_region - 1].mean(axis=1))
+            shares.append(trace.large_norms[:, TOKEN_REGIONS.index("filler")])
+    assert 0 < np.mean(shares) < 1
+    assert f"filler {np.mean(shares, axis=0).max():.0%}" in printed
+    assert re.search(r"\n  wo: first \d+%, instruction \d+%, problem \d+%, other", printed)
+
+
 def test_activation_thresholds_are_those_of_the_baseline(traces):
     for trace in traces_under(traces, "wo"):
         baseline, filled = trace.activations, traces.get(trace.problem_id, "mless").activations
@@ -145,7 +173,9 @@ def test_activation_thresholds_are_those_of_the_baseline(traces):
 
 def test_an_interrupted_probe_continues_and_gives_the_same_traces(traces, path):
     source, criterion = read_source(GREEDY_RUN), Criterion(n=5)
-    settings = ProbeSettings(layers=tuple(LAYERS), record=RecordOptions(activations=True))
+    settings = ProbeSettings(
+        layers=tuple(LAYERS), record=RecordOptions(activations=True, norms=True)
+    )
 
     def interrupt(finished, total):
         if finished == 2:
