@@ -173,15 +173,16 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
     raise ConfigError(f"{source.name} {fault}.")
 
 
-def refuse_changed_functions(source: Source, interventions: Mapping[str, Intervention]) -> None:
+def refuse_changed_functions(
+    source: Source, interventions: Mapping[str, Sequence[Intervention]]
+) -> None:
     """Raise ConfigError if a user's function is not the one of the run any more."""
-    for name, intervention in interventions.items():
+    for name, changes in interventions.items():
         # a function's is the same on all prompts
-        stored = source.problems[0].prompts[name].intervention
-        if intervention.kind == "function" and intervention.resolve(name) != stored:
-            raise ConfigError(
-                f"{name}: {intervention.file} has other content than when it was run."
-            )
+        stored = source.problems[0].prompts[name].intervention or ()
+        for change in changes:
+            if change.kind == "function" and change.resolve(name) not in stored:
+                raise ConfigError(f"{name}: {change.file} has other content than when it was run.")
 
 
 def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:

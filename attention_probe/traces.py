@@ -61,7 +61,7 @@ class TraceEntry:
     control: bool
     prompt_sha256: str
     filler_span: tuple[int, int] | None
-    intervention: JsonObject | None = None
+    intervention: list[JsonObject] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -65,7 +65,7 @@ class TokenizedPrompt:
     original_pos: NDArray[np.int32]
     positions: NDArray[np.int32]
     filler_span: tuple[int, int] | None
-    intervention: JsonObject | None
+    intervention: list[JsonObject] | None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -50,7 +50,7 @@ def recorded_prompt(
     token_ids: Sequence[int],
     sets: Sequence[Sequence[int]],
     name: str,
-    intervention: JsonObject | None = None,
+    intervention: list[JsonObject] | None = None,
 ) -> Request:
     """A request for the attention of a prompt and for one token. Sets: see `Request.record`."""
     return Request(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from harness.engines import engine_processes
 from harness.errors import EngineError
+from harness.experiment.intervention_settings import find_gap
 from harness.experiment.plan import Request
 from harness.finish_reasons import read_reason
 
@@ -49,11 +50,9 @@ FinishedRequests = list[tuple[Request, Completion]]
 """Requests that an engine has finished since the last time, with their completions."""
 
 
-def count_positions(token_count: int, intervention: Mapping[str, Any] | None) -> int:
+def count_positions(token_count: int, intervention: Sequence[Mapping[str, Any]] | None) -> int:
     """The positions that a prompt takes; they go on as if a phantom filler were in it."""
-    if intervention and "phantom" in intervention:
-        token_count += intervention["size"]
-    return token_count
+    return token_count + find_gap(intervention)[1]
 
 
 def refuse_too_long(request: Request, max_model_len: int) -> None:
@@ -106,7 +105,7 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
 
     extra: dict[str, Any] = {}
     if request.intervention:
-        extra[engine_processes.PLUGIN] = dict(request.intervention)
+        extra[engine_processes.PLUGIN] = request.intervention
     if request.record:
         extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(

@@ -98,7 +98,7 @@ def refuse_layers(config: RunConfig) -> None:
     if not config.interventions:
         return
     refuse_to_open(config.model_arguments(), opened_layers(config.interventions))
-    for intervention in config.interventions.values():
+    for intervention in chain.from_iterable(config.interventions.values()):
         if intervention.kind == "function":
             refuse_change(str(intervention.file), intervention.arguments)
 
@@ -181,14 +181,13 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     arguments = config.model.model_args
     tasks = {}
     for name, task in plan.tasks.items():
-        intervention = task.condition.intervention
         tasks[name] = Task(
             condition=task.condition.name,
             layout=str(task.layout),
             samples=config.repeats_per_prompt,
             replicates=plan.replicates(task),
             sampling=sampling,
-            intervention=intervention.model_dump(mode="json") if intervention else None,
+            intervention=task.condition.model_dump(mode="json")["intervention"] or None,
         )
     return Identity(
         format=RUN_FORMAT,

@@ -25,7 +25,7 @@ from harness.experiment.conditions import (
     named_conditions,
     read_contrast,
 )
-from harness.experiment.intervention_settings import name_layers
+from harness.experiment.intervention_settings import name_layers, names_filler
 from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import validate
 
@@ -84,7 +84,10 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         # `False` and `0.0` equal 0 as well, and are refused later
         without_filler = type(combination.get("count")) is int and combination["count"] == 0
         if without_filler or all(value in ("", None) for value in values):
-            combination = {key: combination[key] for key in PROMPT_KEYS if combination.get(key)}
+            if names_filler(combination.get("intervention")):
+                del combination["intervention"]
+            keys = (*PROMPT_KEYS, "intervention")
+            combination = {key: combination[key] for key in keys if combination.get(key)}
         names = [_spell_value(key, value, lists[key]) for key, value in combination.items()]
         name = "-".join(filter(None, names))
         entry = {"name": name, **combination} if combination else BASELINE
@@ -98,8 +101,12 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     """Spell a value of a sweep in letters, digits and hyphens.
 
     A number other than the count has its key. A template or a long text has its key and its number
-    among the values, such as `template-2`.
+    among the values, such as `template-2`. An intervention has its keys and values, such as
+    `attention-part-filler-weight-0_5`.
     """
+    if key == "intervention":
+        text = str(value or "").replace("'kind': ", "").replace(".", "_")
+        return re.sub(r"\W+", "-", text, flags=re.ASCII).strip("-")
     if isinstance(value, int) and key != "count":
         return f"{key.replace('_', '-')}-{value}"
     if key == "placement":
@@ -147,11 +154,13 @@ def expand_causes(entries: Sequence[Any]) -> list[Any]:
                 continue
             cell_keys.add(key)
             infix = "" if is_gap or is_first_layer else f"{name_layers(layers)}-"
-            switches = {"other_layers": other_layers, "scale": scale, "bias": bias}
+            change: dict[str, Any] = {"other_layers": other_layers, "scale": scale, "bias": bias}
+            if cell_name == "masked":
+                change = {"kind": "attention", "part": "filler", "weight": 0}
             condition = {
                 **sources[source],
                 "name": find_free_name(f"{source}-{infix}{cell_name}", names),
-                "intervention": {"kind": "filler", "layers": list(layers), **switches},
+                "intervention": {"kind": "filler", "layers": list(layers), **change},
             }
             expanded.append(condition)
     return expanded

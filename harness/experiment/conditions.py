@@ -16,14 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import yaml
-from pydantic import Field, StrictInt, model_validator
+from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
-from harness.experiment.intervention_settings import Intervention
+from harness.experiment.intervention_settings import Intervention, as_list, names_filler
 from harness.experiment.prompts.fillers import estimate_tokens
 from harness.experiment.prompts.template import (
     FILLER,
@@ -86,8 +86,9 @@ class Condition(Strict):
     """Its own system prompt."""
     answer_prefix: str = ""
     """The beginning of the model's answer."""
-    intervention: Intervention | None = None
-    """A change inside the model."""
+    intervention: Annotated[tuple[Intervention, ...], BeforeValidator(as_list)] = ()
+    """A change inside the model, or a list of changes, of which the last one holds where several
+    name a token."""
 
     kind: ReferenceKind | None = Field(default=None, exclude=True)
     """The kind of reference condition. None: a condition of the config."""
@@ -102,8 +103,11 @@ class Condition(Strict):
 
     @model_validator(mode="after")
     def _check_intervention(self) -> Self:
-        if self.intervention and self.intervention.kind == "filler" and not self.filler:
-            raise ValueError("intervention: the kind filler needs a condition with a filler")
+        kinds = [intervention.kind for intervention in self.intervention]
+        if not self.filler and names_filler([vars(change) for change in self.intervention]):
+            raise ValueError("intervention: expected a condition with a filler")
+        if "filler" in kinds and len(kinds) > 1:
+            raise ValueError("intervention: expected the kind filler alone, not in a list")
         return self
 
     @property
@@ -166,7 +170,7 @@ class Condition(Strict):
         if self == named_conditions().get(self.name):
             return self.name
         values = self.model_dump(mode="json")
-        return {key: value for key, value in values.items() if value not in (None, "")}
+        return {key: value for key, value in values.items() if value not in (None, "", [])}
 
     def describe(self) -> dict[str, Any]:
         """The columns that tables have of a condition: all that a sweep can vary.
@@ -319,7 +323,7 @@ def as_condition(value: Any) -> Condition:
     return condition
 
 
-def index_interventions(conditions: Iterable[Condition]) -> dict[str, Intervention]:
+def index_interventions(conditions: Iterable[Condition]) -> dict[str, tuple[Intervention, ...]]:
     """The interventions by the name of their condition."""
     return {
         condition.name: condition.intervention for condition in conditions if condition.intervention

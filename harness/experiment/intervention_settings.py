@@ -1,12 +1,12 @@
 """Interventions: changes inside the model while it answers under a condition, for any engine.
 
+- `attention`: before the softmax, the attention of later tokens to a part of the prompt is
+  multiplied by a weight; 0 hides the part. ZeroTuning (arXiv 2505.11739) scales the first token's.
 - `filler`: a token after a filler attends to original tokens and to the filler, so its attention
   output is `scale x original + bias`. The intervention switches either term off in some layers, and
   decides whether the other layers see the filler. If they do not, the filler is not in the prompt:
   positions after it are moved, and in Layer 1 its keys and values are added, which depend only on
-  its tokens and their positions. With `keep`, later tokens see only some of the filler's tokens.
-- `sink`: the first token, on which heads put the attention that they do not need (an attention
-  sink), counts as if it stood there several times.
+  its tokens and their positions.
 - `redistribute`: the activations of an MLP that are nearest to zero move outward. It follows ARM of
   Shi et al. (arXiv 2510.01032), which takes its statistics over a prompt. Here the statistics are
   of one token, as tokens come in chunks and from caches.
@@ -14,7 +14,7 @@
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -26,8 +26,9 @@ from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict, UserPath
 
 Resolved = JsonObject
-"""An intervention on one prompt as plain values. Layers and token positions count from 0."""
-
+"""A change of one prompt as plain values. Layers and token positions count from 0."""
+Parts = Mapping[str, Sequence[int]]
+"""The positions of the tokens of each part of a prompt; see `built_prompts.find_parts`."""
 
 Layers = Annotated[
     tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
@@ -60,13 +61,6 @@ class FillerIntervention(_Layered):
     """Original tokens get less weight, as with the filler."""
     bias: bool = True
     """The filler's values are added."""
-    keep: Literal["first", "middle", "last"] | None = None
-    """Later tokens see only these tokens of the filler: `first`, `middle` or `last`."""
-    count: int = Field(default=1, ge=1)
-    """The number of tokens to keep."""
-    hide: Literal["filler", "examples"] = "filler"
-    """With `keep`: the tokens that are hidden. `examples` is a sham: as many tokens of the
-    examples, and all of the filler is seen."""
 
     @property
     def has_phantoms(self) -> bool:
@@ -75,14 +69,13 @@ class FillerIntervention(_Layered):
 
     @model_validator(mode="after")
     def _check_switches(self) -> Self:
-        if self.keep:
-            if not (self.other_layers and self.scale and self.bias):
-                raise ValueError("keep: expected no other_layers, scale or bias beside it")
-            return self
-        if self.hide != "filler" or self.count != 1:
-            raise ValueError("count and hide: expected keep, one of first, middle, last")
         if self.other_layers and self.scale and self.bias:
             raise ValueError("other_layers, scale and bias are all on, which changes nothing")
+        if self.other_layers and not (self.scale or self.bias):
+            raise ValueError(
+                "scale and bias are both off, which hides the filler: expected kind attention, "
+                "part filler and weight 0"
+            )
         if self.has_phantoms and self.layers != (1,):
             raise ValueError(
                 "other_layers is off, so scale and bias need Layer 1: "
@@ -90,99 +83,96 @@ class FillerIntervention(_Layered):
             )
         return self
 
-    def resolve(
-        self,
-        location: str,
-        prompt_ids: tuple[int, ...],
-        baseline_ids: tuple[int, ...],
-        filler_span: tuple[int, int] | None,
-        example_span: tuple[int, int] | None = None,
-    ) -> Resolved:
-        """The intervention on one prompt.
-
-        Args:
-            location: The condition and the problem, for error messages.
-            prompt_ids: The prompt's token ids.
-            baseline_ids: The token ids of the same prompt without a filler.
-            filler_span: The half-open range of the filler's positions.
-            example_span: The half-open range of the examples' positions.
+    def resolve(self, location: str, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+        """The intervention on one prompt; `location` is for error messages.
 
         Raises:
-            PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted, or
-                has fewer tokens than are to be kept or hidden.
+            PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
         """
-        size = len(prompt_ids) - len(baseline_ids)
-        first, last = filler_span or (0, 0)
-        # the inserted separator stands after the filler or before it
-        starts = [
-            start
-            for start in (first, last - size)
-            # without these tokens the prompt must be the baseline's, token by token
-            if prompt_ids[:start] + prompt_ids[start + size :] == baseline_ids
-        ]
-        if size <= 0 or not starts:
+        inserted = parts["inserted"]
+        size = len(inserted)
+        if not size or inserted[-1] - inserted[0] >= size:
             raise PromptMismatchError(
                 f"{location}: expected a filler of consecutive tokens, and without them the "
                 "prompt of the baseline."
             )
-        start = starts[0]
+        start = inserted[0]
         resolved: dict[str, Any] = {
             "kind": self.kind,
             "layers": self.layer_indices,
             "start": start,
             "size": size,
-            "scale": self.scale and not self.keep,
-            "bias": self.bias and not self.keep,
+            "scale": self.scale,
+            "bias": self.bias,
         }
-        if self.keep:
-            kept = self._find_kept(location, first, last)
-            if self.hide == "filler":
-                return resolved | {"kept": kept}
-            return resolved | _hide_examples(location, last - first - self.count, example_span)
         if self.other_layers:
             return resolved
         if self.has_phantoms:
-            return resolved | {"phantom": list(prompt_ids[start : start + size])}
+            return resolved | {"phantom": list(token_ids[start : start + size])}
         # without both only the position gap remains, which is the same for all layers
         return resolved | {"layers": [], "phantom": []}
 
-    def _find_kept(self, location: str, first: int, last: int) -> list[int]:
-        """The half-open range of the tokens to keep, of a filler from `first` to before `last`."""
-        spare = last - first - self.count
+
+class AttentionIntervention(_Layered):
+    """Multiplies, before the softmax, the attention of later tokens to a part of the prompt."""
+
+    kind: Literal["attention"]
+    """`attention`"""
+    part: Literal["first", "instruction", "examples", "filler", "problem"]
+    """`first` (the first token), `instruction`, `examples` with what separates them, `filler` with
+    its separators, or `problem`. Later tokens are those after its last token."""
+    weight: float = Field(ge=0, allow_inf_nan=False)
+    """The factor of the attention, whose logarithm is added to the scores; 0 hides the part."""
+    keep: int | None = Field(default=None, ge=1)
+    """This number of the part's tokens is not changed."""
+    count: int | None = Field(default=None, ge=1)
+    """The part has only this number of its tokens, so that later tokens begin after these."""
+    which: Literal["first", "middle", "last"] | None = None
+    """The tokens of `keep` or `count`: the `first` (default), `middle` or `last`, in a filler
+    without its separators."""
+
+    @model_validator(mode="after")
+    def _check_number(self) -> Self:
+        if self.keep and self.count:
+            raise ValueError("expected keep or count, not both")
+        if self.which and not (self.keep or self.count):
+            raise ValueError("which: expected keep or count beside it")
+        return self
+
+    def find_ranges(self, location: str, parts: Parts) -> list[list[float]]:
+        """Ranges of tokens as start, end, the position of the first later token, and the weight.
+
+        Raises:
+            PromptMismatchError: the prompt has too few tokens of this part.
+        """
+        tokens, number = parts[self.part], self.keep or self.count or 1
+        spare = len(tokens) - number
         if spare < 0:
             raise PromptMismatchError(
-                f"{location}: keep: expected count up to the filler's {last - first} tokens, "
-                f"got {self.count}."
+                f"{location}: part {self.part}: expected {number} or more tokens in the prompt, "
+                f"got {len(tokens)}."
             )
-        kept = first + {"first": 0, "middle": spare // 2, "last": spare}[str(self.keep)]
-        return [kept, kept + self.count]
-
-
-def _hide_examples(
-    location: str, size: int, example_span: tuple[int, int] | None
-) -> dict[str, int]:
-    """The range of the first tokens of the examples, as many as `keep` would hide of the filler."""
-    start, end = example_span or (0, 0)
-    if end - start < size:
-        raise PromptMismatchError(
-            f"{location}: hide: expected {size} tokens of examples, got {end - start}."
-        )
-    return {"start": start, "size": size}
+        first = {"first": 0, "middle": spare // 2, "last": spare}[self.which or "first"]
+        chosen = tokens[first : first + number]
+        changed = parts["inserted"] if self.part == "filler" else tokens
+        if self.count:
+            changed = chosen
+        later = changed[-1] + 1
+        if self.keep:
+            changed = [position for position in changed if position not in chosen]
+        ranges: list[list[float]] = []
+        for position in changed:
+            if ranges and ranges[-1][1] == position:
+                ranges[-1][1] += 1
+            else:
+                ranges.append([position, position + 1, later, self.weight])
+        return ranges
 
 
 class _SameOnAllPrompts(_Layered):
     def resolve(self, location: str, *_: object) -> Resolved:
         """The intervention on any prompt; `location` is for error messages."""
         return self.model_dump() | {"layers": self.layer_indices}
-
-
-class SinkIntervention(_SameOnAllPrompts):
-    """Counts the first token several times, as if its copies stood there: adds log(count)."""
-
-    kind: Literal["sink"]
-    """`sink`"""
-    count: float = Field(gt=0, allow_inf_nan=False)
-    """How many times the first token counts; below 1 it counts less."""
 
 
 class RedistributeIntervention(_SameOnAllPrompts):
@@ -233,10 +223,60 @@ class FunctionIntervention(_SameOnAllPrompts):
         return {**super().resolve(location), "file": str(self.file.resolve()), "sha256": sha256}
 
 
-CHANGES_ATTENTION = ("filler", "sink")
+CHANGES_ATTENTION = ("attention", "filler")
 """The kinds that change attention; the others change activations."""
 
 Intervention = Annotated[
-    FillerIntervention | SinkIntervention | RedistributeIntervention | FunctionIntervention,
+    AttentionIntervention | FillerIntervention | RedistributeIntervention | FunctionIntervention,
     Field(discriminator="kind"),
 ]
+
+
+def as_list(interventions: Any) -> Any:
+    """A single intervention as a list of one."""
+    return interventions if isinstance(interventions, list | tuple) else [interventions]
+
+
+def names_filler(interventions: Any) -> bool:
+    """Whether an intervention of a config, or one of a list, is of a filler."""
+    return any(
+        isinstance(values, Mapping) and "filler" in (values.get("kind"), values.get("part"))
+        for values in as_list(interventions)
+    )
+
+
+def resolve_interventions(
+    interventions: Sequence[Intervention], location: str, parts: Parts, token_ids: Sequence[int]
+) -> list[Resolved]:
+    """The changes of one prompt by a list of interventions.
+
+    At most one change of the kind `attention` has a layer. It has `weights`, the ranges of
+    `AttentionIntervention.find_ranges`, of which the last one holds.
+
+    Raises:
+        PromptMismatchError: an intervention does not fit the prompt.
+        ConfigError: the file of a function cannot be read.
+    """
+    changes: list[Resolved] = []
+    weights: dict[int, list[list[float]]] = {}  # by layer
+    for intervention in interventions:
+        if intervention.kind != "attention":
+            changes.append(intervention.resolve(location, parts, token_ids))
+            continue
+        ranges = intervention.find_ranges(location, parts)
+        for layer in intervention.layer_indices:
+            weights.setdefault(layer, []).extend(ranges)
+    for layer, ranges in sorted(weights.items()):
+        if changes and changes[-1].get("weights") == ranges:
+            changes[-1]["layers"].append(layer)
+        else:
+            changes.append({"kind": "attention", "layers": [layer], "weights": ranges})
+    return changes
+
+
+def find_gap(changes: Sequence[Mapping[str, Any]] | None) -> tuple[int, int]:
+    """Where the positions of a prompt have a gap for a filler that is not in it, and its size."""
+    for change in changes or ():
+        if "phantom" in change:
+            return change["start"], change["size"]
+    return 0, 0

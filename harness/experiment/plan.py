@@ -22,6 +22,7 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
 from harness.experiment.fewshot_examples import ExampleIds, ExamplesConfig, ExampleSet
 from harness.experiment.generation_settings import Sampling, sample_seed
+from harness.experiment.intervention_settings import Resolved
 from harness.experiment.other_answers import draw_other_answers
 from harness.experiment.problems import (
     AnyDataset,
@@ -363,7 +364,7 @@ class Request:
         prompt_sha256: Hash of the text, as in lm-eval's sample logs.
         prompt_token_sha256: Hash of the token ids; None if they are unknown.
         sampling: The effective parameters.
-        intervention: The change inside the model, such as a change of its attention.
+        intervention: The changes inside the model, such as changes of its attention.
         record: Sets of queries over which recorded attention is summed: 1 for each token of the
             set, 0 for other tokens. In the first two sets a query's attention to its own token
             does not count. None: nothing is recorded.
@@ -385,7 +386,7 @@ class Request:
     prompt_sha256: str
     prompt_token_sha256: str | None
     sampling: Sampling
-    intervention: Mapping[str, Any] | None = None
+    intervention: list[Resolved] | None = None
     record: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()

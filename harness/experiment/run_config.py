@@ -290,7 +290,7 @@ class RunConfig(Strict):
             yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
 
     @property
-    def interventions(self) -> dict[str, Intervention]:
+    def interventions(self) -> dict[str, tuple[Intervention, ...]]:
         """The interventions of its conditions, by condition."""
         return index_interventions(self.conditions)
 

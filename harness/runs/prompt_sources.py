@@ -143,7 +143,7 @@ class Source:
     problems: tuple[AnsweredProblem, ...]
     filled_answers: tuple[str, ...] = ()
     metric: str | None = None
-    interventions: Mapping[str, Intervention] = field(default_factory=dict)
+    interventions: Mapping[str, tuple[Intervention, ...]] = field(default_factory=dict)
     model_arguments: JsonObject = field(default_factory=dict)
     is_vllm: bool = False
 

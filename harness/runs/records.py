@@ -74,7 +74,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         read: Where the answer is read: `box` or `line`.
         other_answers: The answers whose log-probability is measured besides the gold answer's.
         sample: The number of the only sample with this prompt; see `PromptSettings`.
-        intervention: The intervention while the model answers; None for nothing.
+        intervention: The changes of the model while it answers; None for nothing.
     """
 
     task: str
@@ -90,7 +90,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     draw: int = 0
     other_answers: tuple[str, ...] = ()
     sample: int = 0
-    intervention: JsonObject | None = None
+    intervention: list[JsonObject] | None = None
 
     @staticmethod
     def of(
@@ -341,7 +341,7 @@ class Task(Struct, kw_only=True):
     samples: Annotated[int, Meta(ge=1)]
     replicates: Annotated[int, Meta(ge=1)]
     sampling: Sampling
-    intervention: JsonObject | None = None
+    intervention: list[JsonObject] | None = None
 
 
 class Fingerprint(Struct, omit_defaults=True):

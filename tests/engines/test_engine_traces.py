@@ -73,12 +73,12 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=3)
 
 
-def read_interventions(**sink):
+def read_interventions(weight=10):
     """A prompt under interventions, as a run stores it."""
     slashes, filler = {"unit": "/", "count": 20}, {"kind": "filler", "layers": [1, 3]}
     interventions = {
-        "sink": {"kind": "sink", "layers": [1, 3], "count": 10, **sink},
-        "hidden": {**filler, "scale": False, "bias": False},
+        "sink": {"kind": "attention", "part": "first", "layers": [1, 3], "weight": weight},
+        "hidden": {"kind": "attention", "part": "filler", "layers": [1, 3], "weight": 0},
         "bias": {**filler, "scale": False},
         "phantom": {**filler, "layers": 1, "other_layers": False},
         "file": {"kind": "function", "layers": 1, "file": __file__},
@@ -122,7 +122,7 @@ def test_attention_under_interventions_follows_from_attention_without_them(tmp_p
     masses = by_condition["hidden"].measures["mass_filler"]
     assert (masses > 0).all(axis=-1).tolist() == [False, True, False]
     with pytest.raises(PromptMismatchError, match="under sink with another prompt or intervention"):
-        run_probe(read_interventions(count=3), Criterion(), settings, path)
+        run_probe(read_interventions(weight=3), Criterion(), settings, path)
 
 
 def test_interventions_need_the_engine_and_the_function_of_the_run():
@@ -131,7 +131,7 @@ def test_interventions_need_the_engine_and_the_function_of_the_run():
     settings = ProbeSettings(conditions=("sink",))
     with pytest.raises(ConfigError, match="under sink, which only the engine does: add --engine"):
         settings.complete_from(source)
-    source.problems[0].prompts["file"].intervention["sha256"] = "another"
+    source.problems[0].prompts["file"].intervention[0]["sha256"] = "another"
     with pytest.raises(ConfigError, match="has other content than when it was run"):
         ProbeSettings(engine={}).complete_from(source)
 

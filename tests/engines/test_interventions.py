@@ -15,10 +15,10 @@ from harness import RunConfig
 from harness.engines.backends import check_backend
 from harness.engines.interventions import intervention_check, vllm_worker
 from harness.engines.interventions.arithmetic import (
-    attend_with_fillers,
+    attend_with_changes,
     change_activations,
     redistribute,
-    tabulate_fillers,
+    tabulate_changes,
 )
 from harness.engines.interventions.intervention_check import (
     ask_reference,
@@ -71,12 +71,17 @@ def attend_plainly(*states):
 def attend(states, *interventions, first=0):
     """The attention of prompts, each under an intervention, from the first query on."""
     positions = torch.arange(first, first + states[0].shape[1]).repeat(len(interventions), 1)
-    tabulated = tabulate_fillers(interventions, torch.device("cpu"))
-    return attend_with_fillers(*states, FACTOR, positions, tabulated)
+    tabulated = tabulate_changes(interventions, torch.device("cpu"))
+    return attend_with_changes(*states, FACTOR, positions, tabulated)
 
 
 def attend_with(states, **switches):
     return attend(states, {**ON, **switches})
+
+
+def attend_to(states, *weights):
+    """Attention in which ranges of tokens have weights."""
+    return attend(states, {"kind": "attention", "layers": [0], "weights": [*weights]})
 
 
 def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_token(states):
@@ -88,7 +93,7 @@ def test_with_all_switches_on_it_is_plain_attention_for_a_prompt_and_for_one_tok
 
 
 def test_scale_and_bias_are_the_two_terms_that_a_filler_adds_to_attention(states):
-    complete, original = attend_with(states), attend_with(states, scale=False, bias=False)
+    complete, original = attend_with(states), attend_to(states, [3, 8, 8, 0])
     scaled, biased = attend_with(states, bias=False), attend_with(states, scale=False)
     assert_near(complete - scaled, biased - original)
     # a filler changes no query before its end
@@ -115,33 +120,30 @@ def test_later_tokens_attend_to_a_phantom_as_to_the_filler_also_in_a_batch(state
 
 
 @with_cases
-def test_kept_tokens_are_seen_as_if_the_others_were_not_there(states, kept):
-    query, key, _ = states
-    if not any(kept):  # the hidden tokens have all attention
+def test_a_token_with_a_weight_counts_as_if_so_many_copies_stood_there(states, weights, copies):
+    query, key, value = states
+    if not any(copies[3:8]):  # the hidden tokens have all attention
         query.abs_()
         key.abs_()[:, 3:8] *= 1000
-    output = attend_with(states, scale=False, bias=False, kept=kept)
-    seen = [*range(3), *range(*kept), *range(8, 12)]
-    expected = attend_plainly(*(tensor[:, seen] for tensor in states))
-    assert_near(output[:, 8:], expected[:, -4:])
-    assert_near(output[:, :8], attend_plainly(*states)[:, :8])
-
-
-@with_cases
-def test_a_sink_counts_the_first_token_as_if_its_copies_stood_there(states, count):
-    query, key, value = states
-    output = attend(states, {"kind": "sink", "layers": [0], "count": count})
-    # all tokens twice, and the first one `2 x count` times
-    copies = torch.tensor([int(2 * count), *[2] * 11])
-    positions = torch.arange(12).repeat_interleave(copies)
-    for index in range(12):
-        seen = positions[positions <= index]
-        scores = torch.einsum("hd,khd->hk", query[0, index], key[0, seen].repeat_interleave(3, 1))
-        weights = (scores * FACTOR).softmax(-1)
-        expected = torch.einsum("hk,khd->hd", weights, value[0, seen].repeat_interleave(3, 1))
+    output = attend_to(states, *weights)
+    positions = torch.arange(12).repeat_interleave(torch.tensor(copies))
+    for index in range(8, 12):
+        visible = positions[positions <= index]
+        scores = torch.einsum(
+            "hd,khd->hk", query[0, index], key[0, visible].repeat_interleave(3, 1)
+        )
+        shares = (scores * FACTOR).softmax(-1)
+        expected = torch.einsum("hk,khd->hd", shares, value[0, visible].repeat_interleave(3, 1))
         assert_near(output[0, index], expected)
-    if count == 1:
-        assert_near(output, attend_plainly(*states))
+    assert_near(output[:, : weights[0][2]], attend_plainly(*states)[:, : weights[0][2]])
+
+
+def test_sequences_with_different_numbers_of_ranges_are_changed_together(states):
+    changes = [[], [[0, 1, 1, 10]], [[3, 8, 8, 0], [4, 6, 6, 2]]]
+    together = [{"kind": "attention", "layers": [0], "weights": weights} for weights in changes]
+    batch = [tensor.repeat(3, 1, 1, 1) for tensor in states]
+    alone = [attend_to(states, *weights) for weights in changes]
+    assert_near(attend(batch, *together), torch.cat(alone))
 
 
 def test_redistribution_moves_small_activations_outward_and_shams_move_others_as_far():
@@ -195,7 +197,8 @@ ARM = CONDITIONS["arm"]
 
 
 def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
-    sink = {"name": "sink", "intervention": {"kind": "sink", "layers": "1-2", "count": 0.33}}
+    weighted = {"kind": "attention", "part": "first", "weight": 0.33, "layers": "1-2"}
+    sink = {"name": "sink", "intervention": weighted}
     settings = config(["wo", "mless", {"causes": "mless", "layers": 1}, sink])
     names = [condition.name for condition in settings.conditions]
     assert names == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "sink"]
@@ -206,10 +209,11 @@ def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
     by_condition = first_requests(requests)
     ids = {name: request.prompt_token_ids for name, request in by_condition.items()}
     assert ids["mless-gap"] == ids["mless-scale"] == ids["sink"] == ids["wo"]
-    counted = {"kind": "sink", "layers": [0, 1], "count": 0.33}
-    assert by_condition["sink"].intervention == counted
+    resolved = {"kind": "attention", "layers": [0, 1], "weights": [[0, 1, 1, 0.33]]}
+    assert by_condition["sink"].intervention == [resolved]
     assert ids["mless-masked"] == ids["mless"]
-    gap, bias = by_condition["mless-gap"].intervention, by_condition["mless-bias"].intervention
+    gaps = (by_condition[f"mless-{cell}"].intervention for cell in ("gap", "bias"))
+    (gap,), (bias,) = gaps
     size = len(ids["mless"]) - len(ids["wo"])
     assert gap["size"] == bias["size"] == size == len(bias["phantom"])
     assert gap["phantom"] == gap["layers"] == []
@@ -219,22 +223,33 @@ SLASHES = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_syst
 
 
 @with_cases
-def test_all_tokens_of_a_filler_are_hidden_except_those_that_are_kept(change, hidden):
-    change = {"kind": "filler", "layers": "1-2", **change}
-    settings = config(["wo", {**SLASHES, "intervention": change}], **PRODUCTS)
+def test_the_tokens_of_a_part_are_those_of_its_text(change, texts, condition):
+    """The changed texts, each with what stands where the first later token begins."""
+    intervention = {"kind": "attention", "weight": 0, "layers": "1-2", **change}
+    settings = config(["wo", {**SLASHES, **condition, "intervention": intervention}], **PRODUCTS)
     plan, _ = plan_requests(settings, 1)
     assert RunConfig.model_validate(settings.as_written()) == settings
     (prompt,) = plan.tasks["products_slashes"].prompts
-    resolved = prompt.intervention
-    assert resolved == {**resolved, "scale": False, "bias": False, **hidden}
-    stop = resolved["start"] + resolved["size"]
-    if change.get("hide"):
-        assert "kept" not in resolved
-        text = prompt.text[prompt.offsets[resolved["start"], 0] : prompt.offsets[stop - 1, 1]]
-        first_example = next(s.text for s in prompt.prompt.segments if s.role == "demonstration")
-        assert first_example.startswith(text)
-    else:
-        assert resolved["start"] == 0 and stop >= 9
+    (change,) = prompt.intervention
+    starts, ends = prompt.offsets.T
+    changed_texts = [
+        [prompt.text[starts[start] : ends[end - 1]], prompt.text[ends[later - 1] :][:3]]
+        for start, end, later, _ in change["weights"]
+    ]
+    assert changed_texts == [[text, later_text[:3]] for text, later_text in texts]
+
+
+def test_in_each_layer_the_last_weight_of_a_token_holds(states):
+    instruction = {"kind": "attention", "part": "instruction", "weight": 0, "layers": "1-3"}
+    first = {"kind": "attention", "part": "first", "weight": 5, "layers": "2-4"}
+    redistribute = ARM["intervention"]
+    lists = {"name": "both", "intervention": [instruction, redistribute, first]}
+    _, (request, *_) = plan_requests(config([lists], **PRODUCTS), 1)
+    activations, *changes = request.intervention
+    assert activations["kind"] == "redistribute"
+    assert [change["layers"] for change in changes] == [[0], [1, 2], [3]]
+    assert [len(change["weights"]) for change in changes] == [1, 2, 1]
+    assert_near(attend_to(states, [3, 8, 8, 0], [3, 8, 8, 2]), attend_to(states, [3, 8, 8, 2]))
 
 
 def test_causes_of_a_range_of_layers_are_three_cells_and_the_gap():
@@ -255,10 +270,8 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(
-        row=0, token_count=1, index=5, request=0, intervention=ON, recording=None, first=0
-    )
-    group = Group([chunk])
+    chunk = Chunk(row=0, token_count=1, index=5, request=0, changes=[ON], recording=None, first=0)
+    group = Group([ON])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
         slots = [4 * blocks[0] + offset for offset in range(4)] + [4 * blocks[1], 4 * blocks[1] + 1]
@@ -330,8 +343,9 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]
     later_layers = [*range(1, reference.model.config.num_hidden_layers)]
     ours = reference.generate(phantom.prompt_token_ids, phantom.intervention, 8)
-    intervention = {**hidden.intervention, "layers": later_layers}
-    theirs = reference.generate(hidden.prompt_token_ids, intervention, 8)
+    (change,) = hidden.intervention
+    changes = [{**change, "layers": later_layers}]
+    theirs = reference.generate(hidden.prompt_token_ids, changes, 8)
     assert ours["tokens"] == theirs["tokens"]
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
@@ -346,7 +360,7 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
 
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
-    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 21 arms.
+    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 25 arms.
 
     The run has four times as many prompts, because a quarter of an arm's prompts is checked.
     """

@@ -187,7 +187,7 @@ def test_random_tokens_are_drawn_to_their_count():
 
 
 def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
-    masked = {"kind": "filler", "layers": [1], "scale": False, "bias": False}
+    masked = {"kind": "attention", "part": "filler", "layers": [1], "weight": 0}
     random = {"random_ids": 6, "fresh": "sample"}
     values = {
         "placed": {**random, "placement": "random"},
@@ -321,6 +321,6 @@ def test_causes_do_not_replace_conditions_with_the_same_names():
     assert {units[entry["name"]] for entry in conditions} == {"."}
     arms = [condition for condition in config.conditions if condition.intervention]
     assert {arm.unit for arm in arms} == {"/"}
-    counts = Counter(arm.intervention.layers for arm in arms)
+    counts = Counter(arm.intervention[0].layers for arm in arms)
     later = sum(other_layers for other_layers, *_ in CELLS.values())
     assert counts == {(1,): len(CELLS), tuple(range(4, 11)): later, (4,): later}

@@ -3,7 +3,6 @@
 They compute token by token, so an answer does not depend on batches, chunks or caches.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,69 +12,78 @@ import torch
 from torch import Tensor
 
 from harness.engines.interventions.user_functions import load_change
+from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
 OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
 Qwen2.5-7B."""
 
-RequestIntervention = Mapping[str, Any]
-"""The intervention on a request, as the config's intervention resolves it."""
+Change = Mapping[str, Any]
+"""A change of a request, as `intervention_settings.resolve_interventions` makes it."""
+
+
+def changes_of(changes: Sequence[Change], layer: int, *, attention: bool) -> list[Change]:
+    """The changes of a layer's attention, of which there is at most one, or activations."""
+    return [
+        change
+        for change in changes
+        if layer in change["layers"] and (change["kind"] in CHANGES_ATTENTION) == attention
+    ]
 
 
 @dataclass(frozen=True)
-class Fillers:
-    """The fillers of several sequences, as tensors [sequence, 1, 1] on the device.
+class AttentionChanges:
+    """Changes of the attention of several sequences, as tensors [sequence, 1, 1] on the device.
 
     Attributes:
         start: The index of the filler's first token.
         end: The index of the first token after it in the prompt, which is `start` for a phantom.
-        kept_start: The index of the first token of it that counts as an original token.
-        kept_end: The index of the first token after these.
         phantom_sizes: The number of its phantom keys.
         scale: Whether original tokens have less weight because of the filler.
         bias: Whether the filler's values are added.
-        first_token_log: The logarithm of how many times the first token counts.
         padded_size: The largest number of phantom keys. All sequences are padded to it.
+        ranges: [range, 4, sequence, 1, 1] Tokens with weights: the index of the first, of the first
+            token after them, of the first later token, and the logarithm of the weight.
     """
 
     start: Tensor
     end: Tensor
-    kept_start: Tensor
-    kept_end: Tensor
     phantom_sizes: Tensor
     scale: Tensor
     bias: Tensor
-    first_token_log: Tensor
     padded_size: int
+    ranges: Tensor
 
 
-def tabulate_fillers(interventions: Sequence[RequestIntervention], device: torch.device) -> Fillers:
-    """The fillers of interventions that change attention; of the kind `sink` they are empty.
+def tabulate_changes(changes: Sequence[Change], device: torch.device) -> AttentionChanges:
+    """Changes of attention as tensors; those of the kind `attention` have an empty filler.
 
     Args:
-        interventions: One for each sequence of the batch, in their order; equal ones may recur.
+        changes: One for each sequence of the batch, in their order; equal ones may recur.
         device: The device of the tensors.
     """
-    # without a count the first token counts once: only a sink has one
-    logs = [math.log(intervention.get("count", 1)) for intervention in interventions]
     rows = []
-    for intervention in interventions:
-        phantom_size, start = len(intervention.get("phantom", ())), intervention.get("start", 0)
-        end = start + (0 if phantom_size else intervention.get("size", 0))
-        switches = intervention.get("scale", True), intervention.get("bias", True)
-        rows.append((start, end, *intervention.get("kept", (0, 0)), phantom_size, *switches))
-    integers = copy_to(device, rows).T[:, :, None, None]
-    start, end, kept_start, kept_end, phantom_sizes, scale, bias = integers
-    return Fillers(
+    for change in changes:
+        phantom_size, start = len(change.get("phantom", ())), change.get("start", 0)
+        end = start + (0 if phantom_size else change.get("size", 0))
+        rows.append((start, end, phantom_size, change.get("scale", True), change.get("bias", True)))
+    start, end, phantom_sizes, scale, bias = copy_to(device, rows).T[:, :, None, None]
+    weights = [change.get("weights", []) for change in changes]
+    range_count = max(map(len, weights))
+    # a weight of 1 changes nothing
+    padded = [ranges + [[0, 0, 0, 1]] * (range_count - len(ranges)) for ranges in weights]
+    # [sequence, range, value]; float32 represents positions exactly
+    table = np.array(padded, np.float32).reshape(len(changes), range_count, 4)
+    with np.errstate(divide="ignore"):  # of weight 0, which hides
+        table[..., 3] = np.log(table[..., 3])
+    return AttentionChanges(
         start=start,
         end=end,
-        kept_start=kept_start,
-        kept_end=kept_end,
         phantom_sizes=phantom_sizes,
         scale=scale.bool(),
         bias=bias.bool(),
-        first_token_log=copy_to(device, np.array(logs, np.float32))[:, None, None],
-        padded_size=max(len(intervention.get("phantom", ())) for intervention in interventions),
+        padded_size=max(len(change.get("phantom", ())) for change in changes),
+        ranges=copy_to(device, table).permute(1, 2, 0)[..., None, None],
     )
 
 
@@ -90,80 +98,76 @@ def copy_to(device: torch.device, numbers: Any) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def attend_with_fillers(
+def attend_with_changes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     factor: float,
     indices: Tensor,
-    fillers: Fillers,
+    changes: AttentionChanges,
 ) -> Tensor:
-    """The output of causal attention with switches of the filler: `scale x original + bias`.
+    """The output of causal attention whose weights are those of `weigh`.
 
     The arguments are those of `weigh`, and `value`, in the shape of `key`. The result is
     [sequence, token, head, unit] in float32.
     """
-    weights = weigh(query, key, factor, indices, fillers)
+    weights = weigh(query, key, factor, indices, changes)
     # b sequence, h KV head, g query head of this KV head, t query, l key, d unit
     return torch.einsum("bhgtl,bhld->bthgd", weights, _heads_first(value)).flatten(2, 3)
 
 
-def weigh(query: Tensor, key: Tensor, factor: float, indices: Tensor, fillers: Fillers) -> Tensor:
-    """The weights of that attention, computed in float32.
+def weigh(
+    query: Tensor, key: Tensor, factor: float, indices: Tensor, changes: AttentionChanges
+) -> Tensor:
+    """The weights of changed attention, computed in float32.
 
     Where `scale` is off, original tokens have the weights that they would have without the filler.
     Where `bias` is off, the filler's values are not added. Queries before the filler's end are
-    unchanged. Tokens that are kept are original tokens.
+    unchanged. The logarithm of a token's last weight is added to the scores of later queries.
 
     Args:
         query: [sequence, token, head, unit], of any dtype.
-        key: [sequence, position, head for keys, unit]; the last `fillers.padded_size` positions are
+        key: [sequence, position, head for keys, unit]; the last `changes.padded_size` positions are
             phantoms, which are not in the prompt.
         factor: The factor of scores.
         indices: [sequence, token] The index of each query in its sequence.
-        fillers: The sequences' fillers.
+        changes: The sequences' changes.
 
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
     """
     # [sequence, token, 1], against [position]
     indices = indices[:, :, None]
-    positions = torch.arange(key.shape[1] - fillers.padded_size, device=query.device)
-    phantoms = torch.arange(fillers.padded_size, device=query.device)
-    is_after = indices >= fillers.end
-    is_phantom = (phantoms < fillers.phantom_sizes) & is_after
-    is_kept = (positions >= fillers.kept_start) & (positions < fillers.kept_end)
-    is_inside = (positions >= fillers.start) & (positions < fillers.end) & is_after & ~is_kept
-    is_visible = torch.cat([positions <= indices, is_phantom], -1)[:, None, None]
-    is_filler = torch.cat([is_inside, is_phantom], -1)
-    is_dropped = (is_filler & ~fillers.bias)[:, None, None]
-    is_filler = is_filler[:, None, None]
-    # Hidden without both terms: the other weights may be 0 where it has nearly all attention.
-    is_visible &= fillers.scale[:, None, None] | ~is_dropped
-    first_token_log = fillers.first_token_log[:, None]
-    weights = plain_weights(query, key, factor, is_visible, first_token_log)
-    weights = weights.masked_fill_(is_dropped, 0)
+    positions = torch.arange(key.shape[1] - changes.padded_size, device=query.device)
+    phantoms = torch.arange(changes.padded_size, device=query.device)
+    is_after = indices >= changes.end
+    is_phantom = (phantoms < changes.phantom_sizes) & is_after
+    is_inside = (positions >= changes.start) & (positions < changes.end) & is_after
+    # [sequence, token, position]
+    log_weights = torch.where(positions <= indices, 0.0, -torch.inf)
+    for start, end, later, log_weight in changes.ranges:
+        is_changed = (positions >= start) & (positions < end) & (indices >= later)
+        log_weights = torch.where(is_changed, log_weight, log_weights)
+    phantom_logs = torch.where(is_phantom, 0.0, -torch.inf)
+    weights = plain_weights(
+        query, key, factor, torch.cat([log_weights, phantom_logs], -1)[:, None, None]
+    )
+    is_filler = torch.cat([is_inside, is_phantom], -1)[:, None, None]
+    weights = weights.masked_fill_(is_filler & ~changes.bias[:, None, None], 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
     # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
-    divisor = torch.where(fillers.scale[:, None, None], 1, original_sum)
+    divisor = torch.where(changes.scale[:, None, None], 1, original_sum)
     return torch.where(is_filler, weights, weights / divisor)
 
 
-def plain_weights(
-    query: Tensor,
-    key: Tensor,
-    factor: float,
-    is_visible: Tensor,
-    first_token_log: Tensor | float = 0.0,
-) -> Tensor:
-    """The weights of attention in which queries see some keys, in the shape of those of `weigh`.
+def plain_weights(query: Tensor, key: Tensor, factor: float, log_weights: Tensor) -> Tensor:
+    """The weights of attention, in the shape of those of `weigh`.
 
-    `is_visible` broadcasts to this shape. `first_token_log` is added to the first key's scores.
+    `log_weights` are added to the scores, to which they broadcast; -inf hides a key.
     """
     queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
     scores = torch.einsum("bthgd,bhld->bhgtl", queries, _heads_first(key)).mul_(factor)
-    scores[..., 0] += first_token_log
-    return scores.masked_fill_(~is_visible, -torch.inf).softmax(-1)
+    return scores.add_(log_weights).softmax(-1)
 
 
 def _heads_first(states: Tensor) -> Tensor:
@@ -171,9 +175,7 @@ def _heads_first(states: Tensor) -> Tensor:
     return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def change_activations(
-    activations: Tensor, positions: Tensor, intervention: RequestIntervention
-) -> Tensor:
+def change_activations(activations: Tensor, positions: Tensor, intervention: Change) -> Tensor:
     """Activations [token, unit] of an MLP, changed by an intervention; positions [token]."""
     kind = intervention["kind"]
     if kind == "function":

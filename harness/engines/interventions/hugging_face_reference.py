@@ -14,11 +14,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.engines.interventions.arithmetic import (
     add_gap,
-    attend_with_fillers,
+    attend_with_changes,
     change_activations,
-    tabulate_fillers,
+    changes_of,
+    tabulate_changes,
 )
-from harness.experiment.intervention_settings import CHANGES_ATTENTION
+from harness.experiment.intervention_settings import find_gap
 
 NAME = "mless_interventions"
 
@@ -36,7 +37,7 @@ class ReferenceModel:
     def __init__(
         self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
-        self._intervention: Mapping[str, Any] = {}
+        self._changes: Sequence[Mapping[str, Any]] = ()
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
         # without a function for masks of this name, no mask is made: all attention here is causal
@@ -52,21 +53,22 @@ class ReferenceModel:
 
     @torch.no_grad()
     def generate(
-        self, token_ids: Sequence[int], intervention: Mapping[str, Any] | None, token_count: int
+        self,
+        token_ids: Sequence[int],
+        intervention: Sequence[Mapping[str, Any]] | None,
+        token_count: int,
     ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._intervention, self._phantom = {}, None
-        if intervention and intervention.get("phantom"):
-            self._phantom = self._compute_phantom(intervention)
-        self._intervention = intervention or {}
+        self._changes, self._phantom = (), None
+        for change in intervention or ():
+            if change.get("phantom"):
+                self._phantom = self._compute_phantom(change)
+        self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
-            self._positions = start + torch.arange(ids.shape[1], device=ids.device)
-            if "phantom" in self._intervention:
-                self._positions = add_gap(
-                    self._positions, self._intervention["start"], self._intervention["size"]
-                )
+            indices = start + torch.arange(ids.shape[1], device=ids.device)
+            self._positions = add_gap(indices, *find_gap(self._changes))
             output = self.model(
                 ids,
                 position_ids=self._positions[None],
@@ -84,20 +86,20 @@ class ReferenceModel:
             ids = best.indices[:1][None]
         return reply
 
-    def _compute_phantom(self, intervention: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def _compute_phantom(self, change: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        ids = torch.tensor([intervention["phantom"]], device=self.model.device)
-        positions = intervention["start"] + torch.arange(ids.shape[1], device=ids.device)
+        ids = torch.tensor([change["phantom"]], device=self.model.device)
+        positions = change["start"] + torch.arange(ids.shape[1], device=ids.device)
         output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
         first_layer = output.past_key_values.layers[0]
         return first_layer.keys.transpose(1, 2), first_layer.values.transpose(1, 2)
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
-        change = self._intervention
-        if change.get("kind") not in CHANGES_ATTENTION and layer in change.get("layers", ()):
-            activations = change_activations(activations[0], self._positions, change)[None]
-        return activations
+        changed = activations
+        for change in changes_of(self._changes, layer, attention=False):
+            changed = change_activations(activations[0], self._positions, change)[None]
+        return changed
 
     def _attention(
         self,
@@ -109,17 +111,16 @@ class ReferenceModel:
         scaling: float,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        layer = module.layer_idx
-        change = self._intervention
-        if change.get("kind") in CHANGES_ATTENTION and layer in change["layers"]:
+        layer: Any = module.layer_idx
+        if changes := changes_of(self._changes, layer, attention=True):
             size = key.shape[2]
             indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if self._phantom:
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
-            fillers = tabulate_fillers([change], query.device)
-            return attend_with_fillers(query, key, value, scaling, indices, fillers).to(
+            tabulated = tabulate_changes(changes, query.device)
+            return attend_with_changes(query, key, value, scaling, indices, tabulated).to(
                 query.dtype
             ), None
         output: tuple[Tensor, None] = sdpa_attention_forward(

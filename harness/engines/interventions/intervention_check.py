@@ -133,7 +133,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
 
 
 def salted_prompt(
-    token_ids: Sequence[int], intervention: Mapping[str, Any] | None, recording: str = ""
+    token_ids: Sequence[int], intervention: Sequence[JsonObject] | None, recording: str = ""
 ) -> Any:
     """A prompt for vLLM, with a salt for its cache if it has an intervention or is recorded.
 

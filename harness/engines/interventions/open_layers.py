@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from harness.constants import JsonObject
@@ -29,14 +30,14 @@ _UNSUPPORTED = {
 _DEFAULTS = (None, False, 1, "1", "auto")
 
 
-def opened_layers(interventions: Mapping[str, Intervention]) -> JsonObject:
+def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
     """The layers, from 0, that the interventions of conditions need open.
 
     `attention` and `activations` are the layers in which these are changed. `phantoms` are those
     that get keys of tokens that are not in the prompt; it is missing if there are none.
     """
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
-    for intervention in interventions.values():
+    for intervention in chain.from_iterable(interventions.values()):
         kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
         numbers[kind].update(intervention.layer_indices)
         if intervention.kind == "filler" and intervention.has_phantoms:

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from harness.engines.interventions.arithmetic import (
-    Fillers,
-    RequestIntervention,
+    AttentionChanges,
+    Change,
     copy_to,
-    tabulate_fillers,
+    tabulate_changes,
 )
 from harness.experiment.intervention_settings import CHANGES_ATTENTION
 
@@ -79,7 +79,7 @@ class Chunk:
         token_count: The number of tokens.
         index: The index of the first token in its sequence.
         request: The request's index in the batch.
-        intervention: The request's intervention; empty if there is none.
+        changes: The changes of the request's intervention.
         recording: The prompt's recording if any tokens are queries that have not come before.
         first: The index of the first such query.
     """
@@ -88,14 +88,9 @@ class Chunk:
     token_count: int
     index: int
     request: int
-    intervention: RequestIntervention
+    changes: Sequence[Change]
     recording: Recording | None
     first: int
-
-    @property
-    def changes_attention(self) -> bool:
-        """Whether the intervention changes attention, and not activations."""
-        return self.intervention.get("kind") in CHANGES_ATTENTION
 
 
 class RecordedQueries:
@@ -122,6 +117,7 @@ class Group:
     While the same requests decode, only their rows and indices change.
 
     Attributes:
+        changes: The change of each request.
         layers: The layers that are changed, equal for all requests.
         phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
         rows: [request, token] The rows of the tokens in the batch.
@@ -131,16 +127,16 @@ class Group:
     rows: Tensor
     indices: Tensor
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
-        self.interventions = [chunk.intervention for chunk in chunks]
-        self.layers = self.interventions[0]["layers"]
-        self.changes_attention = chunks[0].changes_attention
+    def __init__(self, changes: Sequence[Change]) -> None:
+        self.changes = changes
+        self.layers = changes[0]["layers"]
+        self.changes_attention = changes[0]["kind"] in CHANGES_ATTENTION
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property
-    def fillers(self) -> Fillers:
-        """The fillers of interventions that change attention."""
-        return tabulate_fillers(self.interventions, self.rows.device)
+    def attention_changes(self) -> AttentionChanges:
+        """The changes as tensors, if they are of attention."""
+        return tabulate_changes(self.changes, self.rows.device)
 
     def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         """Set the tokens of a step; all layers use the same tensors."""

@@ -9,6 +9,7 @@ Rows are counted: an operation that was skipped, as by a CUDA graph, ends the ru
 """
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,18 @@ from transformers.activations import ACT2FN
 
 from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD, RawSums
 from harness.engines.interventions.arithmetic import (
-    RequestIntervention,
+    Change,
     add_gap,
-    attend_with_fillers,
+    attend_with_changes,
     change_activations,
+    changes_of,
     copy_to,
     plain_weights,
-    tabulate_fillers,
+    tabulate_changes,
     weigh,
 )
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
+from harness.experiment.intervention_settings import CHANGES_ATTENTION, find_gap
 
 LATER_SETS = 2
 """The number of sets, the first, in which a query's attention to its own token does not count."""
@@ -140,36 +143,36 @@ class WorkerInterventions:
             extra = parameters.extra_args if parameters else None
             if not extra:
                 continue
-            intervention = extra.get(PLUGIN, {})
+            changes = extra.get(PLUGIN, ())
             recording, first = self._find_recording(extra.get(RECORD), index, token_count)
-            if intervention or recording:
+            if changes or recording:
                 self._chunks.append(
-                    Chunk(row, token_count, index, request, intervention, recording, first)
+                    Chunk(row, token_count, index, request, changes, recording, first)
                 )
-                self.expected += token_count * len(intervention.get("layers", ()))
+                layer_count = sum(len(change["layers"]) for change in changes)
+                self.expected += token_count * layer_count
 
     def _group_chunks(self) -> None:
-        """Group the requests with a single token whose interventions can be computed together.
+        """Group the requests with a single token whose changes can be computed together.
 
         These are equal, or change attention in the same layers. A longer chunk is a
         separate group, so that memory is that of one prompt.
         """
-        changes: list[Any] = []  # a list, because mappings have no hash for a set
-        chunks_by_key: dict[Any, list[Chunk]] = {}
+        kinds: list[Any] = []  # a list, because mappings have no hash for a set
+        pairs_by_key: dict[Any, list[tuple[Chunk, Change]]] = {}
         for chunk in self._chunks:
-            if chunk.intervention.get("layers"):
-                change = (
-                    chunk.intervention["layers"] if chunk.changes_attention else chunk.intervention
-                )
-                if change not in changes:
-                    changes.append(change)
-                key = changes.index(change), None if chunk.token_count == 1 else chunk.row
-                chunks_by_key.setdefault(key, []).append(chunk)
+            for change in filter(itemgetter("layers"), chunk.changes):
+                kind = change["layers"] if change["kind"] in CHANGES_ATTENTION else change
+                if kind not in kinds:
+                    kinds.append(kind)
+                key = kinds.index(kind), None if chunk.token_count == 1 else chunk.row
+                pairs_by_key.setdefault(key, []).append((chunk, change))
         last_groups, self._groups = self._groups, {}
-        for key, chunks in chunks_by_key.items():
+        for key, pairs in pairs_by_key.items():
+            chunks, changes = zip(*pairs, strict=True)
             group = last_groups.get(key)
-            if not group or group.interventions != [chunk.intervention for chunk in chunks]:
-                group = Group(chunks)
+            if not group or group.changes != changes:
+                group = Group(changes)
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
 
@@ -191,8 +194,7 @@ class WorkerInterventions:
     def _move_positions(self, counts: np.ndarray) -> None:
         gaps = [(0, 0)] * len(counts)
         for chunk in self._chunks:
-            if "phantom" in chunk.intervention:
-                gaps[chunk.request] = chunk.intervention["start"], chunk.intervention["size"]
+            gaps[chunk.request] = find_gap(chunk.changes)
         if any(size for _, size in gaps):
             start, size = copy_to(self._runner.device, np.repeat(gaps, counts, axis=0)).T
             # In place: CUDA graphs read the positions at this address.
@@ -287,15 +289,13 @@ class WorkerInterventions:
         for group in groups:
             slots = group.slots(metadata.block_table, self._block)
             key, value = (stored[slots] for stored in self._stored_states[layer])
-            if group.fillers.padded_size:
-                group.phantoms = group.phantoms or self._phantoms_of(
-                    layer, group.interventions, key
-                )
+            if group.attention_changes.padded_size:
+                group.phantoms = group.phantoms or self._phantoms_of(layer, group.changes, key)
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
             factor = self._attention(layer).impl.scale
-            attended = attend_with_fillers(
-                query[group.rows], key, value, factor, group.indices, group.fillers
+            attended = attend_with_changes(
+                query[group.rows], key, value, factor, group.indices, group.attention_changes
             )
             shape = *group.rows.shape, *output.shape[1:]
             output[group.rows] = attended.view(shape).to(output.dtype)
@@ -312,18 +312,19 @@ class WorkerInterventions:
         keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]
         attention = self._attention(layer)
         factor, window = attention.impl.scale, attention.sliding_window
-        if chunk.changes_attention and layer in chunk.intervention["layers"]:
+        if changes := changes_of(chunk.changes, layer, attention=True):
             # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._phantoms_of(layer, [chunk.intervention], keys)[0]], 1)
-            fillers = tabulate_fillers([chunk.intervention], key.device)
-            weights = weigh(query, keys, factor, queries.indices[None], fillers)
+            keys = torch.cat([keys, self._phantoms_of(layer, changes, keys)[0]], 1)
+            tabulated = tabulate_changes(changes, key.device)
+            weights = weigh(query, keys, factor, queries.indices[None], tabulated)
         else:
             # [query, key] how many tokens a key stands before a query
             distances = queries.indices[:, None] - torch.arange(queries.stop, device=key.device)
             is_visible = distances >= 0
             if window:
                 is_visible &= distances < window
-            weights = plain_weights(query, keys, factor, is_visible)
+            log_weights = torch.where(is_visible, 0.0, -torch.inf)
+            weights = plain_weights(query, keys, factor, log_weights)
         # [head, query, key]
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
         own_sums = queries.sets[LATER_SETS:] @ weights
@@ -347,14 +348,9 @@ class WorkerInterventions:
                 attention[name] = tuple(sums.shape), sums.numpy().tobytes()
         return attention
 
-    def _phantoms_of(
-        self, layer: int, interventions: Sequence[RequestIntervention], like: Tensor
-    ) -> Sequence[Tensor]:
+    def _phantoms_of(self, layer: int, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [request, token, head, unit], padded to the longest filler."""
-        fillers = [
-            (intervention.get("start", 0), tuple(intervention.get("phantom", ())))
-            for intervention in interventions
-        ]
+        fillers = [(change.get("start", 0), tuple(change.get("phantom", ()))) for change in changes]
         distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many requests share one
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
         pairs = [self._phantom(layer, *filler, like) for filler in distinct]
@@ -396,7 +392,7 @@ class WorkerInterventions:
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
-            out[rows] = change_activations(activations, positions, group.interventions[0]) * up
+            out[rows] = change_activations(activations, positions, group.changes[0]) * up
             self.applied += len(rows)
 
     def _groups_of(self, layer: int, changes_attention: bool) -> list[Group]:

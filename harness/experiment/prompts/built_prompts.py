@@ -71,7 +71,7 @@ class BuiltPrompt:
         straddling: Number of tokens that cover both filler and other text.
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
-        intervention: The intervention while the model answers.
+        intervention: The changes inside the model while it answers; None for nothing.
         answers: The answers whose log-probability is measured: the accepted ones, then the others;
             empty for the endpoint accuracy.
         other_answers: The texts of the others.
@@ -87,7 +87,7 @@ class BuiltPrompt:
     filler_tokens: int = 0
     straddling: int = 0
     filler_span: tuple[int, int] | None = None
-    intervention: Resolved | None = None
+    intervention: list[Resolved] | None = None
     answers: tuple[AnswerTokens, ...] = ()
     other_answers: tuple[str, ...] = ()
 
@@ -112,15 +112,7 @@ class BuiltPrompt:
         """The half-open range of characters of each filler."""
         return [span for role, span in self.spans if role == "filler"]
 
-    @property
-    def example_span(self) -> tuple[int, int] | None:
-        """The half-open range of positions from the first to the last token of the examples."""
-        if self.offsets is None or "demonstration" not in dict(self.spans):
-            return None
-        positions = np.flatnonzero(self.token_roles == DEMONSTRATION)
-        return int(positions[0]), int(positions[-1]) + 1
-
-    @property
+    @cached_property
     def token_roles(self) -> NDArray[np.int8]:
         """The role of each token, as an index into TOKEN_ROLES.
 
@@ -133,6 +125,36 @@ class BuiltPrompt:
         has_visible = visible.any(axis=1, keepdims=True)
         roles = np.where(has_visible, visible, characters).argmax(axis=1)
         return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
+
+
+def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
+    """The positions of the tokens of a prompt by role, and of parts that are more than a role.
+
+    These are the `first` token, `examples` with the separators between them, and all `inserted`
+    tokens, which are the fillers with their separators. There are no fillers if the prompt without
+    them is not the baseline.
+    """
+    parts = {}
+    for index, role in enumerate(TOKEN_ROLES):
+        parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
+    # with roles, because the separator of a filler is not a blank of the problem
+    tokens, remaining = (
+        zip(built.token_ids or (), built.token_roles.tolist(), strict=True)
+        for built in (prompt, baseline)
+    )
+    expected, inserted = next(remaining, None), []
+    for position, token in enumerate(tokens):
+        if token == expected:
+            expected = next(remaining, None)
+        else:
+            inserted.append(position)
+    if expected:
+        inserted = parts["filler"] = []
+    examples = parts["demonstration"]
+    if examples:
+        span = range(examples[0], examples[-1] + 1)
+        examples = [position for position in span if position not in inserted]
+    return parts | {"first": [0], "examples": examples, "inserted": inserted}
 
 
 def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:

@@ -17,9 +17,14 @@ from functools import partial
 from harness.constants import MAX_GEN_TOKS
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.conditions import Condition, UnitCondition
-from harness.experiment.intervention_settings import Intervention
+from harness.experiment.intervention_settings import find_gap, resolve_interventions
 from harness.experiment.problems import Problem
-from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt, measure_prompt
+from harness.experiment.prompts.built_prompts import (
+    AnswerTokens,
+    BuiltPrompt,
+    find_parts,
+    measure_prompt,
+)
 from harness.experiment.prompts.chat_template import has_system_turn
 from harness.experiment.prompts.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.prompts.tokenizer import ModelTokenizer, fit_filler
@@ -226,7 +231,13 @@ def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) ->
         faults |= dict.fromkeys(_find_faults(location, condition, prompt, reference))
         if condition.intervention:
             location = f"{condition.name}, {location}"
-            prompt = _add_intervention(condition.intervention, location, prompt, reference)
+            parts = find_parts(prompt, reference)
+            changes = resolve_interventions(
+                condition.intervention, location, parts, prompt.token_ids or ()
+            )
+            # with a gap the filler is not in the prompt
+            prompt = reference if find_gap(changes)[1] else prompt
+            prompt = replace(prompt, intervention=changes)
         prompts.append(prompt)
     return replace(
         task,
@@ -234,23 +245,6 @@ def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) ->
         violations=tuple(text for is_violation, text in faults if is_violation),
         notes=tuple(text for is_violation, text in faults if not is_violation),
     )
-
-
-def _add_intervention(
-    intervention: Intervention, location: str, prompt: BuiltPrompt, reference: BuiltPrompt
-) -> BuiltPrompt:
-    """Add the intervention to the prompt, or to that without filler if only Layer 1 has the filler.
-
-    `location` names the condition and the problem in error messages.
-    """
-    resolved = intervention.resolve(
-        location,
-        prompt.token_ids or (),
-        reference.token_ids or (),
-        prompt.filler_span,
-        prompt.example_span,
-    )
-    return replace(reference if "phantom" in resolved else prompt, intervention=resolved)
 
 
 def _find_faults(
