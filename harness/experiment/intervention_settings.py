@@ -105,12 +105,12 @@ class FillerIntervention(_Layered):
             "scale": self.scale,
             "bias": self.bias,
         }
-        if self.other_layers:
-            return resolved
         if self.has_phantoms:
-            return resolved | {"phantom": list(token_ids[start : start + size])}
-        # without both only the position gap remains, which is the same for all layers
-        return resolved | {"layers": [], "phantom": []}
+            resolved["phantom"] = list(token_ids[start : start + size])
+        elif not self.other_layers:
+            # only the position gap remains, which is the same for all layers
+            resolved |= {"layers": [], "phantom": []}
+        return resolved
 
 
 class AttentionIntervention(_Layered):

@@ -33,24 +33,19 @@ def changes_of(changes: Sequence[Change], layer: int, *, attention: bool) -> lis
 
 @dataclass(frozen=True)
 class AttentionChanges:
-    """Changes of the attention of several sequences, as tensors [sequence, 1, 1] on the device.
+    """Changes of the attention of several sequences, as tensors on the device.
 
     Attributes:
-        start: The index of the filler's first token.
-        end: The index of the first token after it in the prompt, which is `start` for a phantom.
-        phantom_sizes: The number of its phantom keys.
-        scale: Whether original tokens have less weight because of the filler.
-        bias: Whether the filler's values are added.
+        filler: [5, sequence, 1, 1] The index of the filler's first token; of the first token after
+            it in the prompt, which is the same for a phantom; the number of its phantom keys;
+            whether original tokens have less weight because of it; and whether its values are
+            added.
         padded_size: The largest number of phantom keys. All sequences are padded to it.
         ranges: [range, 4, sequence, 1, 1] Tokens with weights: the index of the first, of the first
             token after them, of the first later token, and the logarithm of the weight.
     """
 
-    start: Tensor
-    end: Tensor
-    phantom_sizes: Tensor
-    scale: Tensor
-    bias: Tensor
+    filler: Tensor
     padded_size: int
     ranges: Tensor
 
@@ -67,7 +62,6 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
         phantom_size, start = len(change.get("phantom", ())), change.get("start", 0)
         end = start + (0 if phantom_size else change.get("size", 0))
         rows.append((start, end, phantom_size, change.get("scale", True), change.get("bias", True)))
-    start, end, phantom_sizes, scale, bias = copy_to(device, rows).T[:, :, None, None]
     weights = [change.get("weights", []) for change in changes]
     range_count = max(map(len, weights))
     # a weight of 1 changes nothing
@@ -77,11 +71,7 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
     with np.errstate(divide="ignore"):  # of weight 0, which hides
         table[..., 3] = np.log(table[..., 3])
     return AttentionChanges(
-        start=start,
-        end=end,
-        phantom_sizes=phantom_sizes,
-        scale=scale.bool(),
-        bias=bias.bool(),
+        filler=copy_to(device, rows).T[:, :, None, None],
         padded_size=max(len(change.get("phantom", ())) for change in changes),
         ranges=copy_to(device, table).permute(1, 2, 0)[..., None, None],
     )
@@ -140,23 +130,24 @@ def weigh(
     indices = indices[:, :, None]
     positions = torch.arange(key.shape[1] - changes.padded_size, device=query.device)
     phantoms = torch.arange(changes.padded_size, device=query.device)
-    is_after = indices >= changes.end
-    is_phantom = (phantoms < changes.phantom_sizes) & is_after
-    is_inside = (positions >= changes.start) & (positions < changes.end) & is_after
+    start, end, phantom_sizes, has_scale, has_bias = changes.filler
+    is_after = indices >= end
+    is_phantom = (phantoms < phantom_sizes) & is_after
+    is_inside = (positions >= start) & (positions < end) & is_after
     # [sequence, token, position]
     log_weights = torch.where(positions <= indices, 0.0, -torch.inf)
-    for start, end, later, log_weight in changes.ranges:
-        is_changed = (positions >= start) & (positions < end) & (indices >= later)
+    for first, stop, later, log_weight in changes.ranges:
+        is_changed = (positions >= first) & (positions < stop) & (indices >= later)
         log_weights = torch.where(is_changed, log_weight, log_weights)
     phantom_logs = torch.where(is_phantom, 0.0, -torch.inf)
     weights = plain_weights(
         query, key, factor, torch.cat([log_weights, phantom_logs], -1)[:, None, None]
     )
     is_filler = torch.cat([is_inside, is_phantom], -1)[:, None, None]
-    weights = weights.masked_fill_(is_filler & ~changes.bias[:, None, None], 0)
+    weights = weights.masked_fill_(is_filler & (has_bias == 0)[:, None, None], 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
     # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
-    divisor = torch.where(changes.scale[:, None, None], 1, original_sum)
+    divisor = torch.where(has_scale[:, None, None] == 1, 1, original_sum)
     return torch.where(is_filler, weights, weights / divisor)
 
 
