@@ -64,7 +64,7 @@ _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionE
 class Strict(BaseModel):
     """Base of all config models: unknown keys are refused, and values are constant."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, serialize_by_alias=True)
     inner_keys: ClassVar[list[str]] = []
     """Dotted keys that may be meant by an unknown key."""
 
@@ -74,7 +74,9 @@ class Strict(BaseModel):
         """Replaces pydantic's `extra="forbid"`, whose message does not list the valid keys."""
         keys = values if isinstance(values, Mapping) else ()
         # excluded fields are set by our own code, and never by a config
-        public = [name for name, field in cls.model_fields.items() if not field.exclude]
+        public = [
+            field.alias or name for name, field in cls.model_fields.items() if not field.exclude
+        ]
         if unknown := [str(key) for key in keys if key not in public]:
             near = list_near(unknown[0], [*public, *cls.inner_keys])
             raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})

@@ -37,6 +37,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "with a filler": conditions.FilledCondition,
         **{f"with `{key}`": kind for key, kind in conditions.FILLERS.items()},
         "an intervention of the kind attention": intervention_settings.AttentionIntervention,
+        "of the kind mlp_output": intervention_settings.MLPOutputIntervention,
         "of the kind filler": intervention_settings.FillerIntervention,
         "of the kind redistribute": intervention_settings.RedistributeIntervention,
         "of the kind function": intervention_settings.FunctionIntervention,
@@ -93,7 +94,7 @@ def config_page() -> str:
                 key for base in bases if issubclass(model, base) for key in base.model_fields
             }
             rows = [
-                f"- `{key}`{_default(field)}: {meanings[key]}"
+                f"- `{field.alias or key}`{_default(field)}: {meanings[key]}"
                 for key, field in model.model_fields.items()
                 if not field.exclude and key not in inherited
             ]

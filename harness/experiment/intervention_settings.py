@@ -2,6 +2,8 @@
 
 - `attention`: before the softmax, the attention of later tokens to a part of the prompt is
   multiplied by a weight; 0 hides the part. ZeroTuning (arXiv 2505.11739) scales the first token's.
+- `mlp_output`: tokens of a part get the output that the prompt's first token has in an MLP, which
+  can make them attention sinks (Yona et al., arXiv 2503.08908), or a sham of it.
 - `filler`: a token after a filler attends to original tokens and to the filler, so its attention
   output is `scale x original + bias`. The intervention switches either term off in some layers, and
   decides whether the other layers see the filler. If they do not, the filler is not in the prompt:
@@ -113,6 +115,14 @@ class FillerIntervention(_Layered):
         return resolved
 
 
+def check_size(location: str, part: str, size: int, fewest: int) -> None:
+    """Raise PromptMismatchError if a part has fewer tokens than an intervention needs."""
+    if size < fewest:
+        raise PromptMismatchError(
+            f"{location}: part {part}: expected {fewest} or more tokens in the prompt, got {size}."
+        )
+
+
 class AttentionIntervention(_Layered):
     """Multiplies, before the softmax, the attention of later tokens to a part of the prompt."""
 
@@ -146,12 +156,8 @@ class AttentionIntervention(_Layered):
             PromptMismatchError: the prompt has too few tokens of this part.
         """
         tokens, number = parts[self.part], self.keep or self.count or 1
+        check_size(location, self.part, len(tokens), number)
         spare = len(tokens) - number
-        if spare < 0:
-            raise PromptMismatchError(
-                f"{location}: part {self.part}: expected {number} or more tokens in the prompt, "
-                f"got {len(tokens)}."
-            )
         first = {"first": 0, "middle": spare // 2, "last": spare}[self.which or "first"]
         chosen = tokens[first : first + number]
         changed = parts["inserted"] if self.part == "filler" else tokens
@@ -167,6 +173,50 @@ class AttentionIntervention(_Layered):
             else:
                 ranges.append([position, position + 1, later, self.weight])
         return ranges
+
+
+class MLPOutputIntervention(_Layered):
+    """Replaces the outputs of MLPs on tokens of a part, but never on the prompt's first token."""
+
+    kind: Literal["mlp_output"]
+    """`mlp_output`"""
+    part: Literal["instruction", "examples", "filler", "problem"]
+    """As in the kind attention; a `filler` has no separators here."""
+    count: int | None = Field(default=None, ge=1)
+    """Only this number of the part's tokens, from its first on."""
+    origin: Literal["first", "ordinary", "random", "permuted", "removed", "permuted_own"] = Field(
+        alias="from"
+    )
+    """The new output: that of the prompt's `first` token; of an `ordinary` one, the instruction's
+    last; a `random` direction with the norm of the first token's; the first token's with its units
+    `permuted`; the token's own with the first token's direction `removed`, or with its units
+    permuted (`permuted_own`). Other tokens' outputs are those without interventions."""
+    seed: int = DEFAULT_SEED
+    """The seed of direction and permutation, which are the same in all layers."""
+
+    def resolve(self, location: str, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+        """The intervention on one prompt; `location` is for error messages.
+
+        Its `source` is the beginning of the prompt up to the token whose output is used.
+
+        Raises:
+            PromptMismatchError: the prompt has too few tokens of this part, or no instruction.
+        """
+        tokens = [position for position in parts[self.part] if position]
+        check_size(location, self.part, len(tokens), self.count or 1)
+        end = 1
+        if self.origin == "ordinary":
+            instruction = parts["instruction"]
+            check_size(location, "instruction", len(instruction), 1)
+            end = instruction[-1] + 1
+        return {
+            "kind": self.kind,
+            "layers": self.layer_indices,
+            "tokens": tokens[: self.count],
+            "from": self.origin,
+            "seed": self.seed,
+            "source": list(token_ids[:end]),
+        }
 
 
 class _SameOnAllPrompts(_Layered):
@@ -223,11 +273,21 @@ class FunctionIntervention(_SameOnAllPrompts):
         return {**super().resolve(location), "file": str(self.file.resolve()), "sha256": sha256}
 
 
-CHANGES_ATTENTION = ("attention", "filler")
-"""The kinds that change attention; the others change activations."""
+TARGETS = {
+    "attention": "attention",
+    "filler": "attention",
+    "mlp_output": "outputs",
+    "redistribute": "activations",
+    "function": "activations",
+}
+"""What each kind changes; `outputs` are those of MLPs."""
 
 Intervention = Annotated[
-    AttentionIntervention | FillerIntervention | RedistributeIntervention | FunctionIntervention,
+    AttentionIntervention
+    | MLPOutputIntervention
+    | FillerIntervention
+    | RedistributeIntervention
+    | FunctionIntervention,
     Field(discriminator="kind"),
 ]
 

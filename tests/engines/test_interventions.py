@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from harness import RunConfig
 from harness.engines.backends import check_backend
@@ -17,6 +17,7 @@ from harness.engines.interventions import intervention_check, vllm_worker
 from harness.engines.interventions.arithmetic import (
     attend_with_changes,
     change_activations,
+    change_outputs,
     redistribute,
     tabulate_changes,
 )
@@ -168,6 +169,34 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
     assert (torch.cat(batches) == moved).all(), "however the tokens are batched"
 
 
+def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
+    generator = torch.Generator().manual_seed(1)
+    outputs, source = torch.randn(6, 300, generator=generator), torch.randn(300) * 9
+    change = {"tokens": [41, 43, 99], "seed": 0}
+    changed = {
+        name: change_outputs(outputs, torch.arange(40, 46), {**change, "from": name}, source)
+        for name in ("first", "ordinary", "random", "permuted", "permuted_own", "removed")
+    }
+    for name, rows in changed.items():
+        assert (rows[[0, 2, 4, 5]] == outputs[[0, 2, 4, 5]]).all(), name
+    changed = {name: rows[[1, 3]] for name, rows in changed.items()}
+    own = outputs[[1, 3]]
+    assert (changed["first"] == source).all() and (changed["ordinary"] == source).all()
+    assert_near(changed["random"].norm(dim=-1), source.norm().repeat(2), atol=1e-3)
+    assert abs(torch.cosine_similarity(changed["random"][0], source, dim=0)) < 0.2
+    assert (changed["permuted"][0].sort().values == source.sort().values).all()
+    assert (changed["permuted_own"].sort().values == own.sort().values).all()
+    order = [source.tolist().index(value) for value in changed["permuted"][0].tolist()]
+    assert order != sorted(order) and (changed["permuted_own"] == own[:, order]).all()
+    assert_near(changed["removed"] @ source, torch.zeros(2), atol=1e-2)
+    removed = own - changed["removed"]
+    assert_near(torch.cosine_similarity(removed, source[None]).abs(), torch.ones(2))
+    reseeded = change_outputs(
+        outputs, torch.arange(40, 46), {**change, "seed": 1, "from": "random"}, source
+    )
+    assert (reseeded[1] != changed["random"][0]).all()
+
+
 ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True}
 
 
@@ -237,6 +266,42 @@ def test_the_tokens_of_a_part_are_those_of_its_text(change, texts, condition):
         for start, end, later, _ in change["weights"]
     ]
     assert changed_texts == [[text, later_text[:3]] for text, later_text in texts]
+
+
+def test_the_source_of_outputs_is_the_first_token_or_the_prompt_up_to_the_instructions_end():
+    output = {"kind": "mlp_output", "layers": "2-3", "part": "filler", "count": 3}
+    for origin, source_text in (("first", "/"), ("ordinary", "Answer the question.")):
+        condition = {**SLASHES, "count": 9, "intervention": {**output, "from": origin}}
+        settings = config(["wo", condition], **PRODUCTS)
+        assert RunConfig.model_validate(settings.as_written()) == settings
+        plan, _ = plan_requests(settings, 1)
+        (prompt,) = plan.tasks["products_slashes"].prompts
+        (change,) = prompt.intervention
+        assert (change["layers"], change["tokens"]) == ([1, 2], [1, 2, 3])
+        end = prompt.offsets[len(change["source"]) - 1][1]
+        assert change["source"] == [*prompt.token_ids[: len(change["source"])]]
+        assert prompt.text[:end].endswith(source_text)
+
+
+def test_a_planted_output_is_that_of_the_first_token_alone():
+    """Against the hidden states of Hugging Face's model, without our arithmetic."""
+    from harness.engines.interventions.hugging_face_reference import ReferenceModel
+
+    reference, recorded = ReferenceModel(TOY_MODEL, "float32", []), {}
+    block = reference.model.model.layers[1]
+    alone = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32)
+    alone.model.layers[1].mlp.register_forward_hook(
+        lambda *call: recorded.update(alone=call[-1][0, -1])
+    )
+    alone(torch.tensor([[5]]))
+    change = {"kind": "mlp_output", "layers": [1], "tokens": [2, 3], "seed": 0}
+    change |= {"from": "first", "source": [5]}
+    # after the hook that changes outputs; the first pass is that of the source
+    block.mlp.register_forward_hook(lambda *call: recorded.update({call[-1].shape[1]: call[-1][0]}))
+    reference.generate([5, 6, 7, 8, 9], [change], 1)
+    recorded["changed"] = recorded[5]
+    assert_near(recorded["changed"][2:4], recorded["alone"].expand(2, -1))
+    assert (recorded["changed"][4] - recorded["alone"]).abs().max() > 1e-3
 
 
 def test_in_each_layer_the_last_weight_of_a_token_holds(states):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.interventions.user_functions import load_change
-from harness.experiment.intervention_settings import CHANGES_ATTENTION
+from harness.experiment.intervention_settings import TARGETS
 
 OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
@@ -22,12 +22,12 @@ Change = Mapping[str, Any]
 """A change of a request, as `intervention_settings.resolve_interventions` makes it."""
 
 
-def changes_of(changes: Sequence[Change], layer: int, *, attention: bool) -> list[Change]:
-    """The changes of a layer's attention, of which there is at most one, or activations."""
+def changes_of(changes: Sequence[Change], layer: int, target: str) -> list[Change]:
+    """The changes of a layer's target: one of TARGETS. There is at most one of attention."""
     return [
         change
         for change in changes
-        if layer in change["layers"] and (change["kind"] in CHANGES_ATTENTION) == attention
+        if layer in change["layers"] and TARGETS[change["kind"]] == target
     ]
 
 
@@ -182,6 +182,32 @@ def change_activations(activations: Tensor, positions: Tensor, intervention: Cha
             seed=intervention["seed"],
         )
     return changed.to(activations.dtype)
+
+
+def change_outputs(outputs: Tensor, indices: Tensor, change: Change, source: Tensor) -> Tensor:
+    """Outputs [token, unit] of an MLP, with those of some tokens replaced.
+
+    Args:
+        outputs: The outputs.
+        indices: [token] The index of each token in its sequence.
+        change: A change of the kind `mlp_output`.
+        source: [unit] The output in the same layer of the last token of the change's `source`.
+    """
+    own, source, units = outputs.float(), source.float(), len(source)
+    numbers = draw(torch.zeros(1, device=source.device, dtype=torch.long), units, change["seed"])[0]
+    norm, order = source.norm(), numbers.argsort(stable=True)
+    if change["from"] == "random":
+        # normal numbers have no preferred direction; 0 and 1 would be infinite
+        direction = torch.special.ndtri(numbers.clamp(1e-6, 1 - 1e-6))
+        source = direction * norm / direction.norm()
+    elif change["from"] == "permuted":
+        source = source[order]
+    elif change["from"] == "permuted_own":
+        source = own[:, order]
+    elif change["from"] == "removed":
+        source = own - (own @ source / norm**2)[:, None] * source
+    is_changed = torch.isin(indices, copy_to(indices.device, change["tokens"]))
+    return torch.where(is_changed[:, None], source.to(outputs.dtype), outputs)
 
 
 def redistribute(

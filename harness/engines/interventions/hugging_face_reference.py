@@ -16,6 +16,7 @@ from harness.engines.interventions.arithmetic import (
     add_gap,
     attend_with_changes,
     change_activations,
+    change_outputs,
     changes_of,
     tabulate_changes,
 )
@@ -40,6 +41,10 @@ class ReferenceModel:
         self._changes: Sequence[Mapping[str, Any]] = ()
         self._positions = torch.zeros(0)
         self._phantom: tuple[Tensor, Tensor] | None = None
+        self._last_outputs: dict[int, Tensor] = {}
+        """By layer, the MLP's output on the last token of the last pass."""
+        self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
+        """The last outputs of the sources of changes."""
         # without a function for masks of this name, no mask is made: all attention here is causal
         AttentionInterface.register(NAME, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
@@ -50,6 +55,9 @@ class ReferenceModel:
         for layer in layers:
             activation = self.model.model.layers[layer].mlp.act_fn
             activation.register_forward_hook(partial(self._change, layer))
+        for layer, block in enumerate(self.model.model.layers):
+            if hasattr(block, "mlp"):  # without it no outputs are changed
+                block.mlp.register_forward_hook(partial(self._change_output, layer))
 
     @torch.no_grad()
     def generate(
@@ -63,6 +71,10 @@ class ReferenceModel:
         for change in intervention or ():
             if change.get("phantom"):
                 self._phantom = self._compute_phantom(change)
+            source = tuple(change.get("source", ()))
+            if source and source not in self._sources:
+                self.model(torch.tensor([source], device=self.model.device))
+                self._sources[source] = {**self._last_outputs}
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
@@ -97,8 +109,18 @@ class ReferenceModel:
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
         changed = activations
-        for change in changes_of(self._changes, layer, attention=False):
+        for change in changes_of(self._changes, layer, "activations"):
             changed = change_activations(activations[0], self._positions, change)[None]
+        return changed
+
+    def _change_output(self, layer: int, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        """Outputs [1, token, unit] of an MLP, changed if the intervention changes them."""
+        changed = outputs
+        for change in changes_of(self._changes, layer, "outputs"):
+            source = self._sources[tuple(change["source"])][layer]
+            changed = change_outputs(changed[0], self._positions, change, source)[None]
+        if isinstance(outputs, Tensor):  # experts may also return the choice of them
+            self._last_outputs[layer] = changed[0, -1].clone()
         return changed
 
     def _attention(
@@ -112,7 +134,7 @@ class ReferenceModel:
         **_: Any,
     ) -> tuple[Tensor, None]:
         layer: Any = module.layer_idx
-        if changes := changes_of(self._changes, layer, attention=True):
+        if changes := changes_of(self._changes, layer, "attention"):
             size = key.shape[2]
             indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))

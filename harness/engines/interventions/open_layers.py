@@ -8,7 +8,7 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
-from harness.experiment.intervention_settings import CHANGES_ATTENTION, Intervention
+from harness.experiment.intervention_settings import TARGETS, Intervention
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
 
@@ -33,13 +33,13 @@ _DEFAULTS = (None, False, 1, "1", "auto")
 def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
     """The layers, from 0, that the interventions of conditions need open.
 
-    `attention` and `activations` are the layers in which these are changed. `phantoms` are those
-    that get keys of tokens that are not in the prompt; it is missing if there are none.
+    `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
+    `phantoms` are those that get keys of tokens that are not in the prompt; it is missing if there
+    are none.
     """
-    numbers: dict[str, set[int]] = {"attention": set(), "activations": set()}
+    numbers: dict[str, set[int]] = {"attention": set(), "activations": set(), "outputs": set()}
     for intervention in chain.from_iterable(interventions.values()):
-        kind = "attention" if intervention.kind in CHANGES_ATTENTION else "activations"
-        numbers[kind].update(intervention.layer_indices)
+        numbers[TARGETS[intervention.kind]].update(intervention.layer_indices)
         if intervention.kind == "filler" and intervention.has_phantoms:
             numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
     return {kind: sorted(numbers[kind]) for kind in numbers}
@@ -105,7 +105,7 @@ def _find_obstacle(
     `block` is the layer, and None if the model has no `model.layers`.
     """
     attention = getattr(block, "self_attn", None)
-    changes = layers["attention"] or layers["activations"]
+    changes = any(layers.get(target) for target in TARGETS.values())
     context = int(arguments.get("max_model_len") or config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
     is_windowed = getattr(config, "use_sliding_window", True) and window and window < context
@@ -115,6 +115,9 @@ def _find_obstacle(
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
+        "no `mlp`, whose output is changed": (
+            index in layers.get("outputs", ()) and not hasattr(block, "mlp")
+        ),
         "no `mlp.act_fn`, which changed activations need": (
             index in layers["activations"] and not has_activation
         ),

@@ -15,7 +15,7 @@ from harness.engines.interventions.arithmetic import (
     copy_to,
     tabulate_changes,
 )
-from harness.experiment.intervention_settings import CHANGES_ATTENTION
+from harness.experiment.intervention_settings import TARGETS
 
 
 class Recording:
@@ -112,13 +112,14 @@ class RecordedQueries:
 
 
 class Group:
-    """Requests whose attention or activations are changed together, with the same number of tokens.
+    """Requests with the same target that are changed together, with the same number of tokens.
 
     While the same requests decode, only their rows and indices change.
 
     Attributes:
         changes: The change of each request.
         layers: The layers that are changed, equal for all requests.
+        target: What is changed there: one of TARGETS.
         phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
         rows: [request, token] The rows of the tokens in the batch.
         indices: [request, token] The index of each token in its sequence.
@@ -130,7 +131,7 @@ class Group:
     def __init__(self, changes: Sequence[Change]) -> None:
         self.changes = changes
         self.layers = changes[0]["layers"]
-        self.changes_attention = changes[0]["kind"] in CHANGES_ATTENTION
+        self.target = TARGETS[changes[0]["kind"]]
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property

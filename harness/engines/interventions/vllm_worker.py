@@ -2,19 +2,22 @@
 
 A batch may have any mixture of both. A request has its intervention in `SamplingParams.extra_args`,
 and the queries whose attention is recorded. For each step the worker knows which rows of the batch
-have an intervention. It changes these rows in three places: the positions before the model, the
-output of a layer's attention, and the activations of a layer's MLP. Keys and values that a changed
-layer reads again are stored by slot beside vLLM's own cache, whose form differs by backend.
+have an intervention. It changes these rows in four places: the positions before the model, the
+output of a layer's attention, and the activations and the output of a layer's MLP. Keys and values
+that a changed layer reads again are stored by slot beside vLLM's own cache, whose form differs by
+backend.
 Rows are counted: an operation that was skipped, as by a CUDA graph, ends the run.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
@@ -24,6 +27,7 @@ from harness.engines.interventions.arithmetic import (
     add_gap,
     attend_with_changes,
     change_activations,
+    change_outputs,
     changes_of,
     copy_to,
     plain_weights,
@@ -31,7 +35,7 @@ from harness.engines.interventions.arithmetic import (
     weigh,
 )
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
-from harness.experiment.intervention_settings import CHANGES_ATTENTION, find_gap
+from harness.experiment.intervention_settings import TARGETS, find_gap
 
 LATER_SETS = 2
 """The number of sets, the first, in which a query's attention to its own token does not count."""
@@ -62,6 +66,10 @@ class WorkerInterventions:
         self._recordings: dict[str, Recording] = {}
         self._recorded_queries: list[RecordedQueries] = []
         self._taken_names: set[str] = set()
+        self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
+        """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
+        self._new_source: dict[int, Tensor] | None = None
+        self._output_layers: list[int] = layers.get("outputs", [])
         self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
         self._block = worker.vllm_config.cache_config.block_size
         config = worker.vllm_config.model_config.hf_text_config
@@ -85,9 +93,14 @@ class WorkerInterventions:
             mlp.act_fn = _Activation(mlp.act_fn, layer)
             name = getattr(config, "hidden_activation", None) or config.hidden_act
             self._activation = ACT2FN[name]
-        for layer in layers.get("phantoms", ()):
+        for layer in self._output_layers:
+            block = self._decoder.layers[layer]
+            block.mlp = _Output(block.mlp, layer)
+        for layer in (*layers.get("phantoms", ()), *self._output_layers):
             if not hasattr(self._decoder.layers[layer].self_attn, "q_size"):
-                raise RuntimeError("phantom keys need a model of vLLM's own, not of Transformers")
+                raise RuntimeError(
+                    "phantom keys and MLP outputs need a model of vLLM's own, not of Transformers"
+                )
         _installed[:] = [self]
 
     def reserve_memory(self, available: int, config: Any) -> int:
@@ -114,6 +127,7 @@ class WorkerInterventions:
                 chunk.recording.leave_device()
         inputs = self._prepare(scheduled, counts)
         self._list_chunks(counts)
+        self._compute_sources()
         self._group_chunks()
         self._list_recorded_queries()
         self._move_positions(counts)
@@ -162,7 +176,7 @@ class WorkerInterventions:
         pairs_by_key: dict[Any, list[tuple[Chunk, Change]]] = {}
         for chunk in self._chunks:
             for change in filter(itemgetter("layers"), chunk.changes):
-                kind = change["layers"] if change["kind"] in CHANGES_ATTENTION else change
+                kind = change["layers"] if TARGETS[change["kind"]] == "attention" else change
                 if kind not in kinds:
                     kinds.append(kind)
                 key = kinds.index(kind), None if chunk.token_count == 1 else chunk.row
@@ -271,7 +285,7 @@ class WorkerInterventions:
         if layer in self._recorded_layers:
             for queries in self._recorded_queries:
                 self._record(layer, query, new_states[0], queries)
-        groups = self._groups_of(layer, changes_attention=True)
+        groups = self._groups_of(layer, "attention")
         if not groups:
             return
         if layer not in self._stored_states:
@@ -312,7 +326,7 @@ class WorkerInterventions:
         keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]
         attention = self._attention(layer)
         factor, window = attention.impl.scale, attention.sliding_window
-        if changes := changes_of(chunk.changes, layer, attention=True):
+        if changes := changes_of(chunk.changes, layer, "attention"):
             # no window is shorter than these prompts: see `open_layers`
             keys = torch.cat([keys, self._phantoms_of(layer, changes, keys)[0]], 1)
             tabulated = tabulate_changes(changes, key.device)
@@ -388,18 +402,50 @@ class WorkerInterventions:
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of a layer, times `up`, over their rows."""
-        for group in self._groups_of(layer, changes_attention=False):
+        for group in self._groups_of(layer, "activations"):
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
             out[rows] = change_activations(activations, positions, group.changes[0]) * up
             self.applied += len(rows)
 
-    def _groups_of(self, layer: int, changes_attention: bool) -> list[Group]:
+    def change_outputs(self, out: Tensor, layer: int) -> None:
+        """Write the changed outputs of a layer's MLP over their rows."""
+        if self._new_source is not None:
+            self._new_source[layer] = out[-1].clone()
+        for group in self._groups_of(layer, "outputs"):
+            rows, (change, *_) = group.rows.flatten(), group.changes
+            source = self._sources[tuple(change["source"])][layer]
+            out[rows] = change_outputs(out[rows], group.indices.flatten(), change, source)
+            self.applied += len(rows)
+
+    def _compute_sources(self) -> None:
+        """Compute the MLP outputs that changes of this step need and no earlier step has needed.
+
+        They are those of the last token of a source: the first token of a prompt, or a beginning
+        whose states may be cached or in another chunk. So the source is computed by itself, without
+        interventions and without vLLM's cache.
+        """
+        for change in chain.from_iterable(chunk.changes for chunk in self._chunks):
+            token_ids = tuple(change.get("source", ()))
+            if not token_ids or token_ids in self._sources:
+                continue
+            self._new_source, self._groups = {}, {}
+            ids = copy_to(self._runner.device, token_ids)
+            positions = torch.arange(len(ids), device=ids.device)
+            states, residual = self._decoder.embed_tokens(ids), None
+            for block in self._decoder.layers[: self._output_layers[-1] + 1]:
+                attention = block.self_attn.attn
+                block.self_attn.attn = _PlainAttention(attention.head_size, attention.impl.scale)
+                states, residual = block(positions, states, residual)
+                block.self_attn.attn = attention
+            self._sources[token_ids], self._new_source = self._new_source, None
+
+    def _groups_of(self, layer: int, target: str) -> list[Group]:
         return [
             group
             for group in self._groups.values()
-            if layer in group.layers and group.changes_attention == changes_attention
+            if layer in group.layers and group.target == target
         ]
 
 
@@ -407,13 +453,16 @@ _installed: list[WorkerInterventions] = []
 
 
 @torch.library.custom_op(OPERATION, mutates_args=("out",))
-def _change_rows(gate_up: Tensor, out: Tensor, layer: int) -> None:
+def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
     for interventions in _installed:
-        interventions.change_rows(gate_up, out, layer)
+        if gate_up is None:
+            interventions.change_outputs(out, layer)
+        else:
+            interventions.change_rows(gate_up, out, layer)
 
 
 @_change_rows.register_fake
-def _(gate_up: Tensor, out: Tensor, layer: int) -> None:
+def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
     return None
 
 
@@ -428,3 +477,33 @@ class _Activation(nn.Module):
         out: Tensor = self.activation(gate_up)
         torch.ops.mless.change_rows(gate_up, out, self.layer)
         return out
+
+
+class _Output(nn.Module):
+    """An MLP whose output may be changed afterwards."""
+
+    def __init__(self, mlp: nn.Module, layer: int) -> None:
+        super().__init__()
+        self.mlp, self.layer = mlp, layer
+
+    def forward(self, states: Tensor) -> Tensor:
+        out: Tensor = self.mlp(states)
+        torch.ops.mless.change_rows(None, out, self.layer)
+        return out
+
+
+class _PlainAttention(nn.Module):
+    """The attention of one prompt, in place of vLLM's, which needs a cache."""
+
+    def __init__(self, head_size: int, scale: float) -> None:
+        super().__init__()
+        self.head_size, self.scale = head_size, scale
+
+    def forward(self, *states: Tensor) -> Tensor:
+        query, key, value = (
+            tensor.view(len(tensor), -1, self.head_size).transpose(0, 1)[None] for tensor in states
+        )
+        attended = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=self.scale, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1).flatten(1)
