@@ -137,6 +137,7 @@ def compare_pair(
     Raises:
         ComparisonError: a side is given twice, or has other problems, numbers of samples or
             graders.
+        ConfigError: the score is a number, and `references` were given.
     """
     sides = (old, new, *references)
     for side, other_side in combinations(sides, 2):
@@ -172,7 +173,10 @@ def compare_pair(
         "receipts": list_receipts(side.run for side in sides),
     }
     run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
-    return make_leaderboard([run], score=score, common=common)
+    board = make_leaderboard([run], score=score, common=common)
+    if references and board.score in TABLE_NUMBERS:
+        raise ConfigError("--references: of these numbers the better direction is unknown.")
+    return board
 
 
 def _refuse_incomparable(old: Side, new: Side) -> None:

@@ -46,11 +46,9 @@ def compare(
         compare_pair,
         read_references,
     )
-    from harness.analysis.sample_scores import TABLE_NUMBERS
     from harness.display.comparison_tables import show_comparison
     from harness.display.side_tables import show_side_tables
     from harness.display.table_page import write_board
-    from harness.errors import ConfigError
 
     new_side = Side.read(new, metric, columns)
     sides = []
@@ -58,8 +56,6 @@ def compare(
         sides = read_references(references, new_side, metric, columns)
     old_side = Side.read(old, metric, columns)
     board = compare_pair(old_side, new_side, score, sides, common=common)
-    if sides and board.score in TABLE_NUMBERS:
-        raise ConfigError("--references: of these numbers the better direction is unknown.")
     code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)

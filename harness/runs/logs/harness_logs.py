@@ -36,10 +36,10 @@ def find_kind(path: Path) -> str:
     """`LM_EVAL`, `INSPECT`, `LIGHTEVAL` or `TABLE`; a missing file counts as lm-eval's."""
     if not path.is_file():
         return LM_EVAL
-    if path.suffix == ".eval":  # also of an empty one
-        return INSPECT
     with path.open("rb") as stream:
         head = stream.read(HEAD_BYTES)
+    if not head and path.suffix == ".eval":
+        return INSPECT
     kind = next((kind for kind, pattern in _HEADS.items() if pattern.match(head)), TABLE)
     if kind == LIGHTEVAL:
         from pyarrow.lib import ArrowException

@@ -47,8 +47,11 @@ COLUMN_ROLES = {
 """The roles of columns, each with the names of columns that have it."""
 LARGEST_SCORE = 100
 """Differences of numbers are tested as shares of this number."""
-_WORDS = {"true": 1, "yes": 1, "c": 1, "correct": 1, "p": 0.5}
-_WORDS |= dict.fromkeys(("false", "no", "i", "incorrect", "n"), 0)
+_WORDS = {
+    **dict.fromkeys(("true", "yes", "correct", "c"), 1),
+    "p": 0.5,
+    **dict.fromkeys(("false", "no", "incorrect", "i", "n"), 0),
+}
 """Words for scores. Inspect's letters mean correct, incorrect, partly correct and no answer."""
 COLUMNS_SHOWN = 12
 """The number of columns that a message names."""
