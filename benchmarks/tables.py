@@ -45,7 +45,7 @@ def measure(folder: Path, small: bool) -> Figures:
     measured: dict[str, Any] = {}
     for models, name, flags in (
         (1, "table", ["--mediators", "--audit"]),
-        (MODELS, "leaderboard", ["--models"]),
+        (MODELS, "leaderboard", []),
     ):
         say(f"tables: writing {samples:,} samples")
         runs = [multiply(folder / f"model-{index}", samples // models) for index in range(models)]

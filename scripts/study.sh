@@ -47,4 +47,4 @@ if [ ${#failures[@]} -gt 0 ]; then
     printf 'not completed: %s\n' "${failures[@]}" >&2
 fi
 [ ${#runs[@]} -gt 0 ] || exit 2
-mless table "${runs[@]}" --models | tee "$study/table.txt"
+mless table "${runs[@]}" | tee "$study/table.txt"

@@ -18,10 +18,6 @@ from harness.constants import Split
 
 def table(
     runs: RunNames,
-    models: Annotated[
-        bool,
-        typer.Option("--models", help="One row for each model and layout."),
-    ] = False,
     form: FormatName = "text",
     by: Annotated[
         list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
@@ -61,7 +57,6 @@ def table(
     is_requested = {"mediators": mediators, "audit": audit}
     options = TableOptions(
         form=form,
-        models=models,
         by=by or (),
         baseline=baseline,
         score=score,

@@ -14,7 +14,6 @@ from harness.display.value_texts import (
     NONE,
     accuracy,
     difference,
-    estimate,
     flips,
     label,
     number,
@@ -40,11 +39,6 @@ def show_text(value: Any) -> str:
 
 def _mark_primary(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
-
-
-def _mark_exploratory(value: Any, role: Any, low: Any, high: Any) -> str:
-    text = estimate(value, low, high)
-    return f"({text})" if role == "exploratory" else text
 
 
 ACCURACY = Column(
@@ -79,12 +73,6 @@ VERDICT = Column(
     strong=True,
 )
 FLIP_COLUMN = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
-BARE = Column("difference role low high", "", _mark_exploratory, strong=True)
-"""A difference in the leaderboard, under the label of its condition.
-
-It is bold if its test was passed, and in brackets if it is exploratory.
-"""
-
 UNGRADED_ENDINGS = {
     "no box": Column("no_box", "no box %", number),
     "cut off": Column("truncated", "truncated", number),

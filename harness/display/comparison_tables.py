@@ -1,4 +1,4 @@
-"""The table of a comparison, by condition or by model: its rows, title and columns."""
+"""The table of a comparison: its rows, title and columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from harness.display import comparison_columns
 from harness.display.comparison_columns import text_column
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.printed_tables import Column, Table
-from harness.display.value_texts import LEVEL, describe_clusters, label, mean, plural
+from harness.display.value_texts import describe_clusters, mean, plural
 
 _TITLE_NOUNS = {
     "model": "",
@@ -57,50 +57,6 @@ def _depends_on_format(row: Row) -> bool:
     # Without a pair of answered samples, answers explain none of the difference. So it counts as 0.
     answered_difference = 0.0 if row["answered_difference"] is None else row["answered_difference"]
     return bool(10 * abs(answered_difference - row["difference"]) > row["high"] - row["low"])
-
-
-def show_leaderboard(board: Leaderboard) -> Table:
-    """One row per model and layout, sorted by the baseline's accuracy.
-
-    The first difference has its interval, p and verdict; the others are numbers only.
-    """
-    rows = rows_of_conditions(board, board.comparison)
-    names = dict.fromkeys(row["condition"] for row in rows)
-    names.pop(board.baseline, None)
-    primary = [row["condition"] for row in rows if row["primary"]]
-    # the primary contrast first, because the run was made to test it; "" if nothing is compared
-    first_name, *_ = [*primary, *names, ""]
-    not_run = dict.fromkeys(board.comparison.columns) | {"verdict": "not run"}
-    settings: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in rows:
-        setting = tuple(row[key] for key in ("model", "layout", *board.by))
-        conditions = settings.setdefault(setting, dict.fromkeys(names, not_run))
-        conditions[row["condition"]] = row
-    title, word_columns = describe_table(board)
-    columns = [column for column in word_columns if column.heading != "condition"]
-    heading = f"{label(board.baseline)} %"
-    columns.append(replace(comparison_columns.ACCURACY, heading=heading))
-    columns = [replace(column, of=board.baseline) for column in columns]
-    facts, warnings, remarks = explain_comparison(board, rows)
-    if first_name:
-        star = " *" if primary else ""
-        heading = f"{label(first_name)}{star} [{LEVEL}]"
-        first_columns = [
-            replace(comparison_columns.DIFFERENCE, heading=heading),
-            comparison_columns.P,
-            comparison_columns.VERDICT,
-        ]
-        for column in _fill_legends(first_columns, facts):
-            columns.append(replace(column, of=first_name))
-    for name in names:
-        if name != first_name:
-            columns.append(replace(comparison_columns.BARE, heading=label(name), of=name))
-    order = (
-        "The best baseline comes first. Columns of other conditions have differences: bold if "
-        "significant, in brackets if exploratory."
-    )
-    sorted_rows = sorted(settings.values(), key=lambda row: -row[board.baseline]["accuracy"])
-    return Table(title, sorted_rows, columns, [order, *remarks], warnings)
 
 
 def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:

@@ -64,7 +64,6 @@ class Column:
             see `comparison_remarks`.
         numeric: Whether the column contains numbers, which are aligned on the right.
         strong: Whether cells are bold in rows whose test was passed.
-        of: In a leaderboard, the condition whose data this column shows.
         optional: Whether plain text omits the column if the table is too wide with it.
     """
 
@@ -74,17 +73,15 @@ class Column:
     legend: str = ""
     numeric: bool = True
     strong: bool = False
-    of: str = ""
     optional: bool = False
 
     def cell(self, row: Row) -> Cell:
         """The cell of one row."""
-        data = row[self.of] if self.of else row
-        values = [data.get(field) for field in self.key.split()]
+        values = [row.get(field) for field in self.key.split()]
         sort_value = values[0]
         if sort_value is None:
             sort_value = math.nan if self.numeric else ""
-        is_strong = self.strong and data["verdict"] in PASSED
+        is_strong = self.strong and row["verdict"] in PASSED
         return Cell(text=self.format(*values), key=str(sort_value), strong=is_strong)
 
 

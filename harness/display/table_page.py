@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.constants import DEFAULT_SEED, Format, Split
-from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import Table, render
 from harness.display.side_tables import SIDE_TABLES, show_side_tables
 from harness.errors import ConfigError
@@ -25,7 +25,6 @@ class TableOptions:
 
     Attributes:
         form: Output format.
-        models: Whether each model and layout is one row. Otherwise each condition is a row.
         by: Further columns to split by: values of `Split`.
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
@@ -36,7 +35,6 @@ class TableOptions:
     """
 
     form: Format = "text"
-    models: bool = False
     by: Sequence[str] = ()
     baseline: str | None = None
     score: str | None = None
@@ -118,11 +116,8 @@ def table_csv(board: Leaderboard) -> str:
 
 def _show_tables(board: Leaderboard, options: TableOptions) -> Iterator[Table]:
     """The comparison, then the side tables that are requested or always shown."""
-    yield show_leaderboard(board) if options.models else show_comparison(board)
+    yield show_comparison(board)
     tables = show_side_tables(board)
     for side in SIDE_TABLES:
-        is_requested = side.key in options.side_tables
-        # A leaderboard stays short: tables with rows for every model are shown only on request.
-        is_hidden = side.on_request or options.models
-        if side.key in tables and (is_requested or not is_hidden):
+        if side.key in tables and (side.key in options.side_tables or not side.on_request):
             yield tables[side.key]

@@ -11,7 +11,7 @@ from harness import Run
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, audit_table
 from harness.analysis.result_tables import make_leaderboard, records
-from harness.display.comparison_tables import show_comparison, show_leaderboard
+from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import Column, Table, render
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_csv, table_json
@@ -97,9 +97,9 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
 @with_cases
 def test_the_notes_name_the_tests_that_there_are(facts, note, absent):
     board = make_board(drawn(3, 60, 1, REAL), **facts)
-    for grid in (show_comparison(board), show_leaderboard(board)):
-        notes = " ".join([*grid.header, *grid.notes])
-        assert note in notes and absent not in notes
+    grid = show_comparison(board)
+    notes = " ".join([*grid.header, *grid.notes])
+    assert note in notes and absent not in notes
 
 
 @with_cases
@@ -162,7 +162,6 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
         chances = {"wo": 0.5, "mless": 0.55, "control": control}
         board = make_board(drawn(3, 200, k, chances), reference_conditions=CONTROL)
         (note,) = notes_with(show_comparison(board), "Positive control")
-        assert note in show_leaderboard(board).notes
         return note, by_condition(board).loc["control"]
 
     for k in (1, 3):
@@ -202,34 +201,13 @@ def test_splits_by_subject_and_level_have_rows_in_order():
     assert table_page(GREEDY_RUN, by=["level", "level"]) == table_page(GREEDY_RUN, by=["level"])
 
 
-def test_the_leaderboard_has_a_line_for_each_model_best_baseline_first():
-    models = [
-        evaluation(drawn(seed, 200, 1, {**REAL, "wo": chance}), model=f"m{seed}", **REGISTERED)
-        for seed, chance in enumerate((0.3, 0.5))
-    ]
-    grid = show_leaderboard(make_leaderboard(models))
-    header = "model|w/o %|w/ Mless * [95 %]|p adj.|verdict|w/ Mful|Random sentence"
-    assert "|".join(grid.header) == header
-    texts = [[row[0].text, *(cell.text for cell in row if cell.strong)] for row in grid.cells]
-    # the words and differences that are significant
-    assert texts == [["m1", "better", signed(-33.5)], ["m0", "better", "+15.0", signed(-9)]]
-    baseline_only = evaluation(drawn(9, 200, 1, {"wo": 0.4}), model="m9", **REGISTERED)
-    row = show_leaderboard(make_leaderboard([*models, baseline_only])).cells[1]
-    assert [cell.text for cell in row][2:] == [NONE, NONE, "not run", NONE, NONE]
-    contrasts = REGISTERED["contrasts"][:2]
-    fewer = make_board(drawn(3, 60, 1, REAL), primary="mless - wo", contrasts=contrasts)
-    ((*_, mful, random),) = show_leaderboard(fewer).cells
-    # exploratory results are in brackets
-    assert random.text.startswith("(") and not mful.text.startswith("(")
-
-
 def test_no_table_is_wider_than_a_terminal(monkeypatch):
     verdicts = drawn(5, 60, 2, {**REAL, "wo again": 0.4, "mless again": 0.7})
     names = ("Qwen2.5-Math-1.5B-Instruct", "short")
     models = [evaluation(verdicts, model=name, **REGISTERED) for name in names]
     for board in (make_leaderboard(models[:1]), make_leaderboard(models)):
         receipts = [receipt_line(receipt) for receipt in board.receipt]
-        grids = [show_comparison(board), show_leaderboard(board), *show_side_tables(board).values()]
+        grids = [show_comparison(board), *show_side_tables(board).values()]
         for grid in grids:
             page = render([grid], receipts)
             assert widest_line(page) <= 80, page
@@ -405,6 +383,6 @@ def test_a_table_of_words_with_a_long_path_keeps_its_last_column():
 def test_a_model_that_never_answers_stands_beside_one_that_does(tmp_path):
     for name, answer in (("a", right), ("b", lambda *_: ("I do not know.", "stop"))):
         write_run(tmp_path / name, answer, model={**CONFIG["model"], "label": name})
-    page = table_page(tmp_path / "a", tmp_path / "b", models=True, form="csv")
+    page = table_page(tmp_path / "a", tmp_path / "b", form="csv")
     rows = [[row["model"], row["condition"], row["accuracy"]] for row in read_csv(page)]
     assert rows == [["a", "wo", 100], ["a", "mless", 100], ["b", "wo", 0], ["b", "mless", 0]]
