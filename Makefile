@@ -34,7 +34,8 @@ example: .venv/installed $(EXAMPLE)/run.json
 	$(PROBE) --n 20 -o $(EXAMPLE)/drawn.traces
 	$(PROBE) --flip changed --controls -o $(EXAMPLE)/flipped.traces
 	.venv/bin/mless figure configs/figures/flipped-products.yaml --set prompts.run=$(EXAMPLE) -o $(EXAMPLE)/figures
-	.venv/bin/mless report $(EXAMPLE) --traces $(EXAMPLE)/flipped.traces -o $(EXAMPLE)/report.html
+	.venv/bin/mless report $(EXAMPLE) -o $(EXAMPLE)/report.html
+	.venv/bin/mless heads $(EXAMPLE)/flipped.traces -o $(EXAMPLE)/attention.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb
 
 $(EXAMPLE)/run.json: | .venv/installed

@@ -137,7 +137,7 @@ def count_errors(limit: int | None) -> list[Row]:
     """Count the errors of each grader on the labelled pairs."""
     from lm_eval.tasks.hendrycks_math.utils import is_equiv
 
-    from harness.grading import AuditJob, GraderPool
+    from harness.grading import GradeJob, GraderPool
     from harness.grading.answer_grading import compare_answers
 
     pairs = []
@@ -148,7 +148,7 @@ def count_errors(limit: int | None) -> list[Row]:
     with GraderPool(workers=WORKERS, audits=True) as pool:
         for index, (answer, gold, _) in enumerate(pairs):
             boxed = f"\\boxed{{{answer}}}"
-            pool.submit(index, AuditJob(prompt="", completion=boxed, target=gold, solution=""))
+            pool.submit(index, GradeJob(completion=boxed, target=gold))
         audits: dict[int, Any] = dict(pool.drain())
     graders = {
         "mless": [compare_answers(answer, gold).correct for answer, gold, _ in pairs],

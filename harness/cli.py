@@ -33,7 +33,7 @@ COMMANDS = {
         "harness.commands.compare": "mless compare results/example:random results/example:mless",
         "harness.commands.show": "mless show results/example --changed",
         "harness.commands.plot": "mless plot results/example --kind forest -o figures",
-        "attention_probe.commands.report": "mless report results/example -o report.html",
+        "harness.commands.report": "mless report results/example -o report.html",
         "harness.commands.export": "mless export results/example -o logs",
     },
     "Look into the model": {

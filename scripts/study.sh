@@ -31,10 +31,9 @@ for model in "$@"; do
     take mless run --model "$model" --output "$run" --quiet "${run_options[@]}" || continue
     runs+=("$run")
     take mless show "$run" --changed > "$run/flipped.txt"
-    attention=()
     take mless probe "$run" --flip changed --controls --layers 1-3 --rows last:16 -o "$run/flipped.traces" \
-        && attention=(--traces "$run/flipped.traces")
-    take mless report "$run" "${attention[@]}" -o "$run/report.html"
+        && take mless heads "$run/flipped.traces" -o "$run/attention.html"
+    take mless report "$run" -o "$run/report.html"
     draw=(--model "$model" -o "$run/figures" "${figure_options[@]}")
     for figure in $figures; do
         take mless figure "configs/figures/$figure.yaml" "${draw[@]}"

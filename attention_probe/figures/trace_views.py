@@ -1,6 +1,5 @@
 """What the interactive view of a page shows of a folder of traces."""
 
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from attention_probe.traces import AttentionTraces, Trace
 from harness.constants import JsonObject
 from harness.display.report.attention_view import (
     MASS_DIGITS,
+    AttentionView,
     describe_conditions,
     describe_prompt,
 )
 from harness.display.report.report_samples import pack
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
-from harness.runs.attention_file import AttentionView
 
 NO_FINDING = (
     "That inserted tokens take attention from the others is no finding: softmax guarantees it."
@@ -29,12 +28,11 @@ NO_ROWS = (
 )
 
 
-def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
+def read_view(path: Path) -> AttentionView:
     """The view of the problems that have traces under all conditions.
 
     Args:
         path: The folder of traces.
-        most_bytes: The size from which on further problems are left out.
 
     Raises:
         JournalError: the folder does not exist, or is damaged.
@@ -42,10 +40,9 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
     """
     with AttentionTraces(path) as traces:
         header, conditions = traces.header, traces.conditions
-        shared = shared_problems(traces, conditions)
         problems: list[JsonObject] = []
         packed: list[str] = []
-        for problem_id in shared:
+        for problem_id in shared_problems(traces, conditions):
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
             masses = {name: _list_masses(trace) for name, trace in by_condition.items()}
             problems.append({"id": problem_id, "masses": masses})
@@ -56,16 +53,9 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
                 for name, trace in by_condition.items()
             }
             packed.append(pack(prompts))
-            if sum(map(len, packed)) >= most_bytes:
-                break
-        hashes = [
-            (entry.problem_id, entry.condition, entry.prompt_sha256) for entry in traces.entries()
-        ]
     notes = [*header.stamps, NO_FINDING]
     if not header.options.get("rows"):
         notes.append(NO_ROWS)
-    if len(problems) < len(shared):
-        notes.append(f"The first {len(problems)} of {len(shared)} problems: mless heads shows all.")
     facts = {
         # all runs have a folder of the name `attention`, so the run's name stands before it
         "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
@@ -77,13 +67,7 @@ def read_view(path: Path, most_bytes: float = inf) -> AttentionView:
         "notes": notes,
         "problems": problems,
     }
-    return AttentionView(
-        facts=facts,
-        prompts=packed,
-        model=str(header.fingerprint["name"]),
-        hashes=hashes,
-        receipt=traces.receipt,
-    )
+    return AttentionView(facts=facts, prompts=packed, receipt=traces.receipt)
 
 
 def _list_masses(trace: Trace) -> list[Any]:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness import smollm2_model
-from harness.display.report.attention_view import describe_conditions, describe_prompt, make_page
+from harness.display.report.attention_view import (
+    AttentionView,
+    describe_conditions,
+    describe_prompt,
+    make_page,
+)
 from harness.display.report.report_samples import pack
 from harness.engines.attention_sums import (
     Weights,
@@ -29,7 +34,6 @@ from harness.experiment.prompts.tokenizer import (
     token_texts,
 )
 from harness.layers_and_heads import count_rows, parse_numbers
-from harness.runs.attention_file import AttentionView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
+from msgspec import structs
+
 from harness.finish_reasons import read_reason
-from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool, as_record
+from harness.grading import Grade, GradeJob, GraderPool, Verdict
 from harness.reasoning_markers import find_opened
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import PromptIndex
 
-_NO_AUDIT = Audit(reason="not asked for")
+NO_AUDIT = "not asked for"
+"""The reason why a grade has no audit."""
 
 
 def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
@@ -44,6 +47,9 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         line=is_line,
         thinking=prompt.thinking,
         decimal=prompt.doc.get("decimal"),
+        # the completion begins with the prefix, which must not count twice
+        prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
+        solution=prompt.doc.get("solution") or "",
     )
 
 
@@ -65,38 +71,21 @@ class Scorer:
         self._scores = scores
         self._prompts = prompts
         self._index = PromptIndex(prompts)
-        self._audit = audit
-        self._results: dict[str, dict[str, Any]] = {}
-        """Results of samples that have a grade or an audit but not both, by key and kind."""
+        self._audits = audit
+        self._submitted: set[str] = set()
         self._pool = GraderPool(audits=audit)
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key
-        if key in self._scores.keys or key in self._results:
+        if key in self._scores.keys or key in self._submitted:
             return
-        if sample.answer_score is not None:
-            self._results[key] = {"audit": _NO_AUDIT}
-            is_first = sample.answer_score.is_first
-            grade = Grade(verdict="correct" if is_first else "incorrect", answer=None)
-            self._pool.submit((key, "grade"), grade)
+        self._submitted.add(key)
+        if sample.answer_score is None:
+            self._pool.submit(key, grade_job(self._prompts[self._index.find(sample)], sample))
             return
-        prompt = self._prompts[self._index.find(sample)]
-        job = grade_job(prompt, sample)
-        self._results[key] = {}
-        self._pool.submit((key, "grade"), job)
-        if self._audit:
-            audit_job = AuditJob(
-                # the job's completion begins with the prefix, which must not count twice
-                prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
-                completion=job.completion,
-                target=job.targets[0],
-                solution=prompt.doc["solution"] or "",
-                line=job.line,
-            )
-            self._pool.submit((key, "audit"), audit_job)
-        else:
-            self._results[key]["audit"] = _NO_AUDIT
+        verdict: Verdict = "correct" if sample.answer_score.is_first else "incorrect"
+        self._pool.submit(key, Grade(verdict=verdict, answer=None, audit_reason=NO_AUDIT))
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
@@ -107,18 +96,15 @@ class Scorer:
         for result in self._pool.drain():
             yield from self._collect([result])
 
-    def _collect(self, results: Iterable[tuple[Any, Grade | Audit]]) -> list[Score]:
-        finished = []
-        for (key, kind), result in results:
-            pair = self._results[key]
-            pair[kind] = result
-            # a score is one record of both, so it is written when the second of them is finished
-            if len(pair) == 2:
-                record = {"key": key, **as_record(pair["grade"], pair["audit"])}
-                self._scores.append(record)
-                del self._results[key]
-                finished.append(Score(**record))
-        return finished
+    def _collect(self, results: Iterable[tuple[Any, Grade]]) -> list[Score]:
+        scores = []
+        for key, grade in results:
+            record = {"key": key, **structs.asdict(grade)}
+            if not self._audits:
+                record["audit_reason"] = NO_AUDIT
+            self._scores.append(record)
+            scores.append(Score(**record))
+        return scores
 
     def __enter__(self) -> Self:
         return self

@@ -3,25 +3,15 @@
 from harness.grading.answer_extraction import GRADED, Grade, GradeJob, Verdict
 from harness.grading.answer_grading import describe_gold, grade, read_elements
 from harness.grading.grader_pool import GraderPool
-from harness.grading.other_graders import (
-    GRADERS,
-    Audit,
-    AuditColumns,
-    AuditJob,
-    as_record,
-)
+from harness.grading.other_graders import GRADERS
 
 __all__ = [
     "GRADED",
     "GRADERS",
-    "Audit",
-    "AuditColumns",
-    "AuditJob",
     "Grade",
     "GradeJob",
     "GraderPool",
     "Verdict",
-    "as_record",
     "describe_gold",
     "grade",
     "read_elements",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Literal
 
+from msgspec import Struct
+
 from harness.boxes import read_boxes
 from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_equality import SEVERAL
@@ -46,7 +48,7 @@ TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
 
 @dataclass(frozen=True, kw_only=True)
 class GradeJob:
-    """A completion to be graded.
+    r"""A completion to be graded.
 
     Attributes:
         completion: The text that the model wrote, after the beginning of it that the prompt
@@ -60,6 +62,9 @@ class GradeJob:
             from one without a box.
         line: Whether the answer is the first line instead of the content of the last box.
         thinking: The model's markers of reasoning; those of all families if there are none.
+        prompt: The prompt as text, which the authors' rule reads too.
+        solution: The worked solution, from which math_verify takes the gold answer. "" stands for
+            `\boxed{target}`.
     """
 
     completion: str
@@ -70,6 +75,8 @@ class GradeJob:
     alternatives: tuple[str, ...] = ()
     decimal: str | None = None
     choices: tuple[str, ...] = ()
+    prompt: str = ""
+    solution: str = ""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -78,9 +85,8 @@ class GradeJob:
         return tuple(map(with_decimal_points, targets)) if self.decimal == "," else targets
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grade:
-    """The grader's verdict on one completion.
+class Grade(Struct, frozen=True, kw_only=True):
+    """The grader's verdict on one completion, and those of the other graders (the audit).
 
     Attributes:
         verdict: `correct` or `incorrect` if a closed box was read, however generation ended.
@@ -94,11 +100,23 @@ class Grade:
             `LONGEST_ANSWER` characters. None: there is no answer.
         reason: Why the verdict is `refused`, `timeout` or `crashed`, in a few words. None for the
             other verdicts.
+        math_verify: lm-eval's call of math_verify. Any expression in the text can count, even
+            instead of the box. None, as in the other columns: the grader did not end, failed, or
+            was left out.
+        authors_rule: The rule of the study's authors, on prompt plus completion, with its substring
+            bug.
+        authors_rule_strict: The authors' rule with equality only.
+        audit_reason: Why a column is None, or that the authors' code would have failed. "; "
+            separates several reasons.
     """
 
     verdict: Verdict
     answer: str | None
     reason: str | None = None
+    math_verify: bool | None = None
+    authors_rule: bool | None = None
+    authors_rule_strict: bool | None = None
+    audit_reason: str | None = None
 
     @property
     def correct(self) -> bool:

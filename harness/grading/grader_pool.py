@@ -5,23 +5,24 @@ native code that no signal and no exception reaches. Our grader is bounded, but 
 the parent does only what is linear in the text (`read_answer`, equality), and a process that it can
 kill does the rest: see `grader_worker`.
 
-A job has one or several steps: the comparison with the gold answer, or each of the other graders. A
-process answers every step, so a step that hangs costs only its own columns.
+A job has one or several steps: the comparison with the gold answer, and each of the other graders.
+A process answers every step, so a step that hangs costs only its own columns.
 """
 
 import hashlib
 import json
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
 from queue import Empty, LifoQueue, SimpleQueue
 from typing import Any, Self
+
+from msgspec.structs import asdict
 
 from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_extraction import Grade, GradeJob, expect_choice, read_answer
 from harness.grading.grader_worker import COMPARE, GraderProcess
-from harness.grading.other_graders import Audit, AuditJob
+from harness.grading.other_graders import STEPS, describe_audit
 from harness.resources import count_cores
 
 GRADER_DEADLINE_S = 3.0
@@ -36,7 +37,7 @@ MOST_CACHED_RESULTS = 2**16
 
 
 class GraderPool:
-    """Grades and audits model text in processes that can be killed. Use it as a context manager.
+    """Grades model text in processes that can be killed. Use it as a context manager.
 
     Workers take jobs in the order of submission. They do equal jobs only once, and results are
     cached, except timeouts and crashes, which may be accidental.
@@ -44,8 +45,7 @@ class GraderPool:
     Args:
         workers: The number of processes. None: one per usable core, up to 8. They start with the
             first job that needs a worker.
-        audits: Whether audits will be submitted too. Then the processes load the other graders as
-            they start.
+        audits: Whether the other graders are asked as well. The processes load them as they start.
         deadline_s: Wall-clock seconds for one comparison, or for one step of an audit. Start-up is
             not counted.
         memory_bytes: The address space that one process may use.
@@ -59,6 +59,7 @@ class GraderPool:
         deadline_s: float = GRADER_DEADLINE_S,
         memory_bytes: int = GRADER_MEMORY_BYTES,
     ) -> None:
+        self._audits = audits
         self._processes = [
             GraderProcess(deadline_s=deadline_s, memory_bytes=memory_bytes, audits=audits)
             for _ in range(workers or min(MOST_GRADERS, count_cores()))
@@ -69,10 +70,10 @@ class GraderPool:
         self._idle: LifoQueue[GraderProcess] = LifoQueue()
         for process in self._processes:
             self._idle.put(process)
-        self._results: dict[bytes, Future[Grade | Audit]] = {}
+        self._results: dict[bytes, Future[Grade]] = {}
         """The result of each job, by its key: equal jobs run once."""
         self._pending = 0
-        self._finished: SimpleQueue[tuple[Hashable, Grade | Future[Grade | Audit]]] = SimpleQueue()
+        self._finished: SimpleQueue[tuple[Hashable, Grade | Future[Grade]]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -85,32 +86,39 @@ class GraderPool:
         for process in self._processes:
             process.end()
 
-    def submit(self, tag: Hashable, job: GradeJob | AuditJob | Grade) -> None:
+    def submit(self, tag: Hashable, job: GradeJob | Grade) -> None:
         """Take a job without waiting for a worker. `poll` and `drain` return its result by tag.
 
         A grade is its own result.
         """
         self._pending += 1
-        if isinstance(job, AuditJob):
-            self._enqueue(tag, asdict(job.essential()), tuple(job.steps))
+        if isinstance(job, Grade):
+            self._finished.put((tag, job))
             return
-        answer = job if isinstance(job, Grade) else read_answer(job)
-        if isinstance(answer, Grade):
-            self._finished.put((tag, answer))
-            return
-        assert isinstance(job, GradeJob)
-        targets = job.targets
-        if job.choices:
-            targets = expect_choice(answer, job.target, job.choices)
-            if job.decimal == "," and answer not in targets:
-                targets = tuple(map(with_decimal_points, targets))
-        if answer in targets:
-            self._finished.put((tag, Grade(verdict="correct", answer=answer)))
+        steps: list[str] = []
+        request: dict[str, Any] = {}
+        grade = read_answer(job)
+        if isinstance(grade, str):
+            answer, targets = grade, job.targets
+            if job.choices:
+                targets = expect_choice(answer, job.target, job.choices)
+                if job.decimal == "," and answer not in targets:
+                    targets = tuple(map(with_decimal_points, targets))
+            grade = Grade(verdict="correct", answer=answer)
+            if answer not in targets:
+                steps = [COMPARE]
+                request |= {"targets": targets, "decimal": job.decimal}
+        if self._audits:
+            # a grader that looks for a box is not asked about a line
+            steps += ["math_verify"] if job.line else STEPS
+            request["audit"] = describe_audit(job)
+        if steps:
+            request["grade"] = asdict(grade)
+            self._enqueue(tag, request, steps)
         else:
-            request = {"answer": answer, "targets": targets, "decimal": job.decimal}
-            self._enqueue(tag, request, (COMPARE,))
+            self._finished.put((tag, grade))
 
-    def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade | Audit]]:
+    def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade]]:
         """Return all finished results in the order of finishing.
 
         Args:
@@ -119,7 +127,7 @@ class GraderPool:
         Raises:
             GraderError: No process can be started.
         """
-        results: list[tuple[Any, Grade | Audit]] = []
+        results: list[tuple[Any, Grade]] = []
         with suppress(Empty):
             while self._pending:
                 tag, result = self._finished.get(timeout=0 if results else timeout_s)
@@ -127,12 +135,12 @@ class GraderPool:
                 results.append((tag, result.result() if isinstance(result, Future) else result))
         return results
 
-    def drain(self) -> Iterator[tuple[Any, Grade | Audit]]:
+    def drain(self) -> Iterator[tuple[Any, Grade]]:
         """Yield results until no job is pending."""
         while self._pending:
             yield from self.poll(1.0)
 
-    def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: tuple[str, ...]) -> None:
+    def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: Sequence[str]) -> None:
         """Let a process do the job, unless an equal job has been submitted."""
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
         if key not in self._results:
@@ -142,9 +150,7 @@ class GraderPool:
             self._results[key] = self._threads.submit(self._grade, key, request, steps)
         self._results[key].add_done_callback(lambda result: self._finished.put((tag, result)))
 
-    def _grade(
-        self, key: bytes, request: Mapping[str, Any], steps: tuple[str, ...]
-    ) -> Grade | Audit:
+    def _grade(self, key: bytes, request: Mapping[str, Any], steps: Sequence[str]) -> Grade:
         process = self._idle.get()
         try:
             result, is_reproducible = process.grade(request, steps)

@@ -23,14 +23,7 @@ from typing import Any
 from harness.errors import GraderError
 from harness.grading.answer_extraction import Grade
 from harness.grading.answer_grading import compare_answers
-from harness.grading.other_graders import (
-    STEPS,
-    Audit,
-    AuditJob,
-    StepResult,
-    prepare_graders,
-    run_step,
-)
+from harness.grading.other_graders import STEPS, StepResult, prepare_graders, run_step
 
 GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
@@ -83,19 +76,19 @@ class GraderProcess:
         if self._process:
             self._process.kill()
 
-    def grade(self, request: Mapping[str, Any], steps: Sequence[str]) -> tuple[Grade | Audit, bool]:
-        """The result of a job, and whether it is reproducible.
+    def grade(self, request: Mapping[str, Any], steps: Sequence[str]) -> tuple[Grade, bool]:
+        """The grade of a job, and whether it is reproducible.
 
         It is not after a timeout or crash, as these may be accidental.
 
         Args:
-            request: What its graders need.
-            steps: The graders: the comparison, or all of an audit.
+            request: What its graders need; `grade` has the fields that are known without them.
+            steps: The graders: the comparison, those of the audit, or all.
 
         Raises:
             GraderError: No process can be started.
         """
-        columns: dict[str, Any] = {}
+        columns = dict(request["grade"])
         remarks, is_reproducible = [], True
         for step in steps:
             self._start_process()
@@ -108,12 +101,12 @@ class GraderProcess:
                     dict.fromkeys(STEPS[step][0]) if step in STEPS else {"verdict": verdict}
                 )
             columns |= step_columns
-            if remark is not None:
-                remarks.append(f"{step}: {remark}" if step in STEPS else remark)
-        reason = "; ".join(remarks) or None
-        if "verdict" in columns:
-            return Grade(**columns, answer=request["answer"], reason=reason), is_reproducible
-        return Audit(**columns, reason=reason), is_reproducible
+            if step == COMPARE:
+                columns["reason"] = remark
+            elif remark is not None:
+                remarks.append(f"{step}: {remark}")
+        columns["audit_reason"] = "; ".join(remarks) or None
+        return Grade(**columns), is_reproducible
 
     def _start_process(self) -> None:
         """Start a process if there is none.
@@ -236,8 +229,9 @@ def serve(memory_bytes: int, audits: int) -> None:
 
 def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
     if step != COMPARE:
-        return run_step(step, AuditJob(**request))
-    grade = compare_answers(request["answer"], *request["targets"], decimal=request["decimal"])
+        return run_step(step, request["audit"])
+    answer = request["grade"]["answer"]
+    grade = compare_answers(answer, *request["targets"], decimal=request["decimal"])
     return {"verdict": grade.verdict}, grade.reason
 
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import datasets
+from msgspec.structs import asdict
 
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
@@ -21,7 +22,7 @@ from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.grading import GRADED, AuditJob, GradeJob, GraderPool, as_record
+from harness.grading import GRADED, GradeJob, GraderPool
 
 Documents = dict[str, datasets.Dataset]
 
@@ -100,35 +101,25 @@ def grade_responses(
     with GraderPool(audits=True) as pool:
         for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for index, completion in enumerate(completions):
-                grade_job, audit_job = _make_jobs(completion, doc)
-                pool.submit((row, index, "grade"), grade_job)
-                pool.submit((row, index, "audit"), audit_job)
-        grades: dict[Any, Any] = dict(pool.drain())
+                pool.submit((row, index), _make_job(completion, doc))
+        grades = dict(pool.drain())
     texts_by_document = []
     for row, completions in enumerate(responses):
-        texts = [
-            json.dumps(as_record(grades[row, index, "grade"], grades[row, index, "audit"]))
-            for index in range(len(completions))
-        ]
+        texts = [json.dumps(asdict(grades[row, index])) for index in range(len(completions))]
         texts_by_document.append(texts)
     return texts_by_document
 
 
-def _make_jobs(completion: str, doc: Mapping[str, Any]) -> tuple[GradeJob, AuditJob]:
-    audit_job = AuditJob(
-        # the authors' rule reads the prompt too; a chat template adds no boxes to it
-        prompt=doc.get("system", "") + doc.get("user", ""),
-        completion=completion,
-        target=doc["answer"],
-        solution=doc.get("solution") or "",
-    )
-    grade_job = GradeJob(
+def _make_job(completion: str, doc: Mapping[str, Any]) -> GradeJob:
+    return GradeJob(
         completion=completion,
         target=doc["answer"],
         alternatives=tuple(doc.get("alternatives") or ()),
         choices=tuple(doc.get("choices") or ()),
+        # the authors' rule reads the prompt too; a chat template adds no boxes to it
+        prompt=doc.get("system", "") + doc.get("user", ""),
+        solution=doc.get("solution") or "",
     )
-    return grade_job, audit_job
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:

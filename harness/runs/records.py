@@ -23,7 +23,7 @@ from harness.experiment.problems import Problem, fold_text
 from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
-from harness.grading import AuditColumns, Verdict
+from harness.grading import Grade
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import Markers, family_markers, find_opened
 
@@ -310,17 +310,8 @@ class Sample(Keyed, kw_only=True, gc=False):
         )
 
 
-class Graded(AuditColumns, frozen=True, kw_only=True):
-    """A grade with its audit, as our tasks write it into sample logs."""
-
-    verdict: Verdict
-    answer: str | None
-    reason: str | None = None
-    audit_reason: str | None = None
-
-
-class Score(Graded, frozen=True, kw_only=True, gc=False):
-    """A line of `scores.jsonl`: a grade with its audit, under the sample's key."""
+class Score(Grade, frozen=True, kw_only=True, gc=False):
+    """A line of `scores.jsonl`: a grade under the sample's key."""
 
     key: str
 

@@ -10,8 +10,7 @@ import pytest
 from lxml.html import document_fromstring as parse
 from pandas import isna
 
-from attention_probe.figures.trace_views import read_view
-from harness import Run, compare, errors, load_run
+from harness import compare, errors, load_run
 from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
 from harness.display.value_texts import count, signed
 from tests.browser import in_a_browser, open_tab
@@ -22,12 +21,10 @@ from tests.make import (
     GREEDY_RUN,
     REGISTERED,
     TOY,
-    make_trace,
     one_line,
     read_data,
     with_cases,
     write_run,
-    write_traces,
 )
 
 SVG = "data:image/svg+xml;base64,"
@@ -89,21 +86,6 @@ def improve_with_mless(request, target):
     return f"Since $x = {number}$ and so on, {condition} says {answer}", "stop"
 
 
-def write_prompt_traces(path):
-    """Random traces of the first two prompts of three conditions of the greedy run."""
-    prompts = [prompt for prompt in Run.load(GREEDY_RUN).prompts if prompt.condition != "mful"]
-    traces = [
-        make_trace(
-            prompt.problem_id,
-            prompt.condition,
-            seed=number // 3,
-            prompt_sha256=prompt.prompt_sha256,
-        )
-        for number, prompt in enumerate(prompts[:6])
-    ]
-    return write_traces(path, traces, model="model")
-
-
 def write_page(folder, *runs, **options):
     """Write a report into a folder and return its path and its text."""
     path = folder / "page.html"
@@ -113,9 +95,7 @@ def write_page(folder, *runs, **options):
 
 @pytest.fixture(scope="module")
 def demo_page(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
-    traces = write_prompt_traces(folder / "some.traces")
-    return write_page(folder, GREEDY_RUN, attention=[read_view(traces)])
+    return write_page(tmp_path_factory.mktemp("report"), GREEDY_RUN)
 
 
 @pytest.fixture(scope="module")
@@ -329,23 +309,6 @@ def test_one_condition_alone_is_shown_without_comparison(tmp_path, make_run):
     run = make_run(improve_with_mless, limit=2, conditions=["wo"])
     _, page = write_page(tmp_path, run)
     assert "There is only one condition, so nothing is compared." in page
-
-
-def test_the_command_shows_the_traces_and_their_receipt(tmp_path, succeed):
-    path, page = write_prompt_traces(tmp_path / "some.traces"), tmp_path / "page.html"
-    assert len(read_view(path).hashes) == 6
-    succeed("report", GREEDY_RUN, "--traces", path, "-o", page)
-    text = page.read_text()
-    (view,) = unpack(read_scripts(text)["attention-facts"])["views"]
-    assert view["name"] == "some.traces" and view["layers"] == [1, 3]
-    assert "traces some.traces" in text and "selected on outcome" not in view["notes"]
-
-
-def test_traces_of_other_prompts_are_refused(tmp_path):
-    path = write_traces(tmp_path / "foreign.traces", [make_trace()], model="model")
-    message = r"1 of 1 traced prompts .first: problem p0, wo. are in no run of this report"
-    with pytest.raises(errors.RunError, match=message):
-        write_page(tmp_path, GREEDY_RUN, attention=[read_view(path)])
 
 
 # ---- in a browser --------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
         f"show {folder} --changed",
         f"probe {folder} --n 4 --layers 1-2 --conditions {conditions} -o {traces}",
         f"heads {traces} -o {tmp_path}/attention.html",
-        f"report {folder} --traces {traces} -o {page}",
+        f"report {folder} -o {page}",
     ):
         succeed(mless, *command.split())
     assert "SmolLM2-135M-Instruct" in page.read_text()

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from harness.errors import GraderError
-from harness.grading import Audit, AuditJob, Grade, GradeJob, GraderPool
+from harness.grading import Grade, GradeJob, GraderPool
 from tests.conftest import run_program
 
 STARTED_BEFORE = set()
@@ -41,7 +41,7 @@ def sum_job(number, text=""):
 
 
 def audit_job(completion, prompt=""):
-    return AuditJob(prompt=prompt, completion=completion, target="3", solution="")
+    return GradeJob(prompt=prompt, completion=completion, target="3")
 
 
 def run_job(pool, job):
@@ -122,7 +122,7 @@ def test_a_long_job_is_submitted_at_once_and_survives_the_absence_of_the_parent(
     worker.resume()
     time.sleep(2.5)
     ((_, audit),) = auditing.drain()
-    assert audit.reason is None and audit.authors_rule_strict and audit.math_verify
+    assert audit.audit_reason is None and audit.authors_rule_strict and audit.math_verify
 
 
 def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
@@ -130,7 +130,7 @@ def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
     text = r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"
     audit = run_job(auditing, audit_job(text))
     assert audit.authors_rule
-    assert audit.math_verify is None or audit.reason is None
+    assert audit.math_verify is None or audit.audit_reason is None
     assert run_job(auditing, sum_job(1)).correct
 
 
@@ -140,8 +140,14 @@ def test_an_audit_continues_after_a_lost_step(auditing):
     os.kill(worker.pid, signal.SIGKILL)
     ((_, audit),) = auditing.drain()
     assert audit.authors_rule is None
-    assert audit.reason == "authors_rule: the grader was killed by signal 9"
-    assert audit.math_verify
+    assert audit.audit_reason == "authors_rule: the grader was killed by signal 9"
+    assert audit.correct and audit.reason is None and audit.math_verify
+    worker = suspend_worker()
+    auditing.submit(2, audit_job(r"\boxed{2+1}"))
+    os.kill(worker.pid, signal.SIGKILL)
+    ((_, audit),) = auditing.drain()
+    assert (audit.verdict, audit.reason) == ("crashed", "the grader was killed by signal 9")
+    assert audit.audit_reason is None and audit.math_verify and not audit.authors_rule_strict
 
 
 def test_out_of_memory_is_one_crash():
@@ -155,7 +161,7 @@ def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch
     libraries = Path(find_spec("torch").origin).parent / "lib"
     monkeypatch.setenv("LD_PRELOAD", str(libraries / "libgomp.so.1"))  # as vLLM does on a CPU
     with GraderPool(workers=1, memory_bytes=512 * 2**20, deadline_s=60) as pool:
-        run_job(pool, audit_job(r"\boxed{3}"))
+        run_job(pool, sum_job(1))
         (worker,) = children()
         folder = Path(f"/proc/{worker.pid}")
         limits = (folder / "limits").read_text()
@@ -205,20 +211,28 @@ def test_workers_outlive_the_thread_that_started_them():
         assert run_job(pool, sum_job(2)).correct and children() == workers
 
 
-def test_equal_jobs_are_computed_once_and_remembered(auditing):
+def test_equal_answers_are_compared_once_and_remembered(pool):
     worker = suspend_worker()
     for tag in range(5):
-        auditing.submit(tag, sum_job(5, f"{tag} "))
-        auditing.submit(tag + 10, audit_job("same"))
-    assert len(auditing._results) == 3, "that of the fixture too"
+        pool.submit(tag, sum_job(5, f"{tag} "))
+    assert len(pool._results) == 2, "that of the fixture too"
     worker.resume()
-    results = dict(auditing.drain())
-    assert len(results) == 10 and all(results[tag].correct for tag in range(5))
-    assert len({results[tag + 10] for tag in range(5)}) == 1
+    results = dict(pool.drain())
+    assert len(results) == 5 and all(grade.correct for grade in results.values())
     suspend_worker()  # from here on only the cache can answer
-    assert run_job(auditing, sum_job(5, "again ")).correct
-    auditing.submit("audit", audit_job("same"))
-    assert auditing.poll() == [("audit", results[10])]
+    assert run_job(pool, sum_job(5, "again ")).correct
+
+
+def test_equal_audits_are_made_once_and_remembered(auditing):
+    worker = suspend_worker()
+    for tag in range(5):
+        auditing.submit(tag, audit_job(r"\boxed{2+1}", prompt=str(tag)))
+    assert len(auditing._results) == 2, "that of the fixture too"
+    worker.resume()
+    (result,) = set(dict(auditing.drain()).values())
+    assert result.correct and result.math_verify
+    suspend_worker()  # from here on only the cache can answer
+    assert run_job(auditing, audit_job(r"\boxed{2+1}", prompt="again")) == result
 
 
 def test_long_text_and_unusual_characters_are_graded(auditing):
@@ -227,7 +241,7 @@ def test_long_text_and_unusual_characters_are_graded(auditing):
         auditing.submit(tag, audit_job(text, prompt=str(tag)))
     results = [audit for _, audit in auditing.drain()]
     assert len(results) == 3
-    assert all(isinstance(audit, Audit) and audit.authors_rule_strict for audit in results)
+    assert all(audit.authors_rule_strict for audit in results)
     job = GradeJob(completion="\ud800\x00 \\boxed{\udfff + 1}", target="x")
     assert run_job(auditing, job).verdict in {"incorrect", "refused", "crashed"}
 

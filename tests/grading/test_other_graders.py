@@ -1,9 +1,9 @@
 import pytest
 
 from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
-from harness.grading import Audit, AuditJob, Grade, GraderPool, as_record
+from harness.grading import GradeJob, GraderPool
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
-from harness.grading.other_graders import GRADERS, STEPS
+from harness.grading.other_graders import GRADERS, STEPS, describe_audit
 from tests.conftest import run_python
 from tests.grading.test_labelled_answers import DATASET
 from tests.make import with_cases
@@ -63,10 +63,9 @@ def pool():
 
 
 def audited(pool, completion, prompt=DOUBLED, solution=""):
-    job = AuditJob(prompt=prompt, completion=completion, target="3", solution=solution)
+    job = GradeJob(prompt=prompt, completion=completion, target="3", solution=solution)
     pool.submit("only", job)
     ((_, audit),) = pool.drain()
-    assert isinstance(audit, Audit)
     return audit
 
 
@@ -75,7 +74,7 @@ def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades,
     """Of the gold answer 3."""
     audit = audited(pool, completion, PROMPTS[prompt], solution)
     assert {name: getattr(audit, name) for name in grades} == grades
-    assert reason in str(audit.reason)
+    assert reason in str(audit.audit_reason)
 
 
 def test_every_step_fills_its_columns_and_all_are_filled():
@@ -89,18 +88,10 @@ def test_importing_the_graders_imports_no_mathematics():
     assert run_python(code).strip() == "set()"
 
 
-def test_a_record_keeps_the_reasons_of_grade_and_audit_apart():
-    grade = Grade(verdict="timeout", answer="3", reason="over 3 s")
-    audit = Audit(math_verify=None, authors_rule=False, reason="math_verify: over 3 s")
-    record = as_record(grade, audit)
-    assert record["reason"] == "over 3 s" and record["audit_reason"] == "math_verify: over 3 s"
-    assert record["math_verify"] is None and record["authors_rule"] is False
-
-
 @pytest.mark.parametrize("prompt", ["", r"in \boxed{}", r"\boxed{{}}"])
 @pytest.mark.parametrize("completion", [r"\boxed{5}", r"\fbox{5}", "5", r"\boxed{5"])
 def test_a_prompt_that_no_grader_reads_makes_no_difference(prompt, completion):
-    job = AuditJob(prompt=prompt, completion=completion, target="5", solution="")
-    essential = job.essential().prompt
+    job = GradeJob(prompt=prompt, completion=completion, target="5")
+    essential = describe_audit(job)["prompt"]
     assert authors_rule(essential + completion, "5") == authors_rule(prompt + completion, "5")
     assert (essential == "") == (prompt == "" or "\\boxed" in completion)

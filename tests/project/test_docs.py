@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from harness import grade, load_config, load_run
 from harness.cli import app
-from harness.grading import GRADERS, AuditJob, GradeJob, GraderPool
+from harness.grading import GRADERS, GradeJob, GraderPool
 from harness.grading.answer_grading import compare_answers
 from harness.runs.samples_frame import SAMPLE_COLUMNS
 from harness.yaml_settings import parse_overrides
@@ -37,12 +37,9 @@ EXAMPLES = re.findall(r"^\| `(.+?)` \| `(.+?)` \| (.+) \|$", GRADING, re.MULTILI
 def test_every_example_of_the_page_on_grading_is_graded_as_it_says(text, gold, verdicts, graders):
     first, *further = verdicts.split(" | ")
     if first in ("right", "wrong"):
-        graders.submit("by_mless", GradeJob(completion=text, target=gold))
-        audit = AuditJob(prompt="Please answer.", completion=text, target=gold, solution="")
-        graders.submit("audit", audit)
-        grades = dict(graders.drain())
-        audited = (getattr(grades["audit"], name) for name in GRADERS)
-        are_right = [grades["by_mless"].correct, *audited]
+        graders.submit("", GradeJob(prompt="Please answer.", completion=text, target=gold))
+        ((_, grades),) = graders.drain()
+        are_right = [grades.correct, *(getattr(grades, name) for name in GRADERS)]
         assert [("wrong", "right")[is_right] for is_right in are_right] == [first, *further]
     elif first in ("stop", "length"):
         assert grade(text, gold, finish_reason=first).verdict == further[0]

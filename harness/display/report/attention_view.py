@@ -6,7 +6,9 @@ sqrt(w), so that small weights are stored more precisely than large ones.
 """
 
 import base64
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +26,6 @@ from harness.experiment.prompts.built_prompts import (
     TOKEN_ROLES,
     index_regions,
 )
-from harness.runs.attention_file import AttentionView
 
 LEVELS, MISSING = 254, 255
 """The byte of the weight 1, and that of a key which the query does not see."""
@@ -35,9 +36,6 @@ PALETTE = tuple(look.colour for look in LOOKS.values())
 MASS_DIGITS = 5
 """Digits after the point of the attention on a region."""
 
-PAGE_BYTES = 5_000_000
-"""A larger page takes a browser more than a second to open."""
-
 
 def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
     """Name, label and colour (`slot`) of each condition, in their order."""
@@ -47,14 +45,23 @@ def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionView:
+    """What the page shows of one model.
+
+    Attributes:
+        facts: Names, notes, layers, heads, conditions, and the measures of heads by problem.
+        prompts: For each problem, the packed prompts of all conditions.
+        receipt: The provenance of the traces.
+    """
+
+    facts: JsonObject
+    prompts: Sequence[str]
+    receipt: JsonObject = field(default_factory=dict)
+
+
 def make_page(views: Sequence[AttentionView]) -> str:
     """One HTML file with these views."""
-    title = " + ".join(view.facts["name"] for view in views)
-    return fill_template("attention_page.html.jinja", {"title": title, **pack_views(views)})
-
-
-def pack_views(views: Sequence[AttentionView]) -> JsonObject:
-    """The variables of the template: the packed facts of all views, and the packed prompts."""
     facts = {
         "views": [view.facts for view in views],
         "regions": TOKEN_REGIONS,
@@ -62,8 +69,17 @@ def pack_views(views: Sequence[AttentionView]) -> JsonObject:
         "levels": LEVELS,
         "missing": MISSING,
     }
-    prompts = [packed for view in views for packed in view.prompts]
-    return {"attention_facts": pack(facts), "attention_prompts": prompts}
+    variables = {
+        "title": " + ".join(view.facts["name"] for view in views),
+        "attention_facts": pack(facts),
+        "attention_prompts": [packed for view in views for packed in view.prompts],
+        "receipts": [
+            (view.facts["name"], json.dumps(view.receipt, indent=1))
+            for view in views
+            if view.receipt
+        ],
+    }
+    return fill_template("attention_page.html.jinja", variables)
 
 
 def describe_prompt(

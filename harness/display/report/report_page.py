@@ -22,7 +22,7 @@ from harness.display.comparison_remarks import (
 )
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
-from harness.display.report.attention_view import describe_conditions, pack_views
+from harness.display.report.attention_view import describe_conditions
 from harness.display.report.page_template import fill_template, refuse_other_file
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
@@ -35,9 +35,8 @@ from harness.display.value_texts import (
     points,
     verdict,
 )
-from harness.errors import RunError, list_first
+from harness.errors import list_first
 from harness.experiment.conditions import read_contrast
-from harness.runs.attention_file import AttentionView
 from harness.runs.run_reader import Run
 from harness.runs.stored_files import clear_messages, write_whole
 from harness.runs.versions_and_hashes import receipt_line
@@ -53,7 +52,6 @@ def write_report(
     runs: Sequence[Path | Mapping[str, Path]],
     output: Path,
     *,
-    attention: Sequence[AttentionView] = (),
     baseline: str | None = None,
     metric: str | None = None,
 ) -> int:
@@ -63,7 +61,6 @@ def write_report(
         runs: Run folders, lm-eval output folders or sample logs; mappings of condition to sample
             log.
         output: The HTML file. Its folder is made if it is missing.
-        attention: The attention of prompts of these runs.
         baseline: The condition that all others are compared with; None for the runs' own.
         metric: The metric that separates right from wrong in logs of other tasks.
 
@@ -71,28 +68,22 @@ def write_report(
         Its size in bytes.
 
     Raises:
-        RunError: a run is missing or unfinished, or attention is of prompts that no run has.
+        RunError: a run is missing or unfinished.
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
     refuse_other_file(output)  # Before the work, which takes a while.
     loaded_runs = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(loaded_runs)
-    for view in attention:
-        _check_attention(view, loaded_runs, samples)
     board = make_leaderboard(loaded_runs, baseline=baseline)
-    facts = _collect_facts(loaded_runs, samples, attention, board)
-    page = fill_template("page.html.jinja", facts)
+    page = fill_template("page.html.jinja", _collect_facts(loaded_runs, samples, board))
     with clear_messages(output):
         write_whole(output, page)
     return len(page.encode())
 
 
 def _collect_facts(
-    runs: Sequence[Run],
-    samples: Sequence[Row],
-    attention: Sequence[AttentionView],
-    board: Leaderboard,
+    runs: Sequence[Run], samples: Sequence[Row], board: Leaderboard
 ) -> dict[str, Any]:
     """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
@@ -112,11 +103,9 @@ def _collect_facts(
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "further_tables": show_side_tables(board).values(),
-        "attention": attention,
-        **pack_views(attention),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": _list_receipts(runs, attention, board),
+        "receipts": _list_receipts(runs, board),
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": index,
@@ -124,16 +113,11 @@ def _collect_facts(
     }
 
 
-def _list_receipts(
-    runs: Sequence[Run], attention: Sequence[AttentionView], board: Leaderboard
-) -> Iterator[tuple[str, str]]:
-    """The receipts of runs and traces: a line that summarizes it, and all of it as JSON."""
-    lines = [receipt_line(facts).removeprefix("receipt: ") for facts in board.receipt]
-    lines += [f"traces {view.facts['name']}" for view in attention]
-    receipts: list[Mapping[str, Any]] = [run.receipt for run in runs]
-    receipts += [view.receipt for view in attention]
-    for line, receipt in zip(lines, receipts, strict=True):
-        yield line, json.dumps(receipt, indent=1, ensure_ascii=False, default=str)
+def _list_receipts(runs: Sequence[Run], board: Leaderboard) -> Iterator[tuple[str, str]]:
+    """The receipt of each run: a line that summarizes it, and all of it as JSON."""
+    for run, facts in zip(runs, board.receipt, strict=True):
+        line = receipt_line(facts).removeprefix("receipt: ")
+        yield line, json.dumps(run.receipt, indent=1, ensure_ascii=False, default=str)
 
 
 def _embed(figure: Figure, name: str) -> dict[str, str]:
@@ -161,30 +145,6 @@ def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
 
 def _as_image(content: bytes, name: str, caption: str) -> dict[str, str]:
     return {"svg": base64.b64encode(content).decode(), "name": name, "caption": caption}
-
-
-def _check_attention(attention: AttentionView, runs: Sequence[Run], samples: Sequence[Row]) -> None:
-    """Raise RunError if attention is of a model or of prompts that no run has."""
-    name, models = attention.facts["name"], []
-    for run in runs:
-        model = run.about["model"] if run.is_logs else run.receipt["model"]["name"]
-        models.append(str(model))
-    if attention.model not in models:
-        raise RunError(
-            f"{name}: traces of the model {attention.model}: "
-            f"expected that of a run, {' or '.join(models)}."
-        )
-    hashes = {row["prompt"].prompt_sha256 for row in samples}
-    missing = [
-        f"{problem}, {condition}"
-        for problem, condition, sha256 in attention.hashes
-        if sha256 not in hashes
-    ]
-    if missing:
-        raise RunError(
-            f"{name}: {len(missing)} of {len(attention.hashes)} traced prompts "
-            f"(first: problem {missing[0]}) are in no run of this report."
-        )
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:

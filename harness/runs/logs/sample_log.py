@@ -23,6 +23,7 @@ from harness.experiment.gold_answers import read_golds
 from harness.experiment.model_settings import fixed_arguments
 from harness.experiment.problems import read_level, refuse_other_golds
 from harness.experiment.prompts.prompt import Layout, document_prompt, hash_problem, is_ours
+from harness.grading import Grade
 from harness.reasoning_markers import add_reasoning, find_opened
 from harness.runs.logs.lm_eval_files import (
     LogLine,
@@ -32,7 +33,7 @@ from harness.runs.logs.lm_eval_files import (
     read_results,
 )
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.records import Graded, Sample, Score
+from harness.runs.records import Sample, Score
 
 METRICS = ("exact_match", "math_verify", "acc")
 """Metrics of other tasks that can give a verdict; the first that a log has is read."""
@@ -143,7 +144,7 @@ def _read_grades(
     if is_ours(line.doc) and metric in ("", "verdict"):
         texts = read_completions(line.filtered_resps, origin)
         try:
-            grades = [asdict(msgspec.json.decode(text, type=Graded)) for text in texts]
+            grades = [asdict(msgspec.json.decode(text, type=Grade)) for text in texts]
         except msgspec.DecodeError as error:
             raise RunError(f"{origin}: its grade: {error}.") from None
         if grades:

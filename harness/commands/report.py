@@ -1,0 +1,24 @@
+"""`mless report`: runs as one page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.options import Baseline, Metric, RunNames
+
+
+def report(
+    runs: RunNames,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file.")] = Path(
+        "report.html"
+    ),
+    baseline: Baseline = None,
+    metric: Metric = None,
+) -> None:
+    """Write one HTML file about runs: results, figures, tables, all samples."""
+    from harness.display.report.report_page import write_report
+    from harness.runs.run_paths import locate
+
+    size = write_report(locate(runs), output, baseline=baseline, metric=metric)
+    typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")
