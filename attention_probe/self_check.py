@@ -1,13 +1,10 @@
 """The self-check: one prompt of every probe is also computed in other ways."""
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from attention_probe.measure.prompt_fields import RecordOptions
@@ -20,8 +17,8 @@ from attention_probe.prompts.token_roles import TokenizedPrompt
 CHECKED_TOKENS = 2048
 """The self-check stores full attention matrices, so it prefers a prompt of at most this length."""
 
-LayerSums = Mapping[int, Float[Tensor, "head key"]]
-"""By layer, the sum of each key's weights over all later queries."""
+LayerSums = Mapping[int, Tensor]
+"""By layer [head, key], the sum of each key's weights over all later queries."""
 
 
 def self_check(
@@ -66,14 +63,14 @@ def self_check(
     return checks
 
 
-def captured_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:
+def captured_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
     """The sums from the probe's capture."""
     captured = capture(loaded, token_ids)
     # the last of the two sets has keys' own queries too
     return {layer: captured.layers[layer].sums[0] for layer in loaded.layers}
 
 
-def eager_sums(loaded: LoadedModel, token_ids: Int[Tensor, " seq"]) -> LayerSums:
+def eager_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
     """The sums from eager `output_attentions`, which keeps full matrices of all layers."""
     model = loaded.model
     input_ids = token_ids[None].to(model.device)

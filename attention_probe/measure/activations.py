@@ -27,8 +27,6 @@ sparsity
 
 from __future__ import annotations
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +36,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
-from jaxtyping import Float, Int8, Int32
 
 from harness.errors import ModelError
 
@@ -89,8 +86,8 @@ class ReferenceActivations:
     histogram_end: float
 
     @classmethod
-    def of(cls, activations: Float[Tensor, "token width"]) -> ReferenceActivations:
-        """The reference of the problem's tokens in the prompt without filler.
+    def of(cls, activations: Tensor) -> ReferenceActivations:
+        """The reference of activations [token, unit] of the problem, in the prompt without filler.
 
         Raises:
             ModelError: a value is not finite.
@@ -109,10 +106,10 @@ def activation_unit(name: str) -> str:
 
 
 def measure_activations(
-    activations: Float[Tensor, "token width"],
+    activations: Tensor,
     reference: ReferenceActivations,
     tokens: Sequence[str],
-) -> tuple[dict[str, float], Int32[np.ndarray, " bin"]]:
+) -> tuple[dict[str, float], NDArray[np.int32]]:
     """The numbers of one prompt's tokens, and the histogram of |a|.
 
     MAD is the median of | |a| - m | and m the median of |a|, both over all tokens and neurons of
@@ -130,7 +127,7 @@ def measure_activations(
     values. If the end is 0 there are no bins, and all counts are 0.
 
     Args:
-        activations: After the non-linearity, on any device and of any floating type.
+        activations: [token, unit] After the non-linearity, on any device and of any floating type.
         reference: Of the same problem without filler.
         tokens: The text of these tokens; see `classify`.
 
@@ -158,7 +155,7 @@ def measure_activations(
 def _near_zero_shares(
     magnitude: NDArray[np.float32],
     reference: ReferenceActivations,
-    classes: Int8[np.ndarray, " token"],
+    classes: NDArray[np.int8],
 ) -> dict[str, float]:
     """The numbers of `measure_activations` about values near zero, of all tokens and by class."""
     numbers: dict[str, float] = {}
@@ -191,7 +188,7 @@ def _magnitude(activations: Tensor) -> NDArray[np.float32]:
     return magnitude
 
 
-def gini(counts: Int32[np.ndarray, " bin"]) -> float:
+def gini(counts: NDArray[np.int32]) -> float:
     """Half the mean difference between two bins, over the mean bin; NaN if all are empty."""
     ordered = np.sort(counts).astype(np.float64)
     if not ordered.any():
@@ -213,7 +210,7 @@ def _read_lexicon() -> dict[tuple[str, str], int]:
     return classes
 
 
-def classify(tokens: Sequence[str]) -> Int8[np.ndarray, " token"]:
+def classify(tokens: Sequence[str]) -> NDArray[np.int8]:
     """The class of each token, as an index into CLASSES.
 
     Args:

@@ -1,13 +1,10 @@
 """Run a problem under all conditions, and compute all measured fields of its traces."""
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
 from numpy.typing import NDArray
 
 from attention_probe.measure.activations import ReferenceActivations, measure_activations
@@ -15,6 +12,7 @@ from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
+from harness.array_types import Integers
 from harness.engines.attention_sums import Weights, means
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, index_regions
 from harness.layers_and_heads import count_rows
@@ -60,7 +58,8 @@ class RecordOptions:
         return count_rows(self.rows, len(prompt))
 
 
-QuerySets = Bool[np.ndarray, "query_set seq"]
+QuerySets = NDArray[np.bool_]
+"""[query set, token]"""
 
 
 def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> QuerySets:
@@ -146,7 +145,7 @@ def measure_problem(
     return measured
 
 
-def _read_texts(prompt: TokenizedPrompt, positions: Int64[np.ndarray, " position"]) -> list[str]:
+def _read_texts(prompt: TokenizedPrompt, positions: Integers) -> list[str]:
     """The texts of tokens; one that continues a character has its last part, for its class."""
     texts: list[str] = []
     for position in positions:

@@ -12,8 +12,6 @@ Source: https://huggingface.co/docs/transformers/en/attention_interface
 
 from __future__ import annotations
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -56,8 +53,8 @@ class CausalMask:
     window: int | None
     rule: Callable[..., Tensor]
 
-    def block(self, queries: slice, keys: slice) -> Bool[Tensor, "batch 1 q k"]:
-        """The mask of a block: true where a query sees a key."""
+    def block(self, queries: slice, keys: slice) -> Tensor:
+        """The mask of a block [batch, 1, query, key]: true where a query sees a key."""
         return self.rule(
             q_length=queries.stop - queries.start,
             q_offset=queries.start,
@@ -93,18 +90,22 @@ def causal_mask(
 
 def attend(
     module: nn.Module,
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
-    value: Float[Tensor, "batch kv_head key head_dim"],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: CausalMask | Tensor | None,
     *,
     scaling: float | None = None,
     softcap: float | None = None,
-    s_aux: Float[Tensor, " head"] | None = None,
+    s_aux: Tensor | None = None,
     capture: Capture | None = None,
     **_: Any,
-) -> tuple[Float[Tensor, "batch query head head_dim"], None]:
-    """The registered attention function: the normal output; a requested layer is also reduced."""
+) -> tuple[Tensor, None]:
+    """The registered attention function: the normal output; a requested layer is also reduced.
+
+    Its tensors are [batch, head, token, unit], where keys and values have fewer heads; the output
+    is [batch, token, head, unit].
+    """
     layer = getattr(module, "layer_idx", None)
     if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
         raise ModelError(
@@ -150,26 +151,26 @@ AttentionMaskInterface.register(ATTENTION, causal_mask)
 
 
 def weight_blocks(
-    query: Float[Tensor, "batch head query head_dim"],
-    key: Float[Tensor, "batch kv_head key head_dim"],
+    query: Tensor,
+    key: Tensor,
     mask: CausalMask,
     *,
     scaling: float,
     softcap: float | None,
-    sinks: Float[Tensor, " head"] | None,
-) -> Iterator[tuple[slice, slice, Float[Tensor, "batch head q k"]]]:
+    sinks: Tensor | None,
+) -> Iterator[tuple[slice, slice, Tensor]]:
     """Attention weights of a few queries at a time, over the keys up to the last of these queries.
 
-    Each block overwrites the previous one. Queries are grouped by the KV head that they share, so
-    that keys are never repeated.
+    A block is [batch, head, query, key] and overwrites the previous one. Queries are grouped by the
+    KV head that they share, so that keys are never repeated.
 
     Args:
-        query: The queries.
-        key: The keys.
+        query: [batch, head, token, unit] The queries.
+        key: [batch, KV head, token, unit] The keys.
         mask: Which keys each query may see.
         scaling: The factor of dot products, usually 1 / sqrt(head_dim).
         softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
-        sinks: A learnt score of each head that takes weight and has no value, as in gpt-oss.
+        sinks: [head] A learnt score of each head that takes weight and has no value, as in gpt-oss.
     """
     batch, heads, length, head_dim = query.shape
     size = _block_size(batch * heads * length, query.device)

@@ -5,12 +5,9 @@ block is reduced and then overwritten by the next one, so memory grows with the 
 and not with its square.
 """
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 
@@ -23,13 +20,13 @@ class LayerCapture:
     """The numbers of one layer's attention. Weights are after softmax, in float32.
 
     Attributes:
-        sums: Sum of a key's weights over those queries of a set that come after it; in the last set
-            also over the key's own query.
-        rows: The weights of the last queries; see `CaptureRequest.row_count`.
+        sums: [query set, head, key] Sum of a key's weights over those queries of a set that come
+            after it; in the last set also over the key's own query.
+        rows: [head, row, key] The weights of the last queries; see `CaptureRequest.row_count`.
     """
 
-    sums: Float[Tensor, "query_set head key"]
-    rows: Float[Tensor, "head row key"]
+    sums: Tensor
+    rows: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +34,14 @@ class CaptureRequest:
     """What to keep of a forward pass.
 
     Attributes:
-        query_sets: Sets of queries whose weights are summed. None for two sets of all queries.
+        query_sets: [query set, token] Sets of queries whose weights are summed. None for two sets
+            of all queries.
         activations: Whether the first MLP's activations are kept.
         norms: Whether the norms of hidden states are kept.
         row_count: The number of last queries whose weights are kept.
     """
 
-    query_sets: Bool[Tensor, "query_set seq"] | None = None
+    query_sets: Tensor | None = None
     activations: bool = False
     norms: bool = False
     row_count: int = 0
@@ -56,16 +54,17 @@ class Capture:
     Attributes:
         request: What to keep.
         layer_indices: The requested layers, ascending.
-        activations: The first MLP's, after the non-linearity and before the product with `up_proj`.
+        activations: [token, unit] The first MLP's, after the non-linearity and before the product
+            with `up_proj`.
         layers: The results by layer.
-        norms: Euclidean norms of the hidden states after each requested layer.
+        norms: [token] Euclidean norms of the hidden states after each requested layer.
     """
 
     request: CaptureRequest
     layer_indices: tuple[int, ...]
-    activations: Float[Tensor, "seq width"] | None = None
+    activations: Tensor | None = None
     layers: dict[int, LayerCapture] = field(default_factory=dict)
-    norms: dict[int, Float[Tensor, " seq"]] = field(default_factory=dict)
+    norms: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def waits_for_mlp(self) -> bool:
@@ -85,25 +84,24 @@ class Reduction:
 
     Args:
         request: What to keep.
-        query: The queries of the layer.
+        query: [1, head, token, unit] The queries of the layer.
     """
 
-    def __init__(
-        self, request: CaptureRequest, query: Float[Tensor, "1 head query head_dim"]
-    ) -> None:
+    def __init__(self, request: CaptureRequest, query: Tensor) -> None:
         _, heads, self._length, _ = query.shape
         self._sets = query.new_ones(2, self._length, dtype=torch.float32)
         if request.query_sets is not None:
             self._sets = request.query_sets.to(self._sets)
         self._sums = self._sets.new_zeros(heads, len(self._sets), self._length)
         self._first_row = self._length - request.row_count
-        self._rows: list[Float[Tensor, "head row key"]] = []
+        self._rows: list[Tensor] = []
 
-    def add(self, weights: Float[Tensor, "head q k"], queries: slice, keys: slice) -> None:
+    def add(self, weights: Tensor, queries: slice, keys: slice) -> None:
         """Add a block. Its diagonal is zeroed for all sets but the last.
 
         Args:
-            weights: Weights of `queries` over `keys`; keys before the block must weigh nothing.
+            weights: [head, query, key] Weights of `queries` over `keys`; keys before the block must
+                weigh nothing.
             queries: The queries.
             keys: The keys; the last key belongs to the last query.
         """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# jaxtyping's axis names are not forward references.
-# ruff: noqa: F722
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from attention_probe.model.attention_function import ATTENTION, switched_attention
@@ -32,17 +29,17 @@ ALL_QUERIES = CaptureRequest()
 
 def capture(
     loaded: LoadedModel,
-    token_ids: Int[Tensor, " seq"],
+    token_ids: Tensor,
     *,
-    positions: Int[Tensor, " seq"] | None = None,
+    positions: Tensor | None = None,
     request: CaptureRequest = ALL_QUERIES,
 ) -> Capture:
     """Run a prompt through the first layers and reduce its attention.
 
     Args:
         loaded: The model's first layers.
-        token_ids: Vocabulary ids.
-        positions: None to count from the first token. They may have a gap.
+        token_ids: [token] Vocabulary ids.
+        positions: [token] None to count from the first token. They may have a gap.
         request: What to keep.
 
     Raises:
