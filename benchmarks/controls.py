@@ -36,7 +36,7 @@ RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
 GRADER_POINTS = 2
 """A grader differs if its difference is this many points from that of mless."""
-STATES = ("no_box", "truncated", "refused", "timed_out", "looping")
+STATES = ("no_box", "truncated", "refused", "timed_out")
 BOX = re.compile(r"\\boxed\{(.*)\}")
 
 Sample = dict[str, Any]
@@ -90,11 +90,6 @@ def _second_box(sample: Sample, gold: str) -> None:
     sample["completion"] += " But perhaps it is $\\boxed{0.1234}$."
 
 
-def _loop(sample: Sample, gold: str) -> None:
-    _cut(sample, gold)
-    sample["completion"] += " We go on and on, since there is always more to say about it." * 20
-
-
 def _digit_alone(sample: Sample, gold: str) -> None:
     """Change to a wrong answer that the study's rule accepts, a part of the gold answer."""
     _replace_box(sample, rf"\boxed{{{_first_digit(gold)}}}")
@@ -125,7 +120,6 @@ CONTROLS = (
     ),
     _cut_off(name="a cut", verdict=WORSE_BY_FORMAT, states=("truncated",)),
     Control(name="a second box", change=_second_box, sources=("answer",)),
-    _cut_off(name="a loop", change=_loop, verdict=WORSE_BY_FORMAT, states=("truncated", "looping")),
     Control(
         name="every answer of both sides cut off",
         change=_cut,

@@ -228,9 +228,8 @@ def evaluation(verdicts, *, model="m", layout="raw", **facts):
                     "answer": "1" if correct else str(problem),
                     "target": "1",
                     "completion_tokens": 10,
-                    "completion": "so " * 200 if verdict == "truncated" else "",
+                    "completion": "",
                     "finish_reason": "length" if verdict == "truncated" else "stop",
-                    "other_form": False,
                     "next_question": False,
                 }
                 rows.append(row | dict.fromkeys(GRADERS, correct))

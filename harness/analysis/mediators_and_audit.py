@@ -1,6 +1,6 @@
 """Mediators and audit: what else a condition changes, and how other graders judge its completions.
 
-Mediators are missing boxes, lengths and loops. The audit compares the verdicts of all graders on
+Mediators are missing boxes and lengths. The audit compares the verdicts of all graders on
 the same completions.
 """
 
@@ -12,8 +12,6 @@ from harness.constants import BASELINE
 from harness.finish_reasons import read_reason
 from harness.grading import GRADERS
 
-LOOP_LENGTH, LOOP_COUNT = 100, 4
-"""A completion loops if its last `LOOP_LENGTH` characters occur `LOOP_COUNT` times in it."""
 MEDIATOR_COLUMNS = {
     "samples": "number of samples, without repeat runs",
     "no_box": "percent that ended without an answer in a closed box",
@@ -24,10 +22,8 @@ MEDIATOR_COLUMNS = {
     "timed_out": "percent whose comparison did not end, or failed",
     "no_reply": "percent without a whole reply of the server",
     "completion_tokens": "mean tokens of a completion",
-    "other_form": "percent without a box whose completion states an answer in another form",
     "next_question": "percent with a further question in the format of the run, from which on "
     "nothing is graded",
-    "looping": "percent that end in a loop: their last 100 characters occur at least 4 times",
 }
 """Meaning of each column of `mediator_table`."""
 
@@ -48,8 +44,7 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         **{ending: verdict == ending for ending in endings},
         "timed_out": verdict.isin(["timeout", "crashed"]),
         "cut_reasoning": (verdict == "unfinished") & (finish_reasons == "length"),
-        "looping": samples["completion"].map(loops),
-        **samples[["other_form", "next_question"]],
+        "next_question": samples["next_question"],
     }
     scores = (
         samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
@@ -89,18 +84,3 @@ def audit_table(
     changes = problems[~is_baseline].sub(baseline_means)
     differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
     return accuracies.join(differences.add_suffix("_difference")).reset_index()
-
-
-def loops(completion: str) -> bool:
-    """Whether the last `LOOP_LENGTH` characters of a completion occur `LOOP_COUNT` times or more.
-
-    Occurrences do not overlap. A block of up to 100 characters is detected if it repeats over the
-    last 700 characters, a longer block if it occurs four times. A loop that the model left again is
-    not detected.
-    """
-    text = completion.rstrip()
-    if len(text) < LOOP_LENGTH * LOOP_COUNT:
-        return False
-    start = len(text) - LOOP_LENGTH
-    # searching 16 characters is much faster, and in most texts they do not occur a second time
-    return text.rfind(text[-16:], 0, start) >= 0 and text.count(text[start:]) >= LOOP_COUNT

@@ -190,7 +190,7 @@ def _make_side_tables(
     # this table is about all problems, so with a split it stays empty
     by_setting = group_by_setting([] if design.by else outcomes)
     # log-probabilities and tables of other harnesses have none
-    has_none = design.score == GOLD_FIRST or frame["other_form"].isna().all()
+    has_none = design.score == GOLD_FIRST or frame["next_question"].isna().all()
     completions = frame[:0] if has_none else frame
     return {
         "texts": text_table(by_setting, conditions, design.reference_conditions, design.baseline),

@@ -39,7 +39,7 @@ def table(
     score: ScoreName = None,
     mediators: Annotated[
         bool,
-        typer.Option("--mediators", help="Add missing boxes, truncation, lengths and loops."),
+        typer.Option("--mediators", help="Add missing boxes, truncation and lengths."),
     ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Add accuracies by other graders.")

@@ -111,9 +111,7 @@ SIDE_TABLES = (
         columns=(
             *UNGRADED_ENDINGS.values(),
             Column("completion_tokens", "tokens", partial(number, digits=0)),
-            Column("other_form", "other form", number, optional=True),
             Column("next_question", "next question", number, optional=True),
-            Column("looping", "loops", number),
         ),
         on_request=True,
     ),

@@ -17,7 +17,7 @@ from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
 from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool
-from harness.grading.answer_forms import find_answer, has_other_form
+from harness.grading.answer_forms import FORMS, find_answer
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
 from harness.runs.journal import Journal
@@ -211,7 +211,9 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             if (log.metric or "").startswith("verdict"):
                 completion = start = ""  # our run fixed the form, so no other form counts
             elif (
-                answer in (_INVALID, completion.strip()) or "\n" in answer or has_other_form(answer)
+                answer in (_INVALID, completion.strip())
+                or "\n" in answer
+                or find_answer(answer)[0] in FORMS
             ):
                 # the filter found no answer or did not look for one, so other forms are tried
                 answer = ""

@@ -1,12 +1,12 @@
 """The answer of a completion whose form nobody has fixed: in a log of another harness, or a table.
 
-The config of our own runs fixes the form before the run. There, other forms are only counted.
+The config of our own runs fixes the form before the run.
 """
 
 import re
 
 from harness.boxes import read_boxes
-from harness.reasoning_markers import Markers, skip_reasoning
+from harness.reasoning_markers import skip_reasoning
 
 NO_FORM = "none"
 """The form of a completion without an answer."""
@@ -31,7 +31,7 @@ _ANSWER = re.compile(
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
 
 
-def find_answer(completion: str, markers: Markers = ()) -> tuple[str, str]:
+def find_answer(completion: str) -> tuple[str, str]:
     """The form in which a completion states its last answer, and the answer.
 
     A box has precedence, then the forms in the order of `FORMS`. Last, a line without a word at the
@@ -39,9 +39,8 @@ def find_answer(completion: str, markers: Markers = ()) -> tuple[str, str]:
 
     Args:
         completion: The completion; its reasoning is skipped.
-        markers: The model's markers of reasoning; those of all families if there are none.
     """
-    text = (skip_reasoning(completion, markers) or "").strip()
+    text = (skip_reasoning(completion) or "").strip()
     if boxes := read_boxes(text):
         return "box", boxes[-1]
     for form, marker in FORMS.items():
@@ -52,11 +51,3 @@ def find_answer(completion: str, markers: Markers = ()) -> tuple[str, str]:
     if line and not _WORD.search(line):
         return "bare", line
     return NO_FORM, ""
-
-
-def has_other_form(completion: str, markers: Markers = ()) -> bool:
-    """Whether a completion without a box states an answer in one of `FORMS`."""
-    # to search for the markers of all families takes too long in a table of a million samples
-    if not markers and "boxed" in completion:
-        return False
-    return find_answer(completion, markers)[0] in FORMS

@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.errors import ConfigError
 from harness.runs.logs.harness_logs import INSPECT, LM_EVAL, find_kind
 from harness.runs.run_files import JOURNAL, RECEIPT
-from harness.runs.stored_files import find_stored, is_stored
+from harness.runs.stored_files import is_stored
 
 RunPath = Path | dict[str, Path]
 """A run's folder or sample log, or the sample logs of a run by condition."""
@@ -80,7 +80,7 @@ def _is_run(folder: Path) -> bool:
     """Whether a folder has a finished run, or lm-eval's logs that are not the files of a run."""
     if has_run_files(folder):
         return (folder / RECEIPT).is_file()
-    return bool(find_stored(folder, "samples_*.jsonl"))
+    return any(folder.glob("samples_*.jsonl"))
 
 
 def _subfolders(path: Path) -> list[Path]:

@@ -12,8 +12,6 @@ from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
 from harness.experiment.condition_entries import read_conditions
 from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
-from harness.grading.answer_forms import has_other_form
-from harness.reasoning_markers import find_opened
 from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import RunFiles
 
@@ -88,7 +86,7 @@ def make_frame(
     """Samples with their verdicts, in the order of the prompts.
 
     The order is: layout, condition, problem, replicate. The columns are those of `load_run` and
-    other_form, next_question, question. Words are categorical.
+    next_question, question. Words are categorical.
 
     Args:
         receipt: A run's receipt; for logs the keys that are read.
@@ -99,20 +97,16 @@ def make_frame(
 
     samples: list[Sample] = []
     scores: list[Score] = []
-    texts: list[tuple[int, str, bool, bool]] = []
+    texts: list[tuple[int, str, bool]] = []
     for index, (prompt, pairs) in enumerate(zip(prompts, graded_samples, strict=True)):
-        start, _ = find_opened(prompt.prompt, prompt.thinking)
         for sample, score in pairs:
             # a log of a task without completions has the completion None
             completion = sample.completion or ""
-            text = prompt.cut_next_question(completion)
-            has_form = has_other_form(start + text, prompt.thinking)
-            texts.append((index, completion, has_form, text != completion))
+            has_next_question = prompt.cut_next_question(completion) != completion
+            texts.append((index, completion, has_next_question))
             samples.append(sample)
             scores.append(score)
-    frame = pandas.DataFrame(
-        texts, columns=["prompt_index", "completion", "other_form", "next_question"]
-    )
+    frame = pandas.DataFrame(texts, columns=["prompt_index", "completion", "next_question"])
     for records, names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
         for name in names:
             frame[name] = [getattr(record, name) for record in records]

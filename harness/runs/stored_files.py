@@ -35,12 +35,6 @@ def is_stored(path: Path) -> bool:
     return path.is_file() or _packed_path(path).is_file()
 
 
-def find_stored(folder: Path, pattern: str) -> list[Path]:
-    """The files that match a glob pattern, plain or compressed, by their uncompressed names."""
-    matches = [*folder.glob(pattern), *folder.glob(pattern + PACKED)]
-    return sorted({path.with_name(path.name.removesuffix(PACKED)) for path in matches})
-
-
 @contextmanager
 def open_stored(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, plain or compressed (`NAME.jsonl.xz`); either name may be given.

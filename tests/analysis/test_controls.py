@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.mediators_and_audit import (
-    LOOP_COUNT,
-    LOOP_LENGTH,
-    MEDIATOR_COLUMNS,
-    loops,
-    mediator_table,
-)
+from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import make_leaderboard
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
@@ -40,8 +34,8 @@ def find_mediators(verdicts):
 def test_the_shares_of_mediators_by_hand():
     table = find_mediators(VERDICTS)
     assert list(table.columns) == ["model", "layout", *MEDIATOR_COLUMNS]
-    columns = ["samples", "no_box", "truncated", "unfinished", "timed_out", "looping"]
-    assert table.loc["wo", columns].tolist() == [5, 20, 20, 0, 0, 20]
+    columns = ["samples", "no_box", "truncated", "unfinished", "timed_out"]
+    assert table.loc["wo", columns].tolist() == [5, 20, 20, 0, 0]
     assert table.loc["mless", ["unfinished", "timed_out"]].tolist() == [0, 20]
 
 
@@ -142,26 +136,3 @@ def test_a_gain_only_of_fewer_samples_without_an_answer_is_called_format(ending,
     card = make_card(board)
     assert "better (format)" in str(card["findings"])
     assert f"; most in w/ Mful ({name} 50.0 %). " in card["facts"]["Ungraded"]
-
-
-@given(block=st.text(min_size=1, max_size=LOOP_LENGTH).filter(str.strip), head=st.text(max_size=50))
-def test_a_block_that_fills_the_end_loops(block, head):
-    repeats = -(-7 * LOOP_LENGTH // len(block)) + 2  # white space at the end does not count
-    assert loops(head + block * repeats + " \n")
-
-
-@given(block=st.text(min_size=LOOP_LENGTH, max_size=3 * LOOP_LENGTH).filter(str.strip))
-def test_a_long_block_is_a_loop_if_it_occurs_four_times(block):
-    block = "[" + block + "]"
-    assert loops(block * LOOP_COUNT)
-    assert not loops(block * (LOOP_COUNT - 1)) or len(set(block)) < LOOP_LENGTH
-
-
-@with_cases
-def test_only_a_loop_at_the_end_counts(text, count, looping):
-    assert loops(text * count) is looping
-
-
-def test_a_text_that_repeats_nothing_at_its_end_is_no_loop():
-    assert not loops(" ".join(map(str, range(1000))))
-    assert not loops("so " * 300 + "".join(map(chr, range(0x4E00, 0x4E00 + LOOP_LENGTH))))

@@ -23,15 +23,6 @@ def read_outcomes(folder):
     return read_frame(RunFiles(folder))
 
 
-def test_the_form_of_an_answer_is_read_after_reasoning_that_the_prompt_opened(make_run):
-    run = make_run(
-        lambda *_: ("The answer is 4. But let me", "stop"),
-        conditions=["wo", {"name": "open", "template": "{problem} \n\n<think>"}],
-    )
-    shares = Run.load(run).samples.groupby("condition", observed=True)["other_form"].mean()
-    assert shares.to_dict() == {"wo": 1, "open": 0}
-
-
 def test_the_folder_of_a_run_may_be_named_like_a_log(tmp_path):
     folder = shutil.copytree(GREEDY_RUN, tmp_path / "run.jsonl")
     assert len(Run.load(folder).samples) == len(load_run(GREEDY_RUN))

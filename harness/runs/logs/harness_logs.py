@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 HEAD_BYTES = 1 << 16
 """Bytes of a file that show its kind."""
 LM_EVAL, INSPECT, LIGHTEVAL, TABLE = "lm-eval", "Inspect", "lighteval", "table"
-# a zip of Inspect begins with its journal or header, and a packed log is lm-eval's
+# a zip of Inspect begins with its journal or header
 _HEADS = {
     INSPECT: re.compile(
         rb'PK\x03\x04.{26}(_journal|header)|\{\s*"version": *\d+,\s*"status"', re.S
     ),
-    LM_EVAL: re.compile(rb'\xfd7zXZ|\{.*"doc_id":.*"doc":|\{.*"doc":.*"doc_id":', re.S),
+    LM_EVAL: re.compile(rb'\{.*"doc_id":.*"doc":|\{.*"doc":.*"doc_id":', re.S),
     # the description of the columns may stand at the end
     LIGHTEVAL: re.compile(rb"PAR1"),
 }

@@ -16,7 +16,7 @@ from harness.constants import JsonObject
 from harness.errors import EXPECTED_TABLE, RunError, name_similar_files
 from harness.experiment.model_settings import label_model
 from harness.runs.records import fit
-from harness.runs.stored_files import PACKED, find_stored, is_stored, open_stored
+from harness.runs.stored_files import open_stored
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """lm-eval's name of a sample log; the results file of the same date lies beside it."""
@@ -103,8 +103,8 @@ class ResultsFile(Struct, kw_only=True):
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """The sample logs in a folder and its subfolders, by their uncompressed names."""
-    return find_stored(folder, "**/samples_*.jsonl")
+    """The sample logs in a folder and its subfolders."""
+    return sorted(folder.glob("**/samples_*.jsonl"))
 
 
 def find_log(path: Path) -> Path:
@@ -121,13 +121,12 @@ def find_log(path: Path) -> Path:
                 "Name the file itself."
             )
         return logs[0]
-    log = path.with_name(path.name.removesuffix(PACKED))
-    if not is_stored(log):
+    if not path.is_file():
         raise RunError(
             f"{path} does not exist. Expected a run folder, or a sample log of "
             f"lm_eval --log_samples.{name_similar_files(path)}"
         )
-    return log
+    return path
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:

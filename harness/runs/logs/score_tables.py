@@ -55,7 +55,7 @@ _WORDS = {
 """Words for scores. Inspect's letters mean correct, incorrect, partly correct and no answer."""
 COLUMNS_SHOWN = 12
 """The number of columns that a message names."""
-UNKNOWN = "subject level answer completion_tokens finish_reason other_form next_question".split()
+UNKNOWN = "subject level answer completion_tokens finish_reason next_question".split()
 """Columns of samples that no table has."""
 _SAMPLE = ["model", "condition", "problem_id"]
 
