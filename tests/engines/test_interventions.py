@@ -5,6 +5,7 @@ import signal
 import time
 from contextlib import closing, nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from harness import RunConfig
 from harness.engines.backends import check_backend
-from harness.engines.interventions import intervention_check, vllm_worker
+from harness.engines.interventions import intervention_check
 from harness.engines.interventions.arithmetic import (
     attend_with_changes,
     change_activations,
@@ -31,8 +32,9 @@ from harness.engines.interventions.open_layers import (
     refuse_to_open,
 )
 from harness.engines.interventions.step_rows import Chunk, Group
+from harness.engines.interventions.vllm_worker import WorkerInterventions
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ConfigError, EngineError
+from harness.errors import ConfigError, EngineError, ModelError
 from harness.experiment.condition_entries import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
@@ -336,7 +338,7 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
     chunk = Chunk(row=0, token_count=1, index=5, request=0, changes=[ON], recording=None, first=0)
-    group = Group([ON])
+    group = Group([[ON]])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
         slots = [4 * blocks[0] + offset for offset in range(4)] + [4 * blocks[1], 4 * blocks[1] + 1]
@@ -423,9 +425,52 @@ def test_a_function_of_the_user_changes_activations(tmp_path):
     assert changed.tolist() == [[0.5] * 3] * 2
 
 
+@pytest.fixture
+def linear(tmp_path):
+    """Makes a change of Layer 1's activations: times a factor, plus a term."""
+    file = tmp_path / "linear.py"
+    file.write_text("def change(activations, _, factor, term): return activations * factor + term")
+    change = {"kind": "function", "layers": [0], "file": str(file)}
+    return lambda factor, term: {**change, "arguments": {"factor": factor, "term": term}}
+
+
+def test_changes_of_a_layers_activations_are_made_in_their_order_in_hugging_face(linear):
+    from harness.engines.interventions.hugging_face_reference import ReferenceModel
+
+    reference = ReferenceModel(TOY_MODEL, "float32", [0])
+    lists = [[linear(1, 1), linear(2, 0)], [linear(2, 2)], [linear(2, 0), linear(1, 1)]]
+    first, same, reverse = (reference.generate([5, 6, 7], changes, 2) for changes in lists)
+    assert first["logprobs"] == pytest.approx(same["logprobs"], abs=1e-6)
+    assert first["logprobs"] != pytest.approx(reverse["logprobs"], abs=1e-3)
+
+
+def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(linear):
+    output = {"kind": "mlp_output", "layers": [0], "tokens": [5], "seed": 0, "source": [7]}
+    first, removed = {**output, "from": "first"}, {**output, "from": "removed"}
+    lists = [
+        [linear(1, 1), first, linear(2, 0), removed],
+        [removed, linear(2, 0), first, linear(1, 1)],
+        [first, linear(2, 0)],
+    ]
+    worker = WorkerInterventions.__new__(WorkerInterventions)  # without a model
+    worker._runner = SimpleNamespace(device=torch.device("cpu"), positions=torch.zeros(3))
+    worker._activation, worker._groups, worker.applied = torch.relu, {}, 0
+    worker._new_source, worker._sources = None, {(7,): {0: torch.tensor([0.0, 9.0])}}
+    worker._chunks = [
+        Chunk(row, 1, index=5, request=row, changes=changes, recording=None, first=0)
+        for row, changes in enumerate(lists)
+    ]
+    worker._group_chunks()
+    activations, outputs = torch.zeros(3, 1), torch.ones(3, 2)
+    worker.change_rows(torch.ones(3, 2), activations, 0)
+    worker.change_outputs(outputs, 0)
+    assert activations.flatten().tolist() == [4, 3, 2]
+    assert outputs.tolist() == [[0, 0], [0, 9], [0, 9]]
+
+
 @pytest.fixture(scope="module")
 def engine_options(smollm2, tmp_path_factory):
-    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 25 arms.
+    """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 32 arms.
 
     The run has four times as many prompts, because a quarter of an arm's prompts is checked.
     """
@@ -458,10 +503,13 @@ def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(engine_optio
 
 
 @slow_engine
+@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, where it is in this process
 @with_cases
-def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
-    kind, changes, tmp_path
+def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
+    kind, changes, refusal, tmp_path, monkeypatch
 ):
+    if refusal:  # the error of another process is read from the run's log
+        monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     model = build_language_model(kind, **changes)
     for weights in model.parameters():
         if weights.ndim == 2:
@@ -469,12 +517,13 @@ def test_attention_is_changed_in_models_whose_mlp_has_no_activation_function(
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path)
     arguments = {"pretrained": str(tmp_path)}
-    settings = config(CONDITIONS["attention only"], arguments=arguments, **PRODUCTS)
+    settings = config(CONDITIONS["not activations"], arguments=arguments, **PRODUCTS)
     plan, requests = plan_requests(settings, 4)
     reference = ask_reference(plan, requests, tmp_path, print)
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
-    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+    expected = pytest.raises(ModelError, match=refusal) if refusal else nullcontext()
+    with expected, closing(VLLMEngine(arguments, sampled=False)) as engine:
         assert engine.facts()["interventions"]["largest"] < 1e-3
 
 
@@ -493,7 +542,7 @@ def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     # so that the worker is in this process, where its hook can be replaced
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    monkeypatch.setattr(vllm_worker.WorkerInterventions, "change_rows", lambda *_: None)
+    monkeypatch.setattr(WorkerInterventions, "change_rows", lambda *_: None)
     message = r"interventions and recording reached \d+ of \d+ rows"
     with pytest.raises((EngineError, RuntimeError), match=message):
         VLLMEngine(engine_options, sampled=False)

@@ -110,7 +110,7 @@ class ReferenceModel:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
         changed = activations
         for change in changes_of(self._changes, layer, "activations"):
-            changed = change_activations(activations[0], self._positions, change)[None]
+            changed = change_activations(changed[0], self._positions, change)[None]
         return changed
 
     def _change_output(self, layer: int, module: nn.Module, inputs: Any, outputs: Any) -> Any:

@@ -34,14 +34,10 @@ def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonOb
     """The layers, from 0, that the interventions of conditions need open.
 
     `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
-    `phantoms` are those that get keys of tokens that are not in the prompt; it is missing if there
-    are none.
     """
     numbers: dict[str, set[int]] = {"attention": set(), "activations": set(), "outputs": set()}
     for intervention in chain.from_iterable(interventions.values()):
         numbers[TARGETS[intervention.kind]].update(intervention.layer_indices)
-        if intervention.kind == "filler" and intervention.has_phantoms:
-            numbers.setdefault("phantoms", set()).update(intervention.layer_indices)
     return {kind: sorted(numbers[kind]) for kind in numbers}
 
 
@@ -90,7 +86,9 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
     blocks = getattr(decoder, "layers", [None] * layer_count)
-    for index in sorted(indices):
+    # outputs of other tokens are computed with all layers
+    checked_layers = range(layer_count) if layers.get("outputs") else sorted(indices)
+    for index in checked_layers:
         if obstacle := _find_obstacle(config, index, blocks[index], arguments, layers):
             raise ConfigError(
                 f"Layer {index + 1} of {name} cannot be opened: {config.model_type} has {obstacle}."
@@ -123,10 +121,6 @@ def _find_obstacle(
         ),
         f"sliding windows of {window} tokens, and model.model_args.max_model_len is {context}": (
             changes and is_windowed
-        ),
-        "key norms, which phantom keys lack": (
-            layers.get("phantoms")
-            and (hasattr(attention, "k_norm") or hasattr(attention, "k_layernorm"))
         ),
     }
     return next((obstacle for obstacle, exists in obstacles.items() if exists), None)

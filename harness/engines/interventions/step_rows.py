@@ -117,6 +117,7 @@ class Group:
     While the same requests decode, only their rows and indices change.
 
     Attributes:
+        lists: The changes of each request, up to the one that is made.
         changes: The change of each request.
         layers: The layers that are changed, equal for all requests.
         target: What is changed there: one of TARGETS.
@@ -128,10 +129,11 @@ class Group:
     rows: Tensor
     indices: Tensor
 
-    def __init__(self, changes: Sequence[Change]) -> None:
-        self.changes = changes
-        self.layers = changes[0]["layers"]
-        self.target = TARGETS[changes[0]["kind"]]
+    def __init__(self, lists: Sequence[Sequence[Change]]) -> None:
+        self.lists = lists
+        self.changes = [changes[-1] for changes in lists]
+        self.layers = self.changes[0]["layers"]
+        self.target = TARGETS[self.changes[0]["kind"]]
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property

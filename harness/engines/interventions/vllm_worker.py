@@ -11,7 +11,6 @@ Rows are counted: an operation that was skipped, as by a CUDA graph, ends the ru
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ class WorkerInterventions:
         if hasattr(model, "get_language_model"):  # Gemma3-4b-it reads images too
             model = model.get_language_model()
         # vLLM's classes return the decoder itself or a model that has one
-        self._decoder = getattr(model, "model", model)
+        self._model, self._decoder = model, getattr(model, "model", model)
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
         self._recorded_queries: list[RecordedQueries] = []
@@ -70,9 +69,10 @@ class WorkerInterventions:
         """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
         self._new_source: dict[int, Tensor] | None = None
         self._output_layers: list[int] = layers.get("outputs", [])
-        self._phantoms: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
-        self._block = worker.vllm_config.cache_config.block_size
-        config = worker.vllm_config.model_config.hf_text_config
+        self._phantoms: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
+        self._config = worker.vllm_config
+        self._block = self._config.cache_config.block_size
+        config = self._config.model_config.hf_text_config
         # vLLM looks these methods up on the instance, so ours take their place for this worker
         # alone
         self._prepare = self._runner._prepare_inputs
@@ -82,8 +82,8 @@ class WorkerInterventions:
         self._layer_count = config.num_hidden_layers
         self._changed_layers = {*layers["attention"]}
         self._recorded_layers = {*layers.get("recorded", ())}
-        self._head_count = worker.vllm_config.model_config.get_num_attention_heads(
-            worker.vllm_config.parallel_config
+        self._head_count = self._config.model_config.get_num_attention_heads(
+            self._config.parallel_config
         )
         self._set_count = layers.get("set_count", 0)
         for layer in sorted(self._changed_layers | self._recorded_layers):
@@ -95,12 +95,11 @@ class WorkerInterventions:
             self._activation = ACT2FN[name]
         for layer in self._output_layers:
             block = self._decoder.layers[layer]
-            block.mlp = _Output(block.mlp, layer)
-        for layer in (*layers.get("phantoms", ()), *self._output_layers):
-            if not hasattr(self._decoder.layers[layer].self_attn, "q_size"):
+            if not hasattr(block, "mlp"):
                 raise RuntimeError(
-                    "phantom keys and MLP outputs need a model of vLLM's own, not of Transformers"
+                    f"vLLM's {config.model_type} has no `mlp`, whose output is changed"
                 )
+            block.mlp = _Output(block.mlp, layer)
         _installed[:] = [self]
 
     def reserve_memory(self, available: int, config: Any) -> int:
@@ -169,24 +168,29 @@ class WorkerInterventions:
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose changes can be computed together.
 
-        These are equal, or change attention in the same layers. A longer chunk is a
-        separate group, so that memory is that of one prompt.
+        These are equal with those before them, or change attention in the same layers. Groups have
+        the order of the requests' lists. A longer chunk is a separate group, so that memory is that
+        of one prompt.
         """
         kinds: list[Any] = []  # a list, because mappings have no hash for a set
-        pairs_by_key: dict[Any, list[tuple[Chunk, Change]]] = {}
+        pairs_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
         for chunk in self._chunks:
-            for change in filter(itemgetter("layers"), chunk.changes):
-                kind = change["layers"] if TARGETS[change["kind"]] == "attention" else change
+            for count, change in enumerate(chunk.changes, 1):
+                if not change["layers"]:
+                    continue
+                changes = chunk.changes[:count]
+                kind = change["layers"] if TARGETS[change["kind"]] == "attention" else changes
                 if kind not in kinds:
                     kinds.append(kind)
-                key = kinds.index(kind), None if chunk.token_count == 1 else chunk.row
-                pairs_by_key.setdefault(key, []).append((chunk, change))
+                key = count, kinds.index(kind), -1 if chunk.token_count == 1 else chunk.row
+                pairs_by_key.setdefault(key, []).append((chunk, changes))
         last_groups, self._groups = self._groups, {}
-        for key, pairs in pairs_by_key.items():
-            chunks, changes = zip(*pairs, strict=True)
+        # in the order of the requests' lists
+        for key, pairs in sorted(pairs_by_key.items()):
+            chunks, lists = zip(*pairs, strict=True)
             group = last_groups.get(key)
-            if not group or group.changes != changes:
-                group = Group(changes)
+            if not group or group.lists != lists:
+                group = Group(lists)
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
 
@@ -304,7 +308,7 @@ class WorkerInterventions:
             slots = group.slots(metadata.block_table, self._block)
             key, value = (stored[slots] for stored in self._stored_states[layer])
             if group.attention_changes.padded_size:
-                group.phantoms = group.phantoms or self._phantoms_of(layer, group.changes, key)
+                group.phantoms = group.phantoms or self._phantoms_of(group.changes, key)
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
             factor = self._attention(layer).impl.scale
@@ -328,7 +332,7 @@ class WorkerInterventions:
         factor, window = attention.impl.scale, attention.sliding_window
         if changes := changes_of(chunk.changes, layer, "attention"):
             # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._phantoms_of(layer, changes, keys)[0]], 1)
+            keys = torch.cat([keys, self._phantoms_of(changes, keys)[0]], 1)
             tabulated = tabulate_changes(changes, key.device)
             weights = weigh(query, keys, factor, queries.indices[None], tabulated)
         else:
@@ -362,43 +366,18 @@ class WorkerInterventions:
                 attention[name] = tuple(sums.shape), sums.numpy().tobytes()
         return attention
 
-    def _phantoms_of(self, layer: int, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
-        """Phantom keys and values [request, token, head, unit], padded to the longest filler."""
+    def _phantoms_of(self, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
+        """Phantom keys and values [request, token, head, unit], padded to the longest filler.
+
+        See `experiment.intervention_settings.FillerIntervention.resolve`.
+        """
         fillers = [(change.get("start", 0), tuple(change.get("phantom", ()))) for change in changes]
         distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many requests share one
         indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
-        pairs = [self._phantom(layer, *filler, like) for filler in distinct]
+        empty = like.new_empty(0, *like.shape[2:])
+        pairs = [self._phantoms.get(filler, (empty, empty)) for filler in distinct]
         columns = map(list, zip(*pairs, strict=True))
         return [pad_sequence(column, batch_first=True)[indices] for column in columns]
-
-    def _phantom(
-        self,
-        layer: int,
-        start: int,
-        tokens: tuple[int, ...],
-        like: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values [token, head, unit] of a filler that is not in the prompt.
-
-        They are computed once. See
-        `experiment.intervention_settings.FillerIntervention.resolve`.
-        """
-        if not tokens:
-            empty = like.new_empty(0, *like.shape[2:])
-            return empty, empty
-        if (start, tokens) not in self._phantoms:
-            block = self._decoder.layers[layer]
-            attention = block.self_attn
-            token_ids = copy_to(like.device, tokens)
-            # Only Layer 1 has phantoms, whose input is the embedding of a token and nothing else.
-            states = block.input_layernorm(self._decoder.embed_tokens(token_ids))
-            sizes = [attention.q_size, attention.kv_size, attention.kv_size]
-            query, key, value = attention.qkv_proj(states)[0].split(sizes, -1)
-            positions = start + torch.arange(len(tokens), device=like.device)
-            key = attention.rotary_emb(positions, query.contiguous(), key.contiguous())[1]
-            shape = (len(tokens), *like.shape[2:])
-            self._phantoms[start, tokens] = key.reshape(shape), value.reshape(shape)
-        return self._phantoms[start, tokens]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of a layer, times `up`, over their rows."""
@@ -406,11 +385,14 @@ class WorkerInterventions:
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
-            out[rows] = change_activations(activations, positions, group.changes[0]) * up
+            for change in changes_of(group.lists[0], layer, "activations"):
+                activations = change_activations(activations, positions, change)
+            out[rows] = activations * up
             self.applied += len(rows)
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs of a layer's MLP over their rows."""
+        out = out.flatten(0, -2)  # a view; Transformers' classes have a dimension for the batch
         if self._new_source is not None:
             self._new_source[layer] = out[-1].clone()
         for group in self._groups_of(layer, "outputs"):
@@ -420,25 +402,31 @@ class WorkerInterventions:
             self.applied += len(rows)
 
     def _compute_sources(self) -> None:
-        """Compute the MLP outputs that changes of this step need and no earlier step has needed.
+        """Compute the MLP outputs and the phantoms that changes of this step need, if none has yet.
 
-        They are those of the last token of a source: the first token of a prompt, or a beginning
-        whose states may be cached or in another chunk. So the source is computed by itself, without
-        interventions and without vLLM's cache.
+        The outputs are those of the last token of a source: the first token of a prompt, or a
+        beginning whose states may be cached or in another chunk. Phantoms are not in the prompt. So
+        both are computed by themselves, without interventions and without vLLM's cache.
         """
+        from vllm.forward_context import set_forward_context
+
         for change in chain.from_iterable(chunk.changes for chunk in self._chunks):
-            token_ids = tuple(change.get("source", ()))
-            if not token_ids or token_ids in self._sources:
+            token_ids = tuple(change.get("source") or change.get("phantom", ()))
+            start = change.get("start", 0)
+            if not token_ids or (start, token_ids) in self._phantoms:
                 continue
             self._new_source, self._groups = {}, {}
             ids = copy_to(self._runner.device, token_ids)
-            positions = torch.arange(len(ids), device=ids.device)
-            states, residual = self._decoder.embed_tokens(ids), None
-            for block in self._decoder.layers[: self._output_layers[-1] + 1]:
-                attention = block.self_attn.attn
-                block.self_attn.attn = _PlainAttention(attention.head_size, attention.impl.scale)
-                states, residual = block(positions, states, residual)
-                block.self_attn.attn = attention
+            blocks = self._decoder.layers
+            for block in blocks:
+                block.self_attn.attn = _PlainAttention(block.self_attn.attn)
+            # the whole model, because the arguments of layers differ by family
+            with set_forward_context(None, self._config, skip_compiled=True):
+                self._model(ids, start + torch.arange(len(ids), device=ids.device))
+            # Only Layer 1 has phantoms, whose input is the embedding of a token and nothing else.
+            self._phantoms[start, token_ids] = blocks[0].self_attn.attn.states
+            for block in blocks:
+                block.self_attn.attn = block.self_attn.attn.original
             self._sources[token_ids], self._new_source = self._new_source, None
 
     def _groups_of(self, layer: int, target: str) -> list[Group]:
@@ -493,17 +481,21 @@ class _Output(nn.Module):
 
 
 class _PlainAttention(nn.Module):
-    """The attention of one prompt, in place of vLLM's, which needs a cache."""
+    """The attention of one prompt, in place of vLLM's, which needs a cache.
 
-    def __init__(self, head_size: int, scale: float) -> None:
+    Attributes:
+        states: Keys and values [token, head, unit] of the last prompt.
+    """
+
+    def __init__(self, original: Any) -> None:
         super().__init__()
-        self.head_size, self.scale = head_size, scale
+        self.original = original
 
     def forward(self, *states: Tensor) -> Tensor:
-        query, key, value = (
-            tensor.view(len(tensor), -1, self.head_size).transpose(0, 1)[None] for tensor in states
-        )
+        shaped = [tensor.view(len(tensor), -1, self.original.head_size) for tensor in states]
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in shaped)
         attended = scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.scale, enable_gqa=True
+            query, key, value, is_causal=True, scale=self.original.impl.scale, enable_gqa=True
         )
+        self.states = shaped[1:]
         return attended[0].transpose(0, 1).flatten(1)
