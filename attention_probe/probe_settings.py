@@ -73,7 +73,9 @@ class ProbeSettings:
         if self.device:
             excluded.append(f"--device {self.device}")
         if self.engine is not None and excluded:
-            raise ConfigError(f"--engine cannot go with {', '.join(excluded)}.")
+            raise ConfigError(
+                f"Hugging Face alone supports {', '.join(excluded)}: remove --engine."
+            )
 
     def complete_from(self, source: Source) -> ProbeSettings:
         """The settings, with model and conditions taken from the source where none are named.

@@ -105,7 +105,9 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     `attention-part-filler-weight-0_5`.
     """
     if key == "intervention":
-        text = str(value or "").replace("'kind': ", "").replace(".", "_")
+        text = str(value or "").replace("'kind': ", "").replace(" -", " minus")
+        # else a list of layers has the name of a range
+        text = re.sub(r"(?<=\d)(\.|'?, ?'?)(?=\d)", "_", text)
         return re.sub(r"\W+", "-", text, flags=re.ASCII).strip("-")
     if isinstance(value, int) and key != "count":
         return f"{key.replace('_', '-')}-{value}"

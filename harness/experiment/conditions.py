@@ -87,8 +87,8 @@ class Condition(Strict):
     answer_prefix: str = ""
     """The beginning of the model's answer."""
     intervention: Annotated[tuple[Intervention, ...], BeforeValidator(as_list)] = ()
-    """A change inside the model, or a list of changes, of which the last one holds where several
-    name a token."""
+    """A change inside the model, or a list of changes. Those of an MLP are made in the order of the
+    list; of several weights of a token the last one holds."""
 
     kind: ReferenceKind | None = Field(default=None, exclude=True)
     """The kind of reference condition. None: a condition of the config."""
@@ -108,6 +108,10 @@ class Condition(Strict):
             raise ValueError("intervention: expected a condition with a filler")
         if "filler" in kinds and len(kinds) > 1:
             raise ValueError("intervention: expected the kind filler alone, not in a list")
+        outputs = [vars(change) for change in self.intervention if change.kind == "mlp_output"]
+        placement = getattr(self, "placement", None)
+        if names_filler(outputs) and placement is Placement.ANSWER:
+            raise ValueError("intervention: mlp_output cannot change a filler in the answer")
         return self
 
     @property
