@@ -24,9 +24,10 @@ MEASURES: dict[str, Quantity] = {
         SHARE, "Mean attention on the filler, without the first token of the sequence."
     ),
     "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
-    "mass_other": Quantity(
-        SHARE, "Mean attention on everything else: template, separators, examples."
+    "mass_examples": Quantity(
+        SHARE, "Mean attention on the examples, without the separators between them."
     ),
+    "mass_other": Quantity(SHARE, "Mean attention on everything else: template and separators."),
     "lambda": Quantity(
         "share", "Mean attention on the tokens that are not inserted: 1 - m without interventions."
     ),
@@ -35,7 +36,7 @@ MEASURES: dict[str, Quantity] = {
 problem's tokens. Queries before a filler within or after the problem do not see it: their
 attention on it counts as 0.
 
-Without an intervention the five masses add up to 1; m is the mass on all inserted tokens, the
+Without an intervention the six masses add up to 1; m is the mass on all inserted tokens, the
 filler and its separator. The contrast of a prompt with filler and one without is no finding:
 softmax takes the filler's mass from the other tokens whatever is inserted, and later positions
 shift by its length (so that the mass of a single region may even grow). Between two fillers it can

@@ -47,8 +47,8 @@ TOKEN_ROLES = (
     "format",
 )
 """The roles of tokens. Traces store the index."""
-TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "other")
-"""The very first token, three roles of other tokens, and the rest: attention on them adds up to 1.
+TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "examples", "other")
+"""The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
 """
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
@@ -159,8 +159,9 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
 
 def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:
     """The region of each token, as an index into TOKEN_REGIONS."""
-    names = [role if role in TOKEN_REGIONS else "other" for role in TOKEN_ROLES]
-    regions = np.array([TOKEN_REGIONS.index(name) for name in names])[roles]
+    names = {role: role for role in TOKEN_REGIONS} | {"demonstration": "examples"}
+    indices = [TOKEN_REGIONS.index(names.get(role, "other")) for role in TOKEN_ROLES]
+    regions = np.array(indices)[roles]
     regions[0] = TOKEN_REGIONS.index("first")
     return regions
 
