@@ -156,8 +156,11 @@ lock:
 	grep -vxFf requirements/cpu.lock requirements/inspect.lock > requirements/inspect.lock.part
 	mv requirements/inspect.lock.part requirements/inspect.lock
 
+# The wheel is made of the sdist, and installed without extras into an empty environment.
 wheel: .venv/installed
+	rm -rf dist
 	.venv/bin/python -m build
+	DIST=$(CURDIR)/dist .venv/bin/python -m pytest tests/project/test_packaging.py
 
 clean:
 	rm -rf .venv .venv-oldest dist build .pytest_cache .mypy_cache .ruff_cache

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness.display.value_texts import visible
-from harness.errors import HarnessError, RunInterrupted
+from harness.errors import HarnessError, RunInterrupted, print_message
 
 GARBAGE_OBJECTS = 100_000
 """New objects before Python searches for cycles. With its default of 700 a leaderboard takes a
@@ -112,16 +112,18 @@ def main() -> None:
     gc.set_threshold(GARBAGE_OBJECTS)
     # a job scheduler's SIGTERM ends a command as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 2
     try:
         with sign_of_life():
             # shells leave the `~` of `--output=~/x` as it is
             home = rf"\1{Path.home()}"
             app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home, text) for text in sys.argv[1:]])
+        return
     except HarnessError as error:
         # it may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")
-        typer.echo(f"mless: {message}", err=True)
-        sys.exit(130 if isinstance(error, RunInterrupted) else 2)
+        if isinstance(error, RunInterrupted):
+            code = 130
     except OSError as error:
         if isinstance(error, _UNUSABLE) and error.filename is not None:
             message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
@@ -131,11 +133,16 @@ def main() -> None:
             message = "standard output is full: no space left on device. Redirect it elsewhere."
         else:
             raise
-        typer.echo(f"mless: {message}", err=True)
-        sys.exit(2)
+    except ModuleNotFoundError as error:
+        from harness.installation import explain_missing
+
+        if not (remedy := explain_missing(error)):
+            raise
+        message = f"{error}. {remedy}"
     except KeyboardInterrupt:
-        typer.echo("mless: interrupted", err=True)
-        sys.exit(130)
+        message, code = "interrupted", 130
+    print_message(message)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

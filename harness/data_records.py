@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.constants import JsonObject
-from harness.errors import DataError, explain_hub_error, name_similar_files
+from harness.errors import DataError, explain_hub_error, name_similar_files, quote
 
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
@@ -77,22 +77,21 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
     folder, _, split = str(path).partition(":")
     match = _ON_HUB.fullmatch(str(path))
     if Path(folder).is_dir():
-        files = sorted(map(str, Path(folder, split).glob("data*.arrow")))
+        files = sorted(Path(folder, split).glob("data*.arrow"))
         if not files:
             raise DataError(
                 f"Data folder {path}: expected one that `datasets` saved, or FOLDER:SPLIT."
             )
-        yield from _read_rows(path, "arrow", data_files=files, split="train")
+        yield from _read_rows(path, *map(_read_file, files))
         return
     if match and not path.exists():
-        name, revision, configuration, split = match.groups()
-        yield from _read_rows(path, name, configuration, revision=revision, split=split)
+        yield from _read_rows(path, _read_hub(*match.groups()))
         return
     suffix = _find_suffix(path)
     try:
         with _open_text(path) as stream:
             if suffix in (".parquet", ".arrow"):
-                records = _read_rows(path, suffix[1:], data_files=str(path), split="train")
+                records = _read_rows(path, _read_file(path))
             elif suffix in CSV_SUFFIXES:
                 records = _read_csv(path, stream)
             elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
@@ -129,8 +128,8 @@ def find_delimiter(path: Path) -> str:
         return max(",;\t", key=stream.readline().count)
 
 
-def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[LocatedRecord]:
-    """The rows that `datasets.load_dataset` loads; `path` is for messages."""
+def _read_hub(name: str, revision: str | None, configuration: str | None, split: str) -> Any:
+    """A split of a dataset of the hub as a table of pyarrow."""
     import datasets
     import huggingface_hub
 
@@ -140,16 +139,44 @@ def _read_rows(path: Path, *names: str | None, **options: Any) -> Iterator[Locat
     datasets.logging.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(*names, **options)
+        rows = datasets.load_dataset(name, configuration, revision=revision, split=split)
     except Exception as error:
-        raise DataError(explain_hub_error(str(path), error)) from error
-    # as text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits
-    types = json.dumps(rows.features.to_dict())
-    texts = types.replace('"dtype": "float32"', '"dtype": "string"')
-    if texts != types:
-        rows = rows.cast(datasets.Features.from_dict(json.loads(texts)))
-    for number, row in enumerate(rows):
-        yield f"{path}, row {number}", dict(row)
+        raise DataError(explain_hub_error(name, error)) from error
+    return rows.with_format("arrow")[:]
+
+
+def _read_file(path: Path) -> Any:
+    """A table of parquet or arrow."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    try:
+        if _find_suffix(path) == ".parquet":
+            return parquet.read_table(path)
+        data = path.read_bytes()
+        # `datasets` writes streams, other programs files, which begin with their name
+        open_table = ipc.open_file if data.startswith(b"ARROW1") else ipc.open_stream
+        return open_table(data).read_all()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be loaded: {quote(error)}") from None
+
+
+def _read_rows(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
+    """The rows of tables of pyarrow; `path` is for messages."""
+    import pyarrow
+
+    lists = (pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType)
+
+    def as_text(kind: Any) -> Any:
+        """The type of a column; text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits."""
+        if isinstance(kind, lists):
+            return pyarrow.list_(as_text(kind.value_type))
+        return pyarrow.string() if kind == pyarrow.float32() else kind
+
+    table = pyarrow.concat_tables(tables)
+    types = [(column.name, as_text(column.type)) for column in table.schema]
+    for number, row in enumerate(table.cast(pyarrow.schema(types)).to_pylist()):
+        yield f"{path}, row {number}", row
 
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:

@@ -40,10 +40,6 @@ class ModelError(HarnessError):
     """A model or tokenizer folder cannot be used as requested."""
 
 
-class MissingDependencyError(HarnessError):
-    """An optional package is needed for this command and is not installed."""
-
-
 class RunError(HarnessError):
     """A run folder is missing, incomplete, or was not written by mless."""
 

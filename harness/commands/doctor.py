@@ -14,7 +14,8 @@ def doctor() -> None:
     rows = [
         {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
     ]
-    fixes = [f"{check.subject}: {check.fix}" for check in checks if check.fix]
+    # several checks may need the same packages
+    fixes = [*dict.fromkeys(check.fix for check in checks if check.fix)]
     typer.echo(render([Table("Installation", rows, columns, fixes)]))
     if any(check.result == "FAIL" for check in checks):
         raise typer.Exit(2)

@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.constants import JsonObject
-from harness.errors import MissingDependencyError
 from harness.finish_reasons import read_reason
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.run_reader import Run
@@ -22,15 +21,11 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     Repeat runs (A/A) are left out.
 
     Raises:
-        MissingDependencyError: inspect_ai is not installed.
+        ModuleNotFoundError: inspect_ai is not installed.
         RunError: a file of the run is missing or damaged.
     """
-    try:
-        from inspect_ai.log import EvalLog, write_eval_log
-    except ImportError:
-        raise MissingDependencyError(
-            "`mless export` needs the package 'inspect_ai'. Install it: `pip install '.[inspect]'`."
-        ) from None
+    from inspect_ai.log import EvalLog, write_eval_log
+
     samples_by_task: dict[str, list[JsonObject]] = {}
     for prompt in run.prompts:
         samples_by_task.setdefault(prompt.task, []).extend(_describe_samples(prompt))

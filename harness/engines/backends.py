@@ -41,7 +41,7 @@ def check_backend(config: RunConfig, engines: int | str | None = None) -> int | 
 
     Raises:
         ConfigError: the backend must not get an argument, or cannot have so many engines.
-        MissingDependencyError: several engines, without Ray.
+        ModuleNotFoundError: several engines, without Ray.
     """
     backend, arguments = config.model.backend, config.model_arguments()
     refuse_interventions(config)

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.engines.engine_pool import EnginePool
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ConfigError, MissingDependencyError
+from harness.errors import ConfigError
 
 AUTO = "auto"
 DATA_PARALLEL = "data_parallel_size"
@@ -27,7 +27,7 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
 
     Raises:
         ConfigError: neither a number from 1 nor `auto`.
-        MissingDependencyError: more than one engine, and Ray is not installed.
+        ModuleNotFoundError: more than one engine, and Ray is not installed.
     """
     name, value = "--engines", option
     if option is None:
@@ -36,10 +36,7 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
         raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
     engines = AUTO if value == AUTO else int(str(value))
     if engines != 1 and importlib.util.find_spec("ray") is None:
-        raise MissingDependencyError(
-            f"{name} is {engines}, which needs the package 'ray'. Type `pip install '.[ray]'` in "
-            "the clone of mless."
-        )
+        raise ModuleNotFoundError(f"{name} is {engines}, which needs Ray", name="ray")
     return engines
 
 

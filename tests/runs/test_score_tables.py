@@ -34,8 +34,8 @@ log = read_eval_log(f"{folder}/inspect/slashes.json")
 samples, config = log.samples, log.plan.config
 exec(change)
 write_eval_log(log, new)
-if change == "cut = 1":
-    Path(new).write_bytes(Path(new).read_bytes()[:9000])
+if "cut" in change:
+    Path(new).write_bytes(Path(new).read_bytes()[:cut])
 sys.argv = ["mless", "compare", f"{folder}/inspect/wo.eval", new, *options]
 cli.main()
 """

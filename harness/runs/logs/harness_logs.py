@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError, MissingDependencyError, RunError, list_first, quote
+from harness.errors import ConfigError, RunError, list_first, quote
 from harness.runs.logs.score_tables import ScoreTable, read_table
 
 if TYPE_CHECKING:
@@ -78,13 +78,8 @@ def read_scores(
 
 def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
     """A log of Inspect. Its epochs are samples."""
-    try:
-        from inspect_ai.log import read_eval_log
-    except ImportError:
-        raise MissingDependencyError(
-            f"{path} is a log of Inspect, and the package 'inspect_ai' is missing. Install it: "
-            "`pip install '.[inspect]'`."
-        ) from None
+    from inspect_ai.log import read_eval_log
+
     try:
         log = read_eval_log(str(path))
     except Exception as error:
