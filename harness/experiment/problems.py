@@ -240,6 +240,8 @@ class DatasetConfig(Strict):
     counts from 0 or 1). By default what fits all problems, if this is clear."""
     decimal: DecimalSign | None = None
     """The decimal sign of the answers, `,` or `.`. By default the point, if this is clear."""
+    url: str | None = None
+    """Where to get the file, for the message if it is missing or has other columns."""
 
 
 def _tag(value: Any) -> str:
@@ -327,10 +329,16 @@ def _read_dataset(
     # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
     name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
     source = fields.path.expanduser()
-    rows = [
-        (location, _read_fields(location, record, fields, columns))
-        for location, record in read_data(source)
-    ]
+    try:
+        rows = [
+            (location, _read_fields(location, record, fields, columns))
+            for location, record in read_data(source)
+        ]
+    except DataError as error:
+        if not fields.url:
+            raise
+        names = ", ".join(sorted({fields.problem, fields.answer, *columns}))
+        raise DataError(f"{error} Get it from {fields.url}, with the columns {names}.") from None
     if not rows:
         raise DataError(f"{fields.path} has no problems.")
     cells = [(location, values["answer"]) for location, values in rows]

@@ -1,9 +1,7 @@
-import re
 from collections import Counter
 from random import Random
 
 import pytest
-import yaml
 
 from harness import Run, RunConfig
 from harness.constants import SEPARATOR
@@ -27,10 +25,8 @@ from harness.experiment.prompts.tokenizer import fit_filler
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build
-from tests.make import ROOT, TOY_DATA, TOY_MODEL, one_line, read_source, table_page, with_cases
+from tests.make import TOY_DATA, TOY_MODEL, one_line, read_source, table_page, with_cases
 
-PAGE = (ROOT / "docs" / "conditions.md").read_text()
-RECIPES = re.findall(r"```yaml\n(name: .*?)```", PAGE, re.DOTALL)
 PREFIX = "The final answer is $\\boxed{"
 IN_ANSWER = {"unit": "/", "count": 30, "placement": "answer"}
 ONLY_PREFIX = {"answer_prefix": PREFIX}
@@ -140,13 +136,6 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
     stored = {tuple(getattr(prompt, key) for key in keys) for prompt in run.prompts}
     assert len(stored) == len(run.prompts) == 12
     assert {len(prompt.completions) for prompt in run.prompts} == {3}
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: text.split()[1])
-def test_the_recipes_of_the_page_are_short_and_can_be_run(recipe):
-    assert len(recipe.splitlines()) <= 14
-    config = RunConfig.model_validate(yaml.safe_load(recipe))
-    assert make_plan(config, limit=3).size == 3 * len(config.conditions)
 
 
 def test_a_sweep_is_a_condition_for_each_combination():
