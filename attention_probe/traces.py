@@ -6,18 +6,17 @@ continued. The files are numbered in the order in which they were added. Reading
 memory at a time. This module does not need torch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import msgspec
 import numpy as np
 import safetensors.numpy
+from filelock import FileLock
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
@@ -28,11 +27,8 @@ from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import count_from_one
 from harness.runs.journal import changed_settings, differences
 from harness.runs.records import fit
+from harness.runs.run_folder import lock, refuse_foreign
 from harness.runs.stored_files import clear_messages, write_atomic, write_whole
-
-if TYPE_CHECKING:
-    from filelock import FileLock
-
 
 HEADER = "header.json"
 
@@ -195,9 +191,6 @@ class AttentionTraces:
                 cannot be written, or it holds another model, other layers, another definition or
                 another selection.
         """
-        # Imported here because reading does not need what this module imports.
-        from harness.runs.run_folder import lock, refuse_foreign
-
         with clear_messages(path):
             refuse_foreign(path, HEADER)  # before a lock file is put into it
             path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """The messages of vLLM, torch and other libraries: which they write, and into which file."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

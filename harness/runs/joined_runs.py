@@ -4,23 +4,21 @@ Runs of several models agree in problems, versions and, per model, settings. Log
 other harnesses become the conditions of one run.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+from pandas.api.types import union_categoricals
 
 from harness.constants import SCORE, JsonObject
 from harness.errors import ComparisonError, ConfigError, list_first
 from harness.runs.journal import describe_differences
 from harness.runs.run_paths import locate
 from harness.runs.run_reader import HASH, VERSIONS, Run
-
-if TYPE_CHECKING:
-    import pandas
 
 _OF_CONDITIONS = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
@@ -108,8 +106,6 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
 
 def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     """The samples of several conditions as those of one model and layout."""
-    import pandas
-
     scored_frames = [
         frame.assign(**{"draw": frame.get("draw", 1), SCORE: frame.get(SCORE, frame["correct"])})
         for frame in frames
@@ -185,9 +181,6 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
         ComparisonError: a run is given twice, two runs are of different problems, task or grader
             versions, or two runs share a model's label and differ in more than the condition.
     """
-    import pandas
-    from pandas.api.types import union_categoricals
-
     for index, later in enumerate(runs):
         for earlier in runs[:index]:
             if Path(later.name).resolve() == Path(earlier.name).resolve():

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas
 from msgspec import structs
 
 from harness.constants import JsonObject
@@ -41,10 +42,6 @@ from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, 
 from harness.runs.run_files import RunFiles
 from harness.runs.run_paths import has_run_files
 from harness.runs.samples_frame import read_frame
-
-if TYPE_CHECKING:
-    import pandas
-
 
 VERSIONS = ("prompt_version", "task_version", "grader_version")
 """Versions of mless in which all runs of a table agree."""

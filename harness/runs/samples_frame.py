@@ -1,12 +1,11 @@
 """The samples of a run as a frame with one row per sample."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas
 
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
 from harness.experiment.condition_entries import read_conditions
@@ -14,9 +13,6 @@ from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
 from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import RunFiles
-
-if TYPE_CHECKING:
-    import pandas
 
 SAMPLE_COLUMNS = f"""
 model condition layout filler filler_tokens placement words problem_id sample_index replicate draw
@@ -93,8 +89,6 @@ def make_frame(
         prompts: All prompts.
         graded_samples: Those of each prompt.
     """
-    import pandas
-
     samples: list[Sample] = []
     scores: list[Score] = []
     texts: list[tuple[int, str, bool]] = []
@@ -132,8 +126,6 @@ def make_frame(
 
 def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
-    import pandas
-
     docs = [prompt.doc for prompt in prompts]
     label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
     words = {

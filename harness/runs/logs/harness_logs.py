@@ -3,20 +3,17 @@
 What a file is follows from its content.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from harness.errors import ConfigError, RunError, list_first, quote
 from harness.runs.logs.score_tables import ScoreTable, read_table
-
-if TYPE_CHECKING:
-    import pandas
 
 HEAD_BYTES = 1 << 16
 """Bytes of a file that show its kind."""

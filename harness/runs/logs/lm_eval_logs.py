@@ -5,13 +5,12 @@ documents. Logs of other tasks do not: there the user names the condition of eac
 `mless tasks --wrap` wrote the task. In that case lm-eval's results file names it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas
 
 from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
@@ -22,10 +21,6 @@ from harness.runs.journal import describe_differences
 from harness.runs.logs.sample_log import SampleLog, read_log
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.samples_frame import make_frame
-
-if TYPE_CHECKING:
-    import pandas
-
 
 LogsByCondition = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
 """By condition and layout, the log and its prompts."""

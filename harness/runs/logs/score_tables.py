@@ -4,15 +4,15 @@ A CSV, JSON or parquet file or a pandas frame is such a table; `harness_logs` ma
 Inspect or lighteval. `describe_scores` makes the fields of a `Run` of it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
+
+import pandas
 
 from harness.constants import SCORE, JsonObject
 from harness.data_records import LocatedRecord, read_data
@@ -28,9 +28,6 @@ from harness.errors import (
 from harness.experiment.plan import hash_json
 from harness.experiment.problems import fold_text
 from harness.grading import GRADERS
-
-if TYPE_CHECKING:
-    import pandas
 
 COLUMN_ROLES = {
     "item": "item item_id id doc_id problem_id question_id sample_id example_id task_id uid uuid "
@@ -220,8 +217,6 @@ def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
 
 def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     """One row per sample, with the columns of `samples_frame.make_frame` that tables read."""
-    import pandas
-
     values = pandas.DataFrame([row for _, row in table.rows])
     items = [str(row["item"]) for _, row in table.rows]
     scores = pandas.Series([parse_score(*row) for row in table.rows])
