@@ -116,7 +116,7 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = Non
     """Read the values of a config file and apply overrides. They are not yet checked by a schema.
 
     Args:
-        path: The file, or the name of a shipped config.
+        path: The file, or the name of a shipped config, or its path from `configs` on.
         kind: The folder of the shipped configs, in `configs`.
         overrides: New values, by dotted keys.
 
@@ -124,16 +124,17 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = Non
         ConfigError: the file is missing or not YAML, a key stands twice, or the key of an override
             does not exist.
     """
-    shipped = resources.folder("configs") / kind / path.name
-    if not path.exists() and path.parent in (Path(), Path("configs") / kind) and shipped.is_file():
+    folder = resources.folder("configs")
+    shipped = folder.parent / path if path.parts[:1] == ("configs",) else folder / kind / path
+    if not path.exists() and shipped.is_file():
         path = shipped
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        names = list_near(path.name, sorted(os.listdir(shipped.parent)))
+        names = list_near(path.name, sorted(os.listdir(folder / kind)))
         raise ConfigError(
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
-            f"{shipped.parent}: {names}."
+            f"{folder / kind}: {names}."
         ) from None
     except _NOT_YAML as error:
         # PyYAML marks the column with ^, which has no meaning in one line

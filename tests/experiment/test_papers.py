@@ -52,10 +52,12 @@ def test_a_paper_is_planned_with_the_columns_of_its_header(tmp_path, path):
     assert len({*requests.values()}) == len(plan.config.conditions) > 1
 
 
-def test_a_committed_config_is_short_and_its_header_is_complete():
+def test_a_committed_config_is_short_and_shipped_and_its_header_is_complete(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     page = (ROOT / "configs/papers/README.md").read_text()
     assert len(COMMITTED) == 12 and len(COMMITTED + OTHERS) >= 18
     for path in COMMITTED:
+        assert load_config(f"configs/papers/{path.name}") == load_config(path)
         header, config = path.read_text().split("\nname: ")
         titles = re.findall(r"^# (\w+): ", header, re.MULTILINE)
         titles = [title for title in titles if title != "Columns"]
