@@ -63,20 +63,26 @@ def test_a_small_benchmark_runs_to_its_end(name):
 
 
 @pytest.mark.slow
-def test_the_contrasts_of_the_registered_experiment_are_pooled(tmp_path):
-    # other examples, so that no prompt of the registered runs is used before them
-    config = load_config(ROOT / "configs/runs/sink-products.yaml", {"fewshot.seed": 1})
-    plan = make_plan(config, limit=12)
-    targets = {problem.id: problem.answer for problem in plan.dataset.problems}
+def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path):
+    rights = {"harm": {"wo", "permuted"}, "help": {"slashes", "hidden", "both"}}
+    for name in ("harm-products", "harm-opposites", "harm-continents", "help"):
+        kind = name.split("-")[0]
+        # other examples, so that no prompt of the registered runs is used before them
+        config = load_config(ROOT / f"configs/runs/{kind}.yaml", {"fewshot.seed": 1})
+        plan = make_plan(config, limit=12)
+        targets = {problem.id: problem.answer for problem in plan.dataset.problems}
 
-    def make_sample(request, key):
-        is_harmed = request.task.startswith("products_slashes_")
-        text = " no" if is_harmed else f" {targets[request.problem_id]}"
-        return Sample.of(request, key, text, tokens=2, reason="stop")
+        def make_sample(request, key, right=rights[kind], targets=targets):
+            condition = request.task.split("_")[1]
+            text = f" {targets[request.problem_id]}" if condition in right else " no"
+            return Sample.of(request, key, text, tokens=2, reason="stop")
 
-    run = run_plan(plan, tmp_path / "run", make_sample)
-    text = run_module("benchmarks.sink", str(run), "--small")
-    pooled = [line.split() for line in text.splitlines() if line.endswith("all tasks")]
-    differences = {" ".join(words[:-8]): float(words[-7]) for words in pooled if len(words) > 9}
-    assert differences["kept-4-10 - slashes"] == 100
-    assert differences["kept-4-10 - one"] == 0
+        run_plan(plan, tmp_path / name, make_sample)
+    text = run_module("benchmarks.sink", str(tmp_path), "--small")
+    pooled = next(
+        line for line in text.splitlines() if "permuted - slashes" in line and "all tasks" in line
+    )
+    assert " 100.0 " in pooled
+    steps = [line for line in text.splitlines() if line.endswith("found")]
+    assert [line.split()[-1] for line in steps] == ["found"] * 4
+    assert " 100.0 " in steps[-1]

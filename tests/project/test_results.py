@@ -84,7 +84,11 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay():
     products = dict.fromkeys(("causes", "example", "other-texts", "products"), "067f0b9a")
     sinks = {"capitals": "554a2361", "opposites": "c9164bbd", "products": "0d047f32"}
     products |= {f"sink-{name}": value for name, value in sinks.items()}
-    assert hashes == products | {"instructions": "3cf6d79e"}
+    assert hashes == products | {
+        "instructions": "3cf6d79e",
+        "harm": "be224e89",
+        "help": "88a8b63b",
+    }
 
 
 def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
