@@ -8,8 +8,17 @@ from attention_probe.figures.figure_config import load_figure_config
 from attention_probe.figures.probe_figure import make_figure
 from harness.errors import ConfigError
 from harness.yaml_settings import parse_overrides
-from tests.conftest import run_program
-from tests.make import ROOT, make_header, make_trace, with_cases, write_traces
+from tests.conftest import mark_slow, run_program
+from tests.make import (
+    ROOT,
+    TOY,
+    make_header,
+    make_trace,
+    read_lines,
+    with_cases,
+    write_records,
+    write_traces,
+)
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
@@ -164,10 +173,15 @@ def test_the_heads_of_the_appendix_exist():
         assert config.title == (config.model_name or config.model.rpartition("/")[2])
 
 
-@pytest.mark.parametrize("path", STUDY, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", mark_slow(STUDY, quick=[STUDY[2], STUDY[4]]), ids=lambda path: path.stem
+)
 def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_then_without(
     path, tiny_model, tmp_path, monkeypatch
 ):
+    problems = tmp_path / "problems.jsonl"
+    write_records(problems, read_lines(TOY / "demo.jsonl")[:4])
+    monkeypatch.setenv("MATH500_PATH", str(problems))
     config = load_figure_config(path)
     overrides = {"prompts.n": 2}
     for index, panel in enumerate(config.panels[: len(config.heads)]):

@@ -1,35 +1,29 @@
 """The real engine on the bundled model: the samples of our run are those of the stock command.
 
-One engine is started in `make test`, more are in `make test-long`.
+All of these tests are in `make test-long`.
 """
 
-import json
 import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 from harness import Run, load_run, resources
-from harness.experiment.prompts.prompt import Layout
-from harness.experiment.prompts.tokenizer import encode, hash_token_ids
 from harness.runs.run_files import RunFiles
-from tests.conftest import BUDGET, LIMIT, PATIENCE, succeeded
+from tests.conftest import BUDGET, PATIENCE, succeeded
 from tests.make import TOY_CONFIG, TOY_MODEL, TOY_PROBLEMS, with_cases
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ENGINE = (
     f"pretrained={TOY_MODEL},dtype=float32,max_model_len=4096,enforce_eager=True,"
     "kv_cache_memory_bytes=1073741824,enable_chunked_prefill=False,max_num_batched_tokens=8192"
 )
-CONDITIONS = ["wo", "mless", "mful", "random"]
-LAYOUTS = (Layout.RAW, Layout.CHAT)
 MAX_GEN_TOKS = f"max_gen_toks={BUDGET}"
 COMPARED = 15
 """Problems of the run that other commands generate too."""
@@ -65,44 +59,6 @@ def assert_equal(theirs, ours, *columns):
         assert list(theirs[column]) == list(ours[column])
 
 
-def test_the_table_has_every_condition_and_layout(our_run, mless):
-    folder, printed = our_run
-    assert mless("table", str(folder)).stdout.strip() in printed
-    rows = json.loads(mless("table", str(folder), "--format", "json").stdout)["rows"]
-    table = [(row["layout"], row["condition"], row["problems"]) for row in rows]
-    assert table == [*product(LAYOUTS, CONDITIONS, [LIMIT])]
-
-
-def test_the_run_folder_is_complete(our_run):
-    folder, _ = our_run
-    receipt = RunFiles(folder).receipt
-    assert receipt["problems"] == LIMIT
-    assert receipt["sampling"]["max_tokens"] == BUDGET
-    assert receipt["timing"]["tokens"] == load_run(folder)["completion_tokens"].sum()
-    assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
-    assert len(list(folder.iterdir())) <= 10
-
-
-def test_the_engine_takes_requests_in_the_plans_order(our_run):
-    """A request begins when an earlier one has ended, so none ends before its turn."""
-    folder, _ = our_run
-    (session,) = RunFiles(folder).receipt["sessions"]
-    at_once = session["engine"]["max_num_seqs"]
-    turns = {(row.task, row.doc["id"]): turn for turn, row in enumerate(RunFiles(folder).prompts)}
-    ended = [turns[sample.task, sample.problem_id] for sample in RunFiles(folder).journal.records]
-    assert at_once < len(ended)
-    assert all(turn < at_once + before for before, turn in enumerate(ended)), ended
-
-
-def test_the_engine_ran_the_checked_token_ids(our_run, toy_tokenizer):
-    folder, _ = our_run
-    token_counts = load_run(folder).set_index("prompt_token_sha256")["prompt_tokens"]
-    for row in RunFiles(folder).prompts:
-        token_ids, _ = encode(row.prompt, toy_tokenizer)
-        assert token_counts[hash_token_ids(token_ids)] == len(token_ids)
-
-
-@pytest.mark.slow
 @with_cases
 def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, layout, flags):
     options = (
@@ -114,13 +70,12 @@ def test_the_stock_command_gives_the_same_samples(our_run, lm_eval, tmp_path, la
         *("--include_path", resources.folder("tasks"), "--output_path", tmp_path),
     )
     succeeded(process)
-    theirs, ours = read_lm_eval_samples(tmp_path), read_compared(our_run[0], layout)
+    theirs, ours = read_lm_eval_samples(tmp_path), read_compared(our_run, layout)
     # stock lm-eval does not record why a completion ended
     ours["verdict"] = ours["verdict"].replace("truncated", "no_box")
     assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion", "verdict")
 
 
-@pytest.mark.slow
 def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp_path):
     """On a CPU a seeded request whose prompt is prefilled in chunks kills vLLM.
 
@@ -143,7 +98,6 @@ def test_500_completions_are_sampled_with_the_seeds_of_their_problems(mless, tmp
     assert (sampling.source, sampling.temperature, sampling.top_p) == ("explicit", 1.2, 0.95)
 
 
-@pytest.mark.slow
 def test_the_engine_ends_reasoning_with_the_last_token_of_its_budget(mless, tmp_path):
     settings = (
         'conditions=[{name: reasoning, template: "{problem} \\n\\n<think>"}]',
@@ -162,7 +116,6 @@ def test_the_engine_ends_reasoning_with_the_last_token_of_its_budget(mless, tmp_
     assert len(run.samples) == 8
 
 
-@pytest.mark.slow
 def test_every_backend_ends_a_completion_after_its_first_line(mless, tmp_path):
     settings = (
         "dataset={make: products, seed: 3}",
@@ -216,18 +169,16 @@ def served(tmp_path_factory):
             server.wait(30)
 
 
-@pytest.mark.slow
 def test_mless_run_gives_the_same_samples_through_a_completions_server(
     our_run, served, mless, tmp_path
 ):
     server = f"{{model: demo, base_url: {served}, tokenizer: {TOY_MODEL}, max_length: 4096}}"
     settings = ["model.backend=local-completions", f"model.model_args={server}", MAX_GEN_TOKS]
     run = generate(mless, tmp_path / "run", COMPARED, *settings)
-    theirs, ours = (read_compared(folder, "raw") for folder in (run, our_run[0]))
+    theirs, ours = (read_compared(folder, "raw") for folder in (run, our_run))
     assert_equal(theirs, ours, "problem_id", "prompt_sha256", "completion")
 
 
-@pytest.mark.slow
 def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(
     our_run, served, mless, tmp_path
 ):
@@ -237,7 +188,7 @@ def test_mless_run_gives_a_chat_server_the_turns_and_every_sample_its_seed(
     settings += ["layouts=[chat]", MAX_GEN_TOKS]
     sampled = ["gen_kwargs={temperature: 1.2}", "repeats=3", "conditions=[wo]"]
     greedy = generate(mless, tmp_path / "greedy", COMPARED, *settings)
-    theirs, ours = (read_compared(folder, "chat") for folder in (greedy, our_run[0]))
+    theirs, ours = (read_compared(folder, "chat") for folder in (greedy, our_run))
     assert_equal(theirs, ours, "problem_id", "completion")
     frame = load_run(generate(mless, tmp_path / "sampled", COMPARED, *settings, *sampled))
     assert frame["seed"].nunique() == 3 * COMPARED

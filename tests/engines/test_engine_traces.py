@@ -26,9 +26,8 @@ from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
 from tests.attention_probe.test_probe import assert_close, assert_same_traces
-from tests.conftest import gpu_share
+from tests.conftest import gpu_share, succeeded
 from tests.engines.test_interventions import config, plan_requests, slow_engine
-from tests.engines.test_smollm2 import succeed
 from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source, with_cases
 
 # of torch, as vllm is imported
@@ -171,7 +170,7 @@ def test_every_figure_of_attention_is_the_same_from_the_engine(
     if path.stem == "flipped-products":
         traces = tmp_path / "flipped.traces"
         options = "--flip changed --controls --conditions mless --engine"
-        succeed(mless, "probe", str(GREEDY_RUN), *options.split(), "-o", str(traces))
+        succeeded(mless("probe", GREEDY_RUN, *options.split(), "-o", traces))
         overrides = [f"prompts.run={GREEDY_RUN}", NO_GAP]
     else:
         traces, overrides = record(TOY_MODEL), [PROMPTS]

@@ -111,7 +111,7 @@ def finish(folder, our_run):
 
 
 def check_verdicts(folder, our_run):
-    assert read_verdicts(folder) == read_verdicts(our_run[0])
+    assert read_verdicts(folder) == read_verdicts(our_run)
 
 
 def descendants(run):
@@ -150,7 +150,7 @@ FORKED = (sys.executable, "-c", FORKING)
 def test_a_run_that_is_killed_and_finished_has_the_same_verdicts_and_leaves_no_process(
     our_run, folder, program
 ):
-    total = count_samples(our_run[0])
+    total = count_samples(our_run)
     run = start(folder, program=program, environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     # the journal does not grow, however long it takes to list the processes
@@ -183,7 +183,7 @@ ENDS = [
 def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     our_run, folder, victim, number, message
 ):
-    total = count_samples(our_run[0])
+    total = count_samples(our_run)
     run = start(folder, environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"})
     wait_for(run, folder, 20)
     family = descendants(run)
@@ -344,7 +344,7 @@ def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdict
     actors[0].kill()
     family = descendants(run)
     assert f"{LOST}The process of an engine is gone" in end(run)
-    assert count_samples(folder) == count_samples(our_run[0])
+    assert count_samples(folder) == count_samples(our_run)
     check_verdicts(folder, our_run)
     (session,) = RunFiles(folder).receipt["sessions"]
     assert session["engine"]["engines"] == 2

@@ -1,48 +1,61 @@
 """SmolLM2 from `mless run` to the last command, compared with plain Hugging Face.
 
-`make test` has one short run, `make test-long` has the other tests.
+`make test` has one short run, its only engine; `make test-long` has the other tests.
 """
 
 import json
 import subprocess
+from itertools import product
+from pathlib import Path
 
 import pytest
 
 import harness
+from harness.experiment.prompts.tokenizer import encode, hash_token_ids, load_tokenizer
 from harness.runs.run_files import RunFiles
-from tests.commands.test_cli import refused
 from tests.conftest import PATIENCE, load_eager, succeeded
 from tests.engines.test_faults import MLESS, count_samples, wait_for
-from tests.engines.test_interventions import ARM
-from tests.make import EXAMPLE, ROOT
+from tests.make import EXAMPLE, ROOT, table_data
 
 pytestmark = pytest.mark.engine
 
 CONDITIONS = ["wo", "mless", "mless-first"]
+LAYOUTS = ["raw", "chat"]
 CONFIG = str(ROOT / "configs/runs/products.yaml")
 FIRST = {"name": "mless-first", "unit": "/", "placement": "before_system"}
-ARMS = ["wo", "mless", FIRST, {"causes": "mless-first", "layers": 1}, ARM]
-
-
-def succeed(mless, *arguments):
-    """What a command prints to standard error."""
-    return succeeded(mless(*arguments)).stderr
+PHANTOM = {"kind": "filler", "layers": [1], "other_layers": False, "scale": False}
+CHANGES = [
+    {"kind": "attention", "part": "filler", "weight": 0, "layers": [4]},
+    {"kind": "mlp_output", "part": "filler", "layers": [2], "from": "first"},
+    {"kind": "redistribute", "layers": 1, "share": 0.1},
+]
+INTERVENTIONS = {"bias": PHANTOM, "gap": {**PHANTOM, "bias": False}, "changed": CHANGES}
+ARMS = [
+    *("wo", "mless", FIRST),
+    *({**FIRST, "name": name, "intervention": value} for name, value in INTERVENTIONS.items()),
+]
+AT_ONCE = 8
+"""Requests that the engine answers at the same time."""
 
 
 @pytest.fixture(scope="session")
-def run(mless, smollm2, tmp_path_factory):
-    """A product with three draws of examples under 3 conditions and 8 with an intervention.
-
-    These are 33 samples.
-    """
+def process(mless, smollm2, tmp_path_factory):
+    """The command that makes the run."""
+    settings = {
+        "conditions": json.dumps(ARMS),
+        "layouts": json.dumps(LAYOUTS),
+        "model.model_args.kv_cache_memory_bytes": 2**30,
+        "model.model_args.max_num_seqs": AT_ONCE,
+    }
+    options = [f"--set={key}={value}" for key, value in settings.items()]
     folder = tmp_path_factory.mktemp("smollm2") / "run"
-    arms = ("--set", f"conditions={json.dumps(ARMS)}")
-    options = (
-        f"--set model.model_args.kv_cache_memory_bytes=1073741824 --quiet --limit 1 -o {folder}"
-    )
-    stderr = succeed(mless, "run", CONFIG, *arms, *options.split())
-    assert "11 arms answer as in Hugging Face, 2 prompts each" in stderr
-    return folder
+    return succeeded(mless("run", CONFIG, *options, "--quiet", "--limit", 1, "-o", folder))
+
+
+@pytest.fixture(scope="session")
+def run(process):
+    """A product with three draws of examples under six conditions in two layouts: 36 samples."""
+    return Path(process.args[-1])
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +68,58 @@ def whole_model(smollm2):
     torch.set_num_threads(threads)
 
 
-def load_completions(folder):
+def load_unchanged(folder):
+    """The samples in layout raw whose model is unchanged."""
     frame = harness.load_run(folder)
-    frame = frame[frame["condition"].isin(CONDITIONS)]
+    return frame[(frame["layout"] == "raw") & frame["condition"].isin(CONDITIONS)]
+
+
+def load_completions(folder):
+    frame = load_unchanged(folder)
     index = ["condition", "problem_id", "sample_index"]
     return frame.sort_values(index)[[*index, "verdict", "completion"]].to_numpy().tolist()
 
 
 def test_a_short_run_has_the_answers_of_the_committed_example(run):
-    frame = harness.load_run(run)
-    frame = frame[frame["condition"].isin(CONDITIONS)]
-    ours = frame.set_index("prompt_token_sha256")["completion"]
+    ours = load_unchanged(run).set_index("prompt_token_sha256")["completion"]
     committed = harness.load_run(EXAMPLE).set_index("prompt_token_sha256")["completion"]
     # the same prompts have the same greedy answers
     assert len(ours) == 9 and (ours == committed[ours.index]).sum() >= 8
+
+
+def test_the_table_has_every_condition_and_layout(process, run, succeed):
+    assert "6 arms answer as in Hugging Face, 2 prompts each" in process.stderr
+    assert succeed("table", run).strip() in process.stdout
+    table = [(row["layout"], row["condition"], row["problems"]) for row in table_data(run)["rows"]]
+    names = [*CONDITIONS, *INTERVENTIONS]
+    assert table == [*product(LAYOUTS, names, [1])]
+
+
+def test_the_run_folder_is_complete(run):
+    receipt = RunFiles(run).receipt
+    assert receipt["problems"] == 1
+    assert receipt["sampling"]["max_tokens"] == 8
+    assert receipt["timing"]["tokens"] == harness.load_run(run)["completion_tokens"].sum()
+    assert receipt["versions"]["vllm"] and receipt["model"]["sha256"]["model.safetensors"]
+    assert len(list(run.iterdir())) <= 11
+
+
+def test_the_engine_takes_requests_in_the_plans_order(run):
+    """A request begins when an earlier one has ended, so none ends before its turn."""
+    tasks = sorted((row.task for row in RunFiles(run).prompts), key=lambda task: task[-1])
+    turns = {task: turn for turn, task in enumerate(tasks)}  # draw after draw
+    ended = [turns[sample.task] for sample in RunFiles(run).journal.records]
+    assert len(ended) == 36
+    assert all(turn < AT_ONCE + before for before, turn in enumerate(ended)), ended
+
+
+def test_the_engine_ran_the_checked_token_ids(run, smollm2):
+    tokenizer = load_tokenizer(str(smollm2))
+    frame = harness.load_run(run)
+    token_counts = frame.set_index("prompt_token_sha256")["prompt_tokens"].to_dict()
+    for row in RunFiles(run).prompts:
+        token_ids, _ = encode(row.prompt, tokenizer)
+        assert token_counts[hash_token_ids(token_ids)] == len(token_ids)
 
 
 @pytest.mark.slow
@@ -81,7 +132,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     process.kill()
     process.communicate(timeout=PATIENCE)
     assert 0 < count_samples(folder) < 108
-    succeed(mless, *command)
+    succeeded(mless(*command))
     finished = load_completions(folder)
     assert len(finished) == 108
     assert all(completion in finished for completion in load_completions(run))
@@ -93,7 +144,7 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
         f"heads {traces} -o {tmp_path}/attention.html",
         f"report {folder} -o {page}",
     ):
-        succeed(mless, *command.split())
+        succeeded(mless(*command.split()))
     assert "SmolLM2-135M-Instruct" in page.read_text()
 
 
@@ -125,7 +176,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
         "model.model_args.max_num_seqs=8",  # a busy machine ends such steps in time
     ]
     options = [f"--set={value}" for value in values]
-    succeed(mless, "run", CONFIG, *options, "--quiet", "-o", folder)
+    succeeded(mless("run", CONFIG, *options, "--quiet", "-o", folder))
     tokenizer = AutoTokenizer.from_pretrained(smollm2)
     frame = harness.load_run(folder, replicates=True).set_index(["condition", "problem_id"])
     differences = []
@@ -148,11 +199,3 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
         assert (first["answer_tokens"], first["correct"]) == (length, gold > max(others))
         differences += [first["answer_logprob"] - gold, first["answer_share"] - share]
     assert len(differences) == 200 and max(map(abs, differences)) < 1e-4
-
-
-def test_the_probe_refuses_its_arms(run, command, tmp_path):
-    arguments = f"probe {run} --conditions mless-first,mless-first-gap -o {tmp_path / 'x.traces'}"
-    refused(
-        command(*arguments.split()),
-        "changes the model under mless-first-gap, which only the engine does",
-    )
