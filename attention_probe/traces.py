@@ -170,7 +170,7 @@ class AttentionTraces:
 
     def __init__(self, path: Path, lock: FileLock | None = None) -> None:
         if not (path / HEADER).is_file():
-            raise JournalError(f"{path} is no folder of traces, as `mless probe` writes it.")
+            raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
         with _clear_read_errors(path / HEADER):
             file = fit(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
         self.header, self.receipt = file.header, file.receipt

@@ -104,7 +104,7 @@ class Targets:
 
     Args:
         digits: Decimals of a rate in percent.
-        tolerance: The distance between a rate and its target that is no miss.
+        tolerance: Largest distance between a rate and its target that does not count as a miss.
     """
 
     def __init__(self, digits: int, tolerance: float = 0.0) -> None:

@@ -26,7 +26,7 @@ LocatedRecord = tuple[str, JsonObject]
 CSV_SUFFIXES = (".csv", ".tsv")
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
 _REPEATED = object()
-"""In place of a key: its value is the key that stands twice in the object."""
+"""In place of a key: its value is the key that appears twice in the object."""
 
 _LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
@@ -71,7 +71,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         path: The file, or the name of the dataset.
 
     Raises:
-        DataError: it is missing or damaged, or a key or column stands twice. The message
+        DataError: it is missing or damaged, or a key or column appears twice. The message
             names the line, element or row.
     """
     folder, _, split = str(path).partition(":")
@@ -186,7 +186,7 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
     try:
         columns = reader.fieldnames or ()
         if len(set(columns)) < len(columns):
-            raise DataError(f"{path}: a column stands twice: {', '.join(columns)}.")
+            raise DataError(f"{path}: a column appears twice: {', '.join(columns)}.")
         for row in reader:
             location = f"{path}, line {reader.line_num}"
             if None in row or None in row.values():
@@ -214,7 +214,7 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
         if not isinstance(record, dict):
             raise DataError(f"{location}: expected a JSON object{form}, got {entry!r:.40}.")
         if _REPEATED in record:
-            raise DataError(f"{location}: the key {record[_REPEATED]!r} stands twice.")
+            raise DataError(f"{location}: the key {record[_REPEATED]!r} appears twice.")
         yield location, record
 
 
@@ -228,7 +228,7 @@ def _decode(text: str, location: str) -> Any:
 
 
 def _as_object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """An object of JSON; a key that stands twice is marked, because here its line is unknown."""
+    """An object of JSON; a key that appears twice is marked, because here its line is unknown."""
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]

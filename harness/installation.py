@@ -1,7 +1,7 @@
 """Is this installation able to run? `mless doctor` prints what each check found and how to fix it.
 
-What cannot be checked (without a hub, a GPU or a tool) is reported, and is no failure. Errors that
-an engine reports itself are not checked here: they are explained when an engine starts
+What cannot be checked (without a hub, a GPU or a tool) is reported, and is not a failure. Errors
+that an engine reports itself are not checked here: they are explained when an engine starts
 (`engines/start_errors.py`).
 """
 

@@ -20,7 +20,7 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
         where: The option or key, for messages.
 
     Raises:
-        ConfigError: a word is no number or range from 1.
+        ConfigError: a word is neither a number nor a range from 1.
     """
     if text is None:
         return ()

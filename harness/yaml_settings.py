@@ -19,11 +19,11 @@ UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in a config, in which `~` is the user's home."""
 Schema = TypeVar("Schema", bound=BaseModel)
 _SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
-"""Entries of pydantic's error paths that are no keys: names of the schemas that it tries."""
+"""Entries of pydantic's error paths that are not keys: names of the schemas that it tries."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, and LaTeX that lost a backslash."""
+    """Refuses a key that appears twice in a mapping, and LaTeX that lost a backslash."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         earlier_keys = set()
@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
             if (key.tag, key.value) in earlier_keys:
                 line = key.start_mark.line + 1
                 raise ConfigError(
-                    f"the key {key.value!r} stands twice in a mapping, again in line {line}."
+                    f"the key {key.value!r} appears twice in a mapping, again in line {line}."
                 )
             earlier_keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
@@ -58,7 +58,7 @@ _PLAIN_MESSAGES = {
 }
 """Messages of pydantic that name a regular expression, and what they mean."""
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""Errors that PyYAML raises for a text that is no YAML, including those of its own code."""
+"""Errors that PyYAML raises for a text that is not YAML, including those of its own code."""
 
 
 class Strict(BaseModel):
@@ -84,10 +84,10 @@ class Strict(BaseModel):
 
 
 def parse_option(option: str, text: str) -> Any:
-    """The value of a command-line option: YAML, or the text itself if it is no YAML.
+    """The value of a command-line option: YAML, or the text itself if it is not YAML.
 
     Raises:
-        ConfigError: a key stands twice in a mapping.
+        ConfigError: a key appears twice in a mapping.
     """
     try:
         return yaml.load(text, _Loader)
@@ -101,7 +101,7 @@ def parse_overrides(options: Iterable[str] | None) -> dict[str, Any]:
     """The values of options `--set KEY=VALUE`, by their dotted keys.
 
     Raises:
-        ConfigError: an option has no `=`, or a key stands twice in a mapping.
+        ConfigError: an option has no `=`, or a key appears twice in a mapping.
     """
     overrides = {}
     for option in options or ():
@@ -121,7 +121,7 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = Non
         overrides: New values, by dotted keys.
 
     Raises:
-        ConfigError: the file is missing or not YAML, a key stands twice, or the key of an override
+        ConfigError: the file is missing or not YAML, a key appears twice, or the key of an override
             does not exist.
     """
     folder = resources.folder("configs")

@@ -96,8 +96,8 @@ def average_curve(
 
     In the full view the mean is over the prompts whose filler stands at the same positions. They
     must be more than half, and the note gives their number. Compared with a baseline without
-    filler, the attention summed over all tokens always falls, because of the softmax. That is no
-    finding, and the note of the difference says so.
+    filler, the attention summed over all tokens always falls, because of the softmax. That is
+    not a finding, and the note of the difference says so.
 
     Args:
         traces: The traces.

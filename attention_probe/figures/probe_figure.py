@@ -69,7 +69,7 @@ def make_figure(
         figure = draw_figure(config, points, bars)
     else:
         figure = draw_activations(config, points)
-    # `concat` leaves None out, so a figure without bars is no special case
+    # `concat` leaves None out, so a figure without bars needs no special case
     numbers = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
     receipt = {
         "figure": config.model_dump(mode="json"),

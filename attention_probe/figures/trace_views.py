@@ -20,7 +20,7 @@ from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 
 NO_FINDING = (
-    "That inserted tokens take attention from the others is no finding: softmax guarantees it."
+    "That inserted tokens take attention from the others is not a finding: softmax guarantees it."
 )
 NO_ROWS = (
     "These traces have no rows, so only means are shown. "

@@ -18,7 +18,7 @@ separate token, whose activations cannot depend on the following letters. So it 
 command counts the same with every tokenizer.
 
 Some characters are read from context: the hyphen or slash inside words (`two-digit`, `$x$-axis`)
-and the mark after a word (`Great!`) are no operators; `^\\circ` is a unit; in [asy] drawings only
+and the mark after a word (`Great!`) are not operators; `^\\circ` is a unit; in [asy] drawings only
 the digits count.
 
 Source: https://arxiv.org/abs/2510.01032, the activation redistribution module and its analysis of

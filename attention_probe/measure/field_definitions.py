@@ -37,7 +37,7 @@ problem's tokens. Queries before a filler within or after the problem do not see
 attention on it counts as 0.
 
 Without an intervention the six masses add up to 1; m is the mass on all inserted tokens, the
-filler and its separator. The contrast of a prompt with filler and one without is no finding:
+filler and its separator. The contrast of a prompt with filler and one without is not a finding:
 softmax takes the filler's mass from the other tokens whatever is inserted, and later positions
 shift by its length (so that the mass of a single region may even grow). Between two fillers it can
 be one.

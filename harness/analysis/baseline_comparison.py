@@ -84,14 +84,14 @@ class Design:
             are tested only if it is significant.
         unregistered: Models with contrasts that their runs did not register: exploratory there.
         looks: How often each model's contrasts are tested, while its run grows; by default once.
-        reference_conditions: Conditions that are not tested, by name, as of
+        reference_conditions: Conditions that are not tested, by name, as in
             `Run.reference_conditions`.
         score: avg@K, pass@K or maj@K, which replaces the share of right samples; by default the
             share of all samples.
 
     Raises:
-        ComparisonError: the margin is out of range, or the primary contrast is no contrast over all
-            problems.
+        ComparisonError: the margin is out of range, or the primary contrast is not a contrast over
+            all problems.
     """
 
     baseline: str = BASELINE

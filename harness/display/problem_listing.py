@@ -36,7 +36,7 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     selection += f", {str(criterion.flip).replace('_', ' ')}"
     if outcomes["undecided"]:
         selection += f"; {outcomes['undecided']} have no verdict under one of the two conditions"
-    # a list of problems is no evidence
+    # a list of problems is not evidence
     advice = f"A problem can change by chance: mless table {run.name} has the test."
     return fold([selection, advice])
 

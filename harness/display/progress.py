@@ -80,7 +80,7 @@ class Progress:
     Args:
         totals: The number of samples of each task.
         most: The most tokens of a completion.
-        quiet: Print lines for a log instead of bars, as always if stderr is no terminal.
+        quiet: Print lines for a log instead of bars, as always if stderr is not a terminal.
 
     Attributes:
         running: Returns the number of tokens of each unfinished sample. It is called in any thread.
@@ -191,7 +191,7 @@ class _StatusColumn(ProgressColumn):
 def _make_bars(
     last_column: ProgressColumn, *, quiet: bool = False, transient: bool = False
 ) -> Bars:
-    """Bars on stderr that end in a column; disabled if stderr is no terminal.
+    """Bars on stderr that end in a column; disabled if stderr is not a terminal.
 
     Transient bars vanish at the end.
     """

@@ -42,7 +42,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """lm-eval's model arguments as vLLM's engine arguments.
 
     Raises:
-        ConfigError: no model is named, or `dtype` is no type.
+        ConfigError: no model is named, or `dtype` is not a type.
     """
     if not arguments.get("pretrained"):
         raise ConfigError(

@@ -54,8 +54,8 @@ def die_with_parent() -> None:
 
     vLLM's log then also says how far its start is: see libraries.log.
 
-    The kernel's own `PR_SET_PDEATHSIG` is no use here: it fires when the *thread* that started the
-    process ends, and vLLM 0.33 starts its workers from a pool of threads.
+    The kernel's own `PR_SET_PDEATHSIG` does not help here: it fires when the *thread* that started
+    the process ends, and vLLM 0.33 starts its workers from a pool of threads.
     """
     owner = os.environ.get(OWNER_VARIABLE)
     if owner and owner != process_identity(os.getpid()):

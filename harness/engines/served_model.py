@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 SERVED_BUSY = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
-"""Status codes of an answer without a completion, after which the server may still give one: 0 is
-no answer, with 200 gateways send errors and pages, and from 520 on are those of Cloudflare and
-Anthropic."""
+"""Status codes of an answer without a completion, after which the server may still give one. 0
+means no answer, with 200 gateways send errors and pages, and those from 520 on are of Cloudflare
+and Anthropic."""
 SERVED_REPEATS = 3
 """How often a request is sent again whose reply is not a whole completion. Then the sample has no
 verdict."""

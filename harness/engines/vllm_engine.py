@@ -182,7 +182,7 @@ class VLLMEngine:
         Raises:
             EngineError: a request does not fit, or the engine process has died, hangs or is
                 shutting down. In the last case it reports its unfinished requests as finished, with
-                `abort`; those are no samples.
+                `abort`; those are not samples.
         """
         waiting = deque(enumerate(requests))
         running: dict[str, Request] = {}

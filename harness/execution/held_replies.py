@@ -81,8 +81,9 @@ class HeldReplies:
         if held and not self._has_reply:
             request, completion = held[0]
             raise EngineError(
-                f"The server gives no whole completion, such as of problem {request.problem_id} of "
-                f"{request.task}: finish reason {completion.finish_reason}. {CONTINUE}"
+                f"The server gives no whole completion, such as that of problem "
+                f"{request.problem_id} of {request.task}: finish reason "
+                f"{completion.finish_reason}. {CONTINUE}"
             )
         yield held
 

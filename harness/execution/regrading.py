@@ -176,7 +176,7 @@ def _make_jobs(
         conclusion = skip_reasoning(completion)
         if conclusion is None:
             answer = completion
-        # a filter may rewrite an answer, but what it took from the reasoning is none
+        # use the filter's answer, unless it occurs only inside the reasoning
         elif filtered_answer and (
             _has_word(conclusion, filtered_answer) or not _has_word(completion, filtered_answer)
         ):

@@ -78,7 +78,7 @@ class _Session:
         }
         if unknown_keys := sorted(folder.sample_keys - self._requests.keys()):
             raise JournalError(
-                f"{folder.path} holds {len(unknown_keys)} samples that are none of this run's, "
+                f"{folder.path} holds {len(unknown_keys)} samples that are not this run's, "
                 f"such as {unknown_keys[0]}."
             )
         missing = [

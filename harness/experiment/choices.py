@@ -82,7 +82,7 @@ def find_letters(
         answer_is: What the answers are. None: this is concluded from all of them.
 
     Raises:
-        DataError: an answer is none of the choices, or can be read in two ways.
+        DataError: an answer is not one of the choices, or can be read in two ways.
     """
     cells = [
         (location, fields["choices"], ", ".join(answers).strip())
@@ -100,7 +100,7 @@ def find_letters(
         if is_in_text or "" in letters or len({*letters}) > 1:
             fault = "is unclear: say --answer-is index0, index1, letter or text. The choices are"
             if "" in letters:
-                fault = f"read as {best} is none of the {len(choices)} choices"
+                fault = f"read as {best} is not one of the {len(choices)} choices"
             raise DataError(f"{location}: the answer {gold!r} {fault}: {lines}.")
     return [[letter] for letter in readings[best]]
 

@@ -71,7 +71,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         sweep: Keys of a condition, each with one value or a list. The first key varies slowest.
 
     Raises:
-        ConfigError: the sweep is no mapping.
+        ConfigError: the sweep is not a mapping.
     """
     if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")

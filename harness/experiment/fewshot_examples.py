@@ -54,7 +54,7 @@ class ExampleIds(
     Attributes:
         pool: Problems that are not asked, because examples are taken from them.
         example_sets: The examples of each draw, in order.
-        sha256: The hash of examples that are none of the problems, and have no ids here.
+        sha256: The hash of examples that are not problems of the run, and so have no ids here.
     """
 
     pool: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ def read_gold_column(
         decimal: The decimal sign, if it is known.
 
     Raises:
-        DataError: answers are missing, are no text or number, or have an unclear decimal sign.
+        DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
     columns: list[list[str]] = []
     golds: list[tuple[str, str]] = []

@@ -170,7 +170,7 @@ class Problem:
         subject: MATH's subject; empty if the dataset has none.
         level: The difficulty: from 1 to 5 in MATH, or that of `MadeConfig`; 0 if the dataset has
             none.
-        row: The columns of the data that a config names. They are no part of the problem's hash.
+        row: The columns of the data that a config names. The problem's hash leaves them out.
         cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
             problem are its cluster.
         shown: The problem with choices, and columns that the baseline shows, if there are any.

@@ -26,7 +26,7 @@ _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 GEOMETRIC_NAMES = re.compile(
     r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
 )
-"""The beginning of a name of a geometric figure, which is no product of letters."""
+"""The beginning of a name of a geometric figure, which is not a product of letters."""
 MATRIX = re.compile(
     r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)"
     r"\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
@@ -114,7 +114,7 @@ def without_set_braces(text: str) -> str:
     """The list in the braces of a set; another text, or a set by a condition, unchanged."""
     terms, operators = as_relation(text)
     if operators in (["="], ["\\in"]) and is_name(terms[0]):
-        # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is no part of it
+        # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is removed
         if brackets(terms[1])[0] == "\\{\\}":
             text = terms[1]
     kind, inner = brackets(text)

@@ -189,7 +189,7 @@ def _same_enclosed(answer: str, target: str) -> bool:
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:
-    """Compare two relations, or a relation with a text that is none."""
+    """Compare two relations, or a relation with a text that is not one."""
     if not target[1]:
         return _states(answer, target[0][0], is_answer=True)
     if not answer[1]:

@@ -15,7 +15,7 @@ FORMS = {
     "<answer>": re.compile(r"<answer>(?![^<]*answer is)|<\|begin_of_box\|>"),
     # of minerva's prompts, in lm-eval's tasks minerva_math and hendrycks_math
     "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
-    # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is no answer
+    # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
     "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
     "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
     "answer is": re.compile(r"\banswer is\b:?", re.I),

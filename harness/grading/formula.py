@@ -64,7 +64,7 @@ def read(plain: str, point: Any) -> Value:
     """Read the value of a formula in plain notation, without unit, at a point.
 
     Raises:
-        Unreadable: The text is no formula, or is ambiguous: `1/2x` may be half of x, or one over
+        Unreadable: The text is not a formula, or is ambiguous: `1/2x` may be half of x, or one over
             2x.
         TooLarge: The value would take too much work to write out.
         ZeroDivisionError: The formula divides by zero.
@@ -267,7 +267,7 @@ class _Reader:
         self.position = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.accept(" "):
-            # the blank separates a command from the next letter, so what follows is no argument
+            # the blank separates a command from the next letter, so what follows is not an argument
             return self.point.letter(name)
         # f(3) is a value of f, not f times 3, so it counts as a letter.
         call = self.match(_CALL)

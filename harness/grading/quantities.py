@@ -25,7 +25,7 @@ def same_ratio(answer: list[str], target: list[str]) -> bool:
     ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
     clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)]
-    # a zero after the colon, as in `3:05`, is written in times only, and the other side is no time
+    # only times have a zero after the colon, as in `3:05`, and the other side is not a time
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
     if same_in_order(answer, target, same_quantity):

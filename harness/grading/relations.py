@@ -63,7 +63,7 @@ _ARGUMENTS = re.compile(r"\([^()]*\)")
 
 
 def as_relation(text: str) -> Relation:
-    """Split a text into its terms and operators; a text that is no relation has no operators."""
+    """Split a text into its terms and operators; a text that is not a relation has no operators."""
     return split_outside_brackets(text, OPERATORS)
 
 
@@ -218,7 +218,7 @@ class _NumberLine:
         """Whether a set contains the number. All its bounds are visited, to collect them.
 
         Raises:
-            Unreadable: The text is no set.
+            Unreadable: The text is not a set.
         """
         members, marks = split_outside_brackets(text, frozenset([",", ";", OR, AND]))
         if marks:

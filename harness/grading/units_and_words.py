@@ -1,8 +1,8 @@
 """Read English in answers: number words, units and other nouns, `and`, `or`, bases in words.
 
 A unit follows a number, or precedes it as `\\$` does. It is a known unit or any noun, as in
-`12\\text{ students}`. Units are not converted. A word that changes the meaning of the number is no
-unit: `5\\text{ or more}` is not 5, and `5\\text{ million}` is a product.
+`12\\text{ students}`. Units are not converted. A word that changes the meaning of the number is not
+a unit: `5\\text{ or more}` is not 5, and `5\\text{ million}` is a product.
 """
 
 import re
@@ -31,7 +31,7 @@ SCALES = {
 LONGEST_UNIT = 200
 """Most characters of a unit. A search in all of a long text could be slow."""
 HALF_DAYS = {"a": "morning", "p": "afternoon"}
-"""The words in plain notation for `am` and `pm` after a time. After a number these are no unit."""
+"""The words in plain notation for `am` and `pm` after a time. After a number neither is a unit."""
 HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
 """Words that make another statement of `x is 5` or `x = 5`."""
 
@@ -157,7 +157,7 @@ def number_word(plain_text: str) -> str:
     smallest_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
         current = below_scale or 0
-        # tens stand alone or after hundreds: `five twenty` is no number
+        # tens stand alone or after hundreds: `five twenty` is not a number
         if word in TENS and below_scale != 0 and current % 100 == 0:
             below_scale = current + TENS[word]
         elif word in ONES and (below_scale is None or _takes_ones(current, ONES[word])):
@@ -216,7 +216,7 @@ def _takes_ones(number: int, addend: int) -> bool:
 
 
 def without_unit(plain: str) -> tuple[str, str]:
-    """Split a text into its value and its unit, which may be "". A word before a value is none."""
+    """Split a text into its value and its unit, which may be "". A unit is not before its value."""
     unit = ""
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain)
     if "\\degree" in plain and not _ANGLED.search(plain) and not has_other_unit:

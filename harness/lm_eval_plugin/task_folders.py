@@ -113,8 +113,8 @@ def _read_conditions(text: str | None) -> list[Condition]:
     """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without brackets.
 
     Raises:
-        ConfigError: it is no such list, names a condition twice, or holds a condition that is not
-            possible before a question.
+        ConfigError: it is not such a list, names a condition twice, or holds a condition that is
+            not possible before a question.
     """
     if text is None:
         return list(named_conditions().values())
@@ -133,7 +133,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
         impossible += [f"{{row.{column}}}" for column in find_columns(condition.recorded())]
         if impossible:
             raise ConfigError(
-                f"--conditions: {condition.name!r} is no text before a task's question: "
+                f"--conditions: {condition.name!r} is not a text before a task's question: "
                 f"{', '.join(impossible)}."
             )
     return conditions
@@ -151,7 +151,7 @@ def _find_task(name: str) -> str:
     """A task's file within lm-eval's folder of tasks.
 
     Raises:
-        ConfigError: it is no single task of lm-eval whose YAML says that it generates.
+        ConfigError: it is not a single task of lm-eval whose YAML says that it generates.
     """
     import lm_eval.tasks
 

@@ -139,7 +139,7 @@ class StoredJournal(Generic[_Record]):
 
     Attributes:
         header: The first line; empty if even that line is torn.
-        notes: The records that are no samples, as far as the file has been read: who wrote the
+        notes: The records that are not samples, as far as the file has been read: who wrote the
             journal, and how long that took.
         torn_bytes: Bytes of a torn last line, when the records have been read.
 
@@ -174,7 +174,7 @@ class StoredJournal(Generic[_Record]):
 
     @property
     def has_records(self) -> bool:
-        """Whether there is a record that is no note. Reads only the first."""
+        """Whether there is a record that is not a note. Reads only the first."""
         first_line = list(islice(self._lines, 1))
         self._lines = chain(first_line, self._lines)
         return bool(first_line)

@@ -302,7 +302,7 @@ class Sample(Keyed, kw_only=True, gc=False):
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
             prompt_tokens=None if ids is None else len(ids),
-            # half a surrogate pair, which is no text, is spelt out (`\ud800`)
+            # half a surrogate pair, which is not text, is spelt out (`\ud800`)
             completion=completion.encode("utf-8", "backslashreplace").decode(),
             completion_tokens=tokens,
             finish_reason=reason,

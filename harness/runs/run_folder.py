@@ -181,7 +181,7 @@ def continue_identity(
     if stored_identity == identity:
         return identity
     if {*stored_identity.contrasts} <= {*identity.contrasts}:
-        # a primary contrast of an added condition is no change of the run's own
+        # if the new primary contrast belongs to an added condition, keep the stored one
         is_own = identity.primary in stored_identity.contrasts
         primary = identity.primary if is_own else stored_identity.primary
         identity = replace(identity, contrasts=stored_identity.contrasts, primary=primary)
@@ -196,7 +196,10 @@ def continue_identity(
 def _describe_changes(
     files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
 ) -> list[str]:
-    """The settings in which an identity is no extension of the stored one, old and new."""
+    """Each setting that may not change when a run continues, with its old and new value.
+
+    Permitted growth is first copied into `header`, so that it is not listed.
+    """
     stored_identity = files.identity
     header, requested_header = as_json(stored_identity), as_json(identity)
     changed_prompts = _describe_changed_prompts(files.prompts, prompts)

@@ -21,7 +21,7 @@ def locate(names: Sequence[str]) -> list[RunPath]:
             lm-eval that are named so are one run.
 
     Raises:
-        ConfigError: a condition or a log is named twice, or a name is no file name.
+        ConfigError: a condition or a log is named twice, or a name is not a file name.
     """
     logs: dict[str, Path] = {}
     runs: list[RunPath] = []

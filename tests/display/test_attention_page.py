@@ -258,7 +258,7 @@ def test_a_click_opens_a_head_with_its_strongest_tokens(opened):
         row = trace.rows[1, 2, -1]
         sums = []
         for position, size in zip(elements["position"], elements["size"], strict=True):
-            if size < FILLER_SIZE:  # a run of filler tokens is no token
+            if size < FILLER_SIZE:  # a run of filler tokens is not a token
                 sums.append((row[position : position + size].sum(), position))
         strongest = [position for _, position in sorted(sums, reverse=True)[:5]]
         items = opened.run(

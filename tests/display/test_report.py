@@ -300,7 +300,7 @@ def test_two_models_in_one_page(tmp_path):
 @with_cases
 def test_a_file_of_a_run_or_of_traces_is_not_overwritten(tmp_path, name):
     shutil.copy(GREEDY_RUN / "run.json", tmp_path / name)
-    with pytest.raises(errors.ConfigError, match="is no report: expected an "):
+    with pytest.raises(errors.ConfigError, match="is not a report: expected an "):
         write_report([GREEDY_RUN], tmp_path / name.removesuffix(".xz"))
     assert [file.name for file in tmp_path.iterdir()] == [name]
 

@@ -127,7 +127,7 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     assert f"w/ Mless and its baseline: {noise}" in note
     assert note.endswith("points."), "greedy samples have no seeds"
     sampled = show_comparison(make_board(verdicts, greedy=False))
-    assert sampled.warnings == grid.warnings, "noise is no verdict"
+    assert sampled.warnings == grid.warnings, "noise is not a verdict"
     (note,) = notes_with(sampled, "A/A")
     assert "both have the same seeds, and the repeat run has others." in note
     baseline = cells_by_condition(grid)["w/o"]

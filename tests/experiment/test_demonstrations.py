@@ -292,7 +292,7 @@ def test_tables_show_the_draws(run, command):
 
 
 def test_each_problem_with_some_of_many_draws(tmp_path):
-    """With the filler all answers of two draws are wrong, which is no evidence about new draws."""
+    """With the filler all answers of two draws are wrong, which is not evidence about new draws."""
     run = write_run_of_draws(tmp_path / "run", wrong_draws=[1, 2], draws=5, repeats=2, limit=40)
     frame = load_run(run)
     assert frame.groupby(["condition", "problem_id"], observed=True)["draw"].nunique().eq(2).all()

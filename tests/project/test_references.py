@@ -119,7 +119,7 @@ def is_stale(code, reference):
     """Whether a dotted name begins with a module or class of the project and ends nowhere.
 
     Also one that ends with a function of the project, and begins with no module that has it. An
-    ordinary word is no module where the name behind it is an attribute: `model.label`, `run.about`.
+    ordinary word is not a module if the name behind it is an attribute: `model.label`, `run.about`.
     """
     if reference in FOREIGN or reference.endswith(DATA_FILES):
         return False

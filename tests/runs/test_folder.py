@@ -374,7 +374,7 @@ def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan):
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, finished_run):
     with (finished_run / JOURNAL).open("a") as journal:
         journal.write('{"key":"0123","task":"demo_wo"}\n')
-    with pytest.raises(JournalError, match="1 samples that are none of this run's, such as 0123"):
+    with pytest.raises(JournalError, match="1 samples that are not this run's, such as 0123"):
         execute(plan, output=finished_run, quiet=True)
 
 

@@ -379,7 +379,7 @@ def test_a_folder_stands_for_the_finished_runs_in_it(results):
         assert locate([str(path)]) == [path], "its reader says what is wrong with it"
     for file in LOGS:
         shutil.copy(file, results / "unfinished")
-    assert locate([str(results)]) == runs, "logs of an unfinished run are no run"
+    assert locate([str(results)]) == runs, "logs of an unfinished run are not a run"
 
 
 def test_a_link_to_a_run_in_the_same_folder_is_refused_as_the_same_run(results):

@@ -191,7 +191,7 @@ def test_logs_of_inspect_are_compared_or_refused(change, options, outcome, tmp_p
 
 @with_cases
 def test_the_clusters_of_one_table_are_those_of_both(columns, clusters):
-    """`columns` has the clusters of each side; a blank one is none."""
+    """`columns` has the clusters of each side; a blank means that the row names no cluster."""
     runs = []
     for name, groups in columns.items():
         rows = [{"id": f"i{n}", "score": n % 2, "cluster": g} for n, g in enumerate(groups)]

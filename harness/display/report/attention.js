@@ -200,7 +200,7 @@
         if (token.classList.contains("group")) {
           const index = pair[number] === null ? pair[1 - number] : pair[number];
           const size = (pair[number] === null ? sides[1 - number].prompt : prompt).size[index];
-          // means of single tokens are over different queries, so their sum is no share of any query
+          // means of single tokens are over different queries, so their sum is not a share of any query
           const share = query === null ? "" : `: ${level === null ? "\u2013" : percent(weightOf(level))}`;
           token.replaceChildren(`filler, ${size} tokens${share}`);
         }

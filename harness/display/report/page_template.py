@@ -28,14 +28,14 @@ def refuse_other_file(output: Path) -> None:
     """Make the folder of a page, and raise if the page would replace a file of another kind.
 
     Raises:
-        ConfigError: the file exists and is no page.
+        ConfigError: the file exists and is not a page.
         JournalError: the folder cannot be made.
     """
     with clear_messages(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         if is_stored(output) and not output.suffix.startswith(".htm"):
             raise ConfigError(
-                f"{output} is no report: expected an .html file, or a file that does not exist."
+                f"{output} is not a report: expected an .html file, or a file that does not exist."
             )
 
 

@@ -114,7 +114,7 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
     arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
     for request in requests:
         built = plan.tasks[request.task]
-        # a reference condition, such as a positive control, is none of the config's
+        # a reference condition, such as a positive control, is not in the config
         questions_of_arm = arms.get(built.condition.name)
         if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(built.prompts)):
             continue

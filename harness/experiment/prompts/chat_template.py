@@ -41,7 +41,7 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Read a chat template's variables from `chat_template_args` and `enable_thinking` of lm-eval.
 
     Raises:
-        ConfigError: `chat_template_args` is no mapping.
+        ConfigError: `chat_template_args` is not a mapping.
     """
     switches = arguments.get("chat_template_args") or {}
     if not isinstance(switches, Mapping):

@@ -57,8 +57,8 @@ class ModelTokenizer:
     def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
         """Load the tokenizer that lm-eval's model arguments name; None if they name no local one.
 
-        A bare `model`, as of the API backends, is loaded only if it is a folder: a served model may
-        have any name.
+        A bare `model`, as the API backends have it, is loaded only if it is a folder: a served
+        model may have any name.
 
         Raises:
             ModelError: the tokenizer cannot be loaded.
@@ -80,8 +80,8 @@ class ModelTokenizer:
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
         length = _stated_length(arguments)
-        # The model's own limit counts too, except where overrides of its config, such as of RoPE,
-        # come with a stated length. Of another model's tokenizer it is not known.
+        # The model's own limit counts too, except where overrides of its config, such as those of
+        # RoPE, come with a stated length. Of another model's tokenizer it is not known.
         if weights == name and not (length and arguments.get("hf_overrides")):
             config = load_model_config(name, arguments)
             lengths = (length, getattr(config, "max_position_embeddings", None))

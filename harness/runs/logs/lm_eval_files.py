@@ -157,7 +157,7 @@ def read_results(log: Path) -> ResultsFile:
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no results file of lm-eval: {error}.") from None
+        raise RunError(f"{path} is not a results file of lm-eval: {error}.") from None
     results = fit(ResultsFile, values, path)
     results.task = match["task"]
     return results

@@ -347,7 +347,7 @@ def read_completions(value: Any, origin: str) -> list[str]:
         origin: Their file and line, for messages.
 
     Raises:
-        RunError: an object is no message.
+        RunError: an object is not a message.
     """
     value = _decode_messages(value)
     if value in (None, []):

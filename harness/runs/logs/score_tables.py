@@ -255,7 +255,7 @@ def parse_score(location: str, row: JsonObject) -> float:
     """The score of a row.
 
     Raises:
-        DataError: it is no score.
+        DataError: it is not a score.
     """
     text = str(row["score"]).strip().lower()
     try:
