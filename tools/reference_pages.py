@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.analysis import baseline_comparison
 from harness.display.side_tables import SIDE_TABLES
+from harness.engines import served_model
 from harness.experiment import (
     conditions,
     fewshot_examples,
+    generation_settings,
     intervention_settings,
     model_settings,
     problems,
@@ -31,6 +34,7 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
         "`model`": model_settings.ModelConfig,
+        "`model_args` of a server": served_model.ServerArguments,
         "`dataset`, as a mapping": problems.DatasetConfig,
         "`dataset`, made": problems.MadeConfig,
         "an entry of conditions, as a mapping": conditions.Condition,
@@ -43,7 +47,8 @@ SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
         "of the kind function": intervention_settings.FunctionIntervention,
         "`fewshot`": fewshot_examples.FewshotConfig,
         "`fewshot`, your own": fewshot_examples.ExamplesConfig,
-        "`gen_kwargs`, as a mapping": runs.ExplicitSampling,
+        "`thinking`": runs.ThinkingConfig,
+        "`gen_kwargs`, as a mapping": generation_settings.ExplicitSampling,
     },
     "Figure configs": {
         "": figures.FigureConfig,
@@ -61,8 +66,30 @@ INTRODUCTION = """# Configs
 mless run configs/runs/products.yaml --set max_gen_toks=50 --dry-run   # --set changes a key
 ```
 
-Written by `python -m tools.reference_pages`. Defaults are in brackets.
+Written by `python -m tools.reference_pages`. A key without *needed* may be left out. The example of
+a section shows only its own keys: `name`, `model` and `conditions` (of a figure also `prompts`) are
+needed beside them.
 """
+EXAMPLES: dict[str, str] = yaml.safe_load(
+    (Path(__file__).parent / "config_examples.yaml").read_text()
+)
+TYPES = {
+    "conditions": "list of names and [mappings](#an-entry-of-conditions-as-a-mapping)",
+    "intervention": "[mapping](#an-intervention-of-the-kind-attention) or list of mappings",
+    "layers": "integer, text or list of integers",
+    "other_texts": "integer or mapping to integers",
+    "sweep": "mapping to lists",
+}
+"""Keys that accept more than the models have, because they are expanded before."""
+NAMES = {"string": "text", "boolean": "`true` or `false`", "object": "mapping"}
+LIMITS = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "exclusiveMaximum": "below",
+}
+MOST = 10**6
+"""Larger limits are no help to a reader."""
 
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": baseline_comparison.COMPARISON_COLUMNS,
@@ -93,12 +120,15 @@ def config_page() -> str:
             inherited = {
                 key for base in bases if issubclass(model, base) for key in base.model_fields
             }
+            schema = model.model_json_schema()
+            required = schema.get("required", ())
             rows = [
-                f"- `{field.alias or key}`{_default(field)}: {meanings[key]}"
+                _describe_key(field.alias or key, schema, required) + f" {meanings[key]}"
                 for key, field in model.model_fields.items()
                 if not field.exclude and key not in inherited
             ]
-            sections.append("\n".join([about, "", *rows, ""]))
+            example = f"```yaml\n{EXAMPLES[model.__name__]}```"
+            sections.append("\n".join([about, "", *rows, "", example, ""]))
     return "\n".join(sections)
 
 
@@ -131,13 +161,62 @@ def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     return " ".join(text.split()), meanings
 
 
-def _default(field: Any) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return ", needed"
-    if isinstance(value, tuple):
-        value = [str(element) for element in value]
-    return f" (`{value}`)".replace("\n", "\\n") if value not in (None, [], {}, "") else ""
+def _describe_key(key: str, schema: dict[str, Any], required: Collection[str]) -> str:
+    """The item of a key: its type, and its default as YAML."""
+    node = schema["properties"][key]
+    type_name = TYPES.get(key) or _name_type(node, schema.get("$defs", {}))
+    text = f"- `{key}` ({type_name}"
+    default = node.get("default")
+    if key in required:
+        text += ", needed"
+    elif default not in (None, [], {}, ""):
+        text += f", default `{_as_yaml(default)}`"
+    return f"{text}):"
+
+
+def _as_yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.removesuffix("...\n").strip()
+
+
+def _name_type(node: dict[str, Any], models: dict[str, Any], plural: str = "") -> str:
+    """The type of a node of a JSON schema in words; `plural` is `s` for the entries of a list."""
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        if "enum" in models[name]:
+            return _name_type(models[name], models)
+        return f"[mapping{plural}](#{_find_anchor(name)})"
+    if "enum" in node or "const" in node:
+        values = node.get("enum") or [node["const"]]
+        return " or ".join(f"`{_as_yaml(value)}`" for value in values)
+    alternatives = node.get("anyOf") or node.get("oneOf")
+    if alternatives:
+        types = [_name_type(entry, models) for entry in alternatives if entry != {"type": "null"}]
+        return " or ".join(dict.fromkeys(types))
+    if node["type"] == "array":
+        pair = node.get("prefixItems")
+        entries = _name_type(pair[0] if pair else node["items"], models, "s")
+        return f"list{plural} of {f'{len(pair)} ' if pair else ''}{entries}"
+    if isinstance(node.get("additionalProperties"), dict):
+        return f"mapping{plural} to {_name_type(node['additionalProperties'], models, 's')}"
+    if node.get("format") == "path":
+        return f"path{plural}"
+    name = NAMES.get(node["type"], node["type"]) + plural
+    limits = [
+        f" {word} {node[limit]}"
+        for limit, word in LIMITS.items()
+        if not plural and node.get(limit, MOST) < MOST
+    ]
+    return name + "".join(limits)
+
+
+def _find_anchor(model_name: str) -> str:
+    """The anchor of a model's section."""
+    for models in SECTIONS.values():
+        for heading, model in models.items():
+            if model.__name__ == model_name:
+                return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+    raise LookupError(f"docs/config.md has no section of {model_name}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class RowConfig(Strict):
     view: Shown
     """`full` (all tokens), `aligned` (those of all prompts), `difference` (aligned, less `wo`)."""
     series: dict[str, SeriesConfig] = Field(min_length=1)
-    """A line for each condition."""
+    """The lines of a panel: each condition with its settings, `{}` if it has none."""
     y_limits: tuple[Limits, ...] = ()
     """The axis's ends, for the row or for each head."""
     region: str = "Inserted tokens"
@@ -152,7 +152,7 @@ class FigureConfig(Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     """The name of the figure and its files."""
     kind: Literal["curves", "histogram", "token_classes"] = "curves"
-    """`curves` (with `heads` and `rows`), or, with `models`, `histogram` or `token_classes`."""
+    """What is drawn: `curves` need `heads` and `rows`, the other two need `models`."""
     seed_document: str | None = None
     """The study's figure that is reproduced."""
     model: str | None = None
@@ -164,7 +164,7 @@ class FigureConfig(Strict):
     traces: UserPath | None = None
     """Stored traces to draw, as `mless probe` writes them."""
     definition: Definition = "common"
-    """Whose queries are averaged: `common` or `published`."""
+    """Whose queries are averaged: those that all conditions have (`common`), or all later ones."""
     y_label: str = "Average attention"
     """The vertical axis's label."""
     exclude_first_token: bool | None = None

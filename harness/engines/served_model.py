@@ -50,15 +50,25 @@ class ServerArguments(Strict):
     """Model arguments of a served model, with lm-eval's names and meanings."""
 
     base_url: str
+    """The server's address, such as `http://localhost:8000/v1`."""
     model: str
+    """The name under which the server has the model."""
     tokenizer: str | None = None
+    """The tokenizer: a hub name or a folder. Prompts are then checked, and sent as tokens."""
     tokenizer_revision: str | None = None
+    """The tokenizer's revision on the hub."""
     revision: str | None = None
+    """The same, under the name that local models have."""
     trust_remote_code: bool = False
+    """The tokenizer may run its own code."""
     max_length: int | None = None
+    """The server's context, in tokens."""
     chat_template: str | None = None
+    """A chat template instead of the tokenizer's."""
     chat_template_args: dict[str, Any] | None = None
+    """Arguments of the chat template."""
     enable_thinking: bool | None = None
+    """The switch of this name in the chat template."""
     num_concurrent: PositiveInt = 256
     """Requests in flight. The server queues those that it cannot run at once."""
     max_retries: NonNegativeInt = 3
@@ -67,6 +77,7 @@ class ServerArguments(Strict):
     """Seconds that an answer may take, with the time in the server's queue, and that the server may
     ask to wait without an answer to any request."""
     header: dict[str, str] | None = None
+    """Headers of each request; a key goes into OPENAI_API_KEY."""
     max_tokens_name: str = "max_tokens"
     """The parameter that limits a completion; newer APIs have another name for it."""
     omit: tuple[Literal["stop", "temperature", "top_p", "seed"], ...] = ()

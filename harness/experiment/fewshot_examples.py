@@ -68,8 +68,8 @@ class FewshotConfig(Strict):
     num_fewshot: int = Field(default=8, ge=0)
     """The number of examples in a prompt; 0 only with `instructions`."""
     draws: int = Field(default=1, ge=1)
-    """The number of draws. Each problem has all, or `repeats`. By default 1, or one for each of
-    `instructions`."""
+    """The number of draws. Each problem is asked with all draws, or with `repeats` of them if this
+    is less. By default 1, or one for each of `instructions`."""
     instructions: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """The instruction of each draw, instead of the run's: effects then hold for new instructions
     and examples."""

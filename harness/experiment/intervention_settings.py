@@ -44,7 +44,7 @@ def name_layers(layers: Sequence[int]) -> str:
 
 class _Layered(Strict):
     layers: Layers
-    """A number, `4-10`, or a list, from 1."""
+    """A layer, from 1; a range such as `4-10`; or a list."""
 
     @property
     def layer_indices(self) -> list[int]:
@@ -56,7 +56,7 @@ class FillerIntervention(_Layered):
     """Changes the attention of later tokens to the filler and its separator."""
 
     kind: Literal["filler"]
-    """`filler`"""
+    """The kind of intervention."""
     other_layers: bool = True
     """Other layers see the filler."""
     scale: bool = True
@@ -127,7 +127,7 @@ class AttentionIntervention(_Layered):
     """Multiplies, before the softmax, the attention of later tokens to a part of the prompt."""
 
     kind: Literal["attention"]
-    """`attention`"""
+    """The kind of intervention."""
     part: Literal["first", "instruction", "examples", "filler", "problem"]
     """`first` (the first token), `instruction`, `examples` with what separates them, `filler` with
     its separators, or `problem`. Later tokens are those after its last token."""
@@ -179,7 +179,7 @@ class MLPOutputIntervention(_Layered):
     """Replaces the outputs of MLPs on tokens of a part, but never on the prompt's first token."""
 
     kind: Literal["mlp_output"]
-    """`mlp_output`"""
+    """The kind of intervention."""
     part: Literal["instruction", "examples", "filler", "problem"]
     """As in the kind attention; a `filler` has no separators here."""
     count: int | None = Field(default=None, ge=1)
@@ -229,7 +229,7 @@ class RedistributeIntervention(_SameOnAllPrompts):
     """Moves the activations nearest to zero outward."""
 
     kind: Literal["redistribute"]
-    """`redistribute`"""
+    """The kind of intervention."""
     share: float = Field(gt=0, lt=1)
     """The share of a token's activations that moves."""
     sham: Literal["inward", "random"] | None = None
@@ -251,7 +251,7 @@ class FunctionIntervention(_SameOnAllPrompts):
     """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
-    """`function`"""
+    """The kind of intervention."""
     file: UserPath
     """Its function gets activations [token, unit] and positions [token], perhaps of several
     prompts, and returns activations."""

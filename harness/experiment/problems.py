@@ -1,4 +1,4 @@
-"""Problems from a file or the hub, or generated: arithmetic that no training data contains.
+"""Problems from a file or the hub, or generated: arithmetic.
 
 The environment variable `MATH500_PATH` replaces MATH-500: it names a file with the fields of
 MATH-500. Without it, the problems come from the hub.
@@ -49,7 +49,7 @@ class MadeConfig(Strict):
     """Arithmetic problems, such as `What is 7 times 8?`."""
 
     make: Literal["products", "sums"]
-    """`products` or `sums`."""
+    """The operation."""
     seed: int = Field(default=1, ge=0)
     """The seed of the problems and their order."""
     operands: tuple[Operand, Operand] = (2, 12)
@@ -236,10 +236,10 @@ class DatasetConfig(Strict):
     id: str | None = "unique_id"
     """The id's column. By default also `id`, else problems are numbered; null numbers them."""
     answer_is: AnswerKind | None = None
-    """What answers of data with choices are: `letter`, `text`, `index0` or `index1` (a number that
-    counts from 0 or 1). By default what fits all problems, if this is clear."""
+    """What answers of data with choices are; `index0` and `index1` are numbers that count from 0 or
+    1. By default what fits all problems, if this is clear."""
     decimal: DecimalSign | None = None
-    """The decimal sign of the answers, `,` or `.`. By default the point, if this is clear."""
+    """The decimal sign of the answers. By default the point, if this is clear."""
     url: str | None = None
     """Where to get the file, for the message if it is missing or has other columns."""
 

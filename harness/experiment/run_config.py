@@ -82,7 +82,7 @@ class RunConfig(Strict):
     model: ModelConfig
     """The model."""
     dataset: AnyDataset = "math500"
-    """`math500`, or a mapping for a file or for arithmetic problems."""
+    """MATH-500, a data file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
     of the filler of `mless`."""
@@ -104,8 +104,8 @@ class RunConfig(Strict):
     """Adds a condition that must lower accuracy: an immediate answer, or with `answer: line` no
     examples."""
     layouts: tuple[Layout, ...] = ()
-    """`raw`, `chat`, or `as_published` (the authors' code). By default `chat` if there is a chat
-    template."""
+    """The forms of prompts: `as_published` is that of the authors' code. By default `chat` if there
+    is a chat template, else `raw`."""
     instruction: str | None = None
     """The system prompt. By default the study's; with `answer: line` `Answer the question.`"""
     template: Template | None = None
@@ -119,13 +119,13 @@ class RunConfig(Strict):
     answer: Literal["box", "line"] = "box"
     """The answer: the last `box`, or the first `line`, which ends the completion."""
     endpoint: Literal["accuracy", "answer_logprob"] = "accuracy"
-    """What is measured: `accuracy`, or whether the gold answer is likelier than four others. Then
-    nothing is generated."""
+    """What is measured: accuracy, or with `answer_logprob` whether the gold answer is likelier than
+    four others. Then nothing is generated."""
     thinking: ThinkingConfig | None = None
     """The texts around the model's reasoning, which is never read. By default those of its chat
     template, else of all known families."""
     gen_kwargs: Literal["greedy", "model_default"] | ExplicitSampling = "greedy"
-    """`greedy`, `model_default` (the model's generation_config), or a mapping."""
+    """How completions are sampled; `model_default` is the model's generation_config."""
     repeats: int = Field(default=1, ge=1)
     """The number of samples of each problem. Below the number of draws of examples, it is each
     problem's number of draws."""

@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pandas
 import pytest
+import yaml
 from typer.main import get_command
 
-from harness import grade, load_config, load_run
+from attention_probe.figures.figure_config import FigureConfig
+from harness import RunConfig, grade, load_config, load_run
 from harness.cli import app
+from harness.engines.served_model import ServerArguments, check_served
 from harness.grading import GRADERS, GradeJob, GraderPool
 from harness.grading.answer_grading import compare_answers
 from harness.runs.samples_frame import SAMPLE_COLUMNS
-from harness.yaml_settings import parse_overrides
+from harness.yaml_settings import Strict, parse_overrides, validate
 from tests.conftest import PATIENCE, run_program, succeeded
 from tests.make import ROOT
 from tools import reference_pages
@@ -237,3 +240,82 @@ def test_the_pages_of_keys_and_columns_are_those_of_the_code():
         ("columns", reference_pages.columns_page()),
     ):
         assert (ROOT / f"docs/{name}.md").read_text() == page, "python -m tools.reference_pages"
+
+
+CONFIG_KINDS = {"Run configs": RunConfig, "Figure configs": FigureConfig}
+BASES = {
+    RunConfig: """
+name: example
+model: {model_args: {pretrained: smollm2, dtype: float32}}
+conditions: [wo, mless]
+""",
+    FigureConfig: """
+name: example
+model: smollm2
+prompts: {dataset: math500}
+heads: [{layer: 1, head: 1}]
+rows: [{view: full, series: {mless: {}}}]
+""",
+}
+"""What the examples of sections are added to."""
+
+
+def find_models(value):
+    """The schemas of a config and of everything in it."""
+    if isinstance(value, Strict):
+        yield type(value)
+        value = dict(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    for entry in value if isinstance(value, list | tuple) else ():
+        yield from find_models(entry)
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        (CONFIG_KINDS[title], model)
+        for title, models in reference_pages.SECTIONS.items()
+        for model in models.values()
+    ],
+    ids=lambda model: model.__name__,
+)
+def test_the_example_of_a_section_is_a_config_that_has_it(kind, model):
+    example = yaml.safe_load(reference_pages.EXAMPLES[model.__name__])
+    base = yaml.safe_load(BASES[kind])
+    if "models" in example:  # activations have no heads
+        del base["heads"], base["rows"]
+    config = validate(kind, {**base, **example}, model.__name__)
+    if model is ServerArguments:
+        check_served(config)
+    else:
+        assert any(issubclass(found, model) for found in find_models(config))
+
+
+def test_every_schema_of_configs_has_a_section():
+    schemas, pending = set(), [Strict]
+    while pending:
+        schema = pending.pop()
+        pending += schema.__subclasses__()
+        # a base's keys are those of its subclasses
+        if not schema.__subclasses__():
+            schemas.add(schema.__name__)
+    sections = {
+        model.__name__ for models in reference_pages.SECTIONS.values() for model in models.values()
+    }
+    assert len(schemas) > 20 and schemas <= sections == reference_pages.EXAMPLES.keys()
+
+
+def test_types_and_defaults_are_written_as_they_are_typed():
+    page = reference_pages.config_page()
+    for item in (
+        "- `operands` (list of 2 integers, default `[2, 12]`):",
+        "- `y_limits` (list of 2 numbers, default `[0, 100]`):",
+        "- `endpoint` (`accuracy` or `answer_logprob`, default `accuracy`):",
+        "- `start` (text, needed):",
+        "- `audit` (`true` or `false`, default `true`):",
+        "- `count` (integer from 1 to 100000, default `55`):",
+        "- `thinking` ([mapping](#thinking)):",
+        "- `series` (mapping to [mappings](#an-entry-of-series), needed):",
+    ):
+        assert f"\n{item} " in page
