@@ -1,18 +1,13 @@
 """Prompts as tokens with roles, and which token is which across conditions.
 
 A condition's prompt is the baseline's with a filler inserted. Every token outside the filler is
-paired with the same token in the baseline, by token id and role: first from the front up to the
-filler, then from the back down to it. Tokens may remain in the middle if the tokenizer merged
-tokens across the filler's edge, or if the filler stands at several positions. They are paired by
-longest matching blocks. So the first of the two separators around a filler is the baseline's, and
-the second is inserted.
+paired with the same token in the baseline: see `built_prompts.find_originals`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +16,7 @@ from numpy.typing import NDArray
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.prompts import built_prompts
-from harness.experiment.prompts.built_prompts import BuiltPrompt
+from harness.experiment.prompts.built_prompts import ABSENT, FILLER, BuiltPrompt, find_originals
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.tokenizer import token_texts
 from harness.runs.prompt_sources import AnsweredProblem
@@ -29,14 +24,11 @@ from harness.runs.prompt_sources import AnsweredProblem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ABSENT = -1
-"""In `original_pos` of a token: the baseline has no such token."""
 GAP = "+gap"
 """Suffix of a position gap's name: the prompt without its filler, whose other tokens keep their
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
 ROLES = built_prompts.TOKEN_ROLES
-FILLER = ROLES.index("filler")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,15 +126,24 @@ def align_prompts(
     problem_id: str, prompts: Mapping[str, BuiltPrompt], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, TokenizedPrompt]:
     """The built prompts of a problem by condition, aligned to the baseline's, which is included."""
-    unaligned = {
-        condition: _with_roles(problem_id, condition, prompt, tokenizer)
-        for condition, prompt in prompts.items()
-    }
-    baseline = unaligned[BASELINE]
-    return {
-        condition: replace(prompt, original_pos=_align(baseline, prompt))
-        for condition, prompt in unaligned.items()
-    }
+    aligned = {}
+    for condition, prompt in prompts.items():
+        # the model's tokenizer is known, so both are set
+        assert prompt.token_ids is not None and prompt.offsets is not None
+        in_filler = np.flatnonzero(prompt.token_roles == FILLER)
+        aligned[condition] = TokenizedPrompt(
+            condition=condition,
+            problem_id=problem_id,
+            sha256=prompt.prompt_sha256,
+            token_ids=np.array(prompt.token_ids, np.int32),
+            roles=prompt.token_roles,
+            tokens=token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
+            original_pos=find_originals(prompt, prompts[BASELINE]),
+            positions=np.arange(len(prompt.token_ids), dtype=np.int32),
+            filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
+            intervention=prompt.intervention,
+        )
+    return aligned
 
 
 def without_gap(name: str, conditions: Collection[str]) -> str:
@@ -180,69 +181,3 @@ def _build_prompt(
             "same revision."
         )
     return built
-
-
-def _with_roles(
-    problem_id: str, condition: str, prompt: BuiltPrompt, tokenizer: PreTrainedTokenizerBase
-) -> TokenizedPrompt:
-    """The prompt's tokens with their roles, not yet aligned."""
-    # the model's tokenizer is known, so both are set
-    assert prompt.token_ids is not None and prompt.offsets is not None
-    roles = prompt.token_roles
-    in_filler = np.flatnonzero(roles == FILLER)
-    positions = np.arange(len(roles), dtype=np.int32)
-    return TokenizedPrompt(
-        condition=condition,
-        problem_id=problem_id,
-        sha256=prompt.prompt_sha256,
-        token_ids=np.array(prompt.token_ids, np.int32),
-        roles=roles,
-        tokens=token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
-        original_pos=positions,
-        positions=positions,
-        filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
-        intervention=prompt.intervention,
-    )
-
-
-def _align(base: TokenizedPrompt, prompt: TokenizedPrompt) -> NDArray[np.int32]:
-    """Original position of each token of `prompt`."""
-    if prompt is base:
-        return base.original_pos
-    original = np.full(len(prompt), ABSENT, np.int32)
-    base_keys, keys = _match_keys(base), _match_keys(prompt)
-    unpaired = np.flatnonzero(base.roles != FILLER)  # positions in `base`
-    filler_start, filler_end = prompt.filler_span or (len(prompt), len(prompt))
-    outside = np.flatnonzero(prompt.roles != FILLER)  # positions in `prompt`
-    before, after = outside[outside < filler_start], outside[outside >= filler_end]
-
-    # the filler changes no token far before it, so equal tokens from the front are pairs
-    prefix = _count_equal(base_keys[unpaired], keys[before])
-    original[before[:prefix]] = unpaired[:prefix]
-    unpaired = unpaired[prefix:]
-    # equal tokens from the back are pairs for the same reason
-    suffix = _count_equal(base_keys[unpaired][::-1], keys[after][::-1])
-    original[after[len(after) - suffix :]] = unpaired[len(unpaired) - suffix :]
-
-    unpaired = unpaired[: len(unpaired) - suffix]
-    # what remains: tokens merged across the filler's edge, or text between two fillers
-    middle = outside[prefix : len(outside) - suffix]
-    # `autojunk` would ignore the tokens that occur most often in a long prompt
-    matcher = SequenceMatcher(
-        None, base_keys[unpaired].tolist(), keys[middle].tolist(), autojunk=False
-    )
-    for base_start, start, size in matcher.get_matching_blocks():
-        original[middle[start : start + size]] = unpaired[base_start : base_start + size]
-    return original
-
-
-def _match_keys(prompt: TokenizedPrompt) -> NDArray[np.int64]:
-    """Token id and role in one number: a separator's blank is not the blank before a word."""
-    return prompt.token_ids * np.int64(len(ROLES)) + prompt.roles
-
-
-def _count_equal(first: NDArray[np.int64], second: NDArray[np.int64]) -> int:
-    """The number of leading entries that are equal."""
-    size = min(len(first), len(second))
-    differing = np.flatnonzero(first[:size] != second[:size])
-    return int(differing[0]) if len(differing) else size

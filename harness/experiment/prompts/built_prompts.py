@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,6 +51,8 @@ TOKEN_ROLES = (
 TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "examples", "other")
 """The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
 """
+ABSENT = -1
+"""The position of a token in the baseline's prompt, if the baseline has no such token."""
 FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
 
 
@@ -137,24 +140,42 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
     parts = {}
     for index, role in enumerate(TOKEN_ROLES):
         parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
-    # with roles, because the separator of a filler is not a blank of the problem
-    tokens, remaining = (
-        zip(built.token_ids or (), built.token_roles.tolist(), strict=True)
-        for built in (prompt, baseline)
-    )
-    expected, inserted = next(remaining, None), []
-    for position, token in enumerate(tokens):
-        if token == expected:
-            expected = next(remaining, None)
-        else:
-            inserted.append(position)
-    if expected:
+    is_inserted = find_originals(prompt, baseline) == ABSENT
+    inserted = np.flatnonzero(is_inserted).tolist()
+    if (~is_inserted).sum() < len(baseline.token_ids or ()):
         inserted = parts["filler"] = []
     examples = parts["demonstration"]
     if examples:
         span = range(examples[0], examples[-1] + 1)
         examples = [position for position in span if position not in inserted]
     return parts | {"first": [0], "examples": examples, "inserted": inserted}
+
+
+def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int32]:
+    """The position of the same token in the baseline's prompt, for each token of a prompt.
+
+    It is ABSENT for inserted tokens, which are those of a filler and of its separator: of two equal
+    separators the first is the baseline's. Tokens of the baseline may remain where the tokenizer
+    merged tokens across the filler's edge. Then tokens are paired by longest matching blocks.
+    """
+    # with roles, because the separator of a filler is not a blank of the problem
+    tokens, baseline_tokens = (
+        list(zip(built.token_ids or (), built.token_roles.tolist(), strict=True))
+        for built in (prompt, baseline)
+    )
+    originals = np.full(len(tokens), ABSENT, np.int32)
+    paired = 0
+    for position, token in enumerate(tokens):
+        if baseline_tokens[paired : paired + 1] == [token]:
+            originals[position] = paired
+            paired += 1
+    if paired < len(baseline_tokens):
+        originals[:] = ABSENT
+        # `autojunk` would ignore the tokens that occur most often in a long prompt
+        matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
+        for start, position, size in matcher.get_matching_blocks():
+            originals[position : position + size] = np.arange(start, start + size)
+    return originals
 
 
 def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:
