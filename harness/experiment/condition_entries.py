@@ -1,7 +1,7 @@
-"""Expands the entries of a config into conditions: sweeps, cells of a filler, and references.
+"""Expands the entries of a config into conditions: sweeps and references.
 
-Each entry that stands for several conditions names them. If the config has another condition of
-such a name, the new condition gets a longer name.
+Each combination of a sweep has a name. If the config has another condition of the positive
+control's name, the control gets a longer name.
 """
 
 import random
@@ -12,7 +12,7 @@ from itertools import count, islice, product
 from typing import Any
 
 from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
-from harness.errors import ConfigError, list_near
+from harness.errors import ConfigError
 from harness.experiment.conditions import (
     FAMILIES,
     OTHER_TEXT,
@@ -22,11 +22,9 @@ from harness.experiment.conditions import (
     Condition,
     Placement,
     as_condition,
-    named_conditions,
     read_contrast,
 )
-from harness.experiment.intervention_settings import name_layers, names_filler
-from harness.layers_and_heads import parse_numbers
+from harness.experiment.intervention_settings import names_filler
 from harness.yaml_settings import validate
 
 _CONTROL = {"kind": POSITIVE_CONTROL}
@@ -36,17 +34,6 @@ ANSWER_AT_ONCE = Condition(
 """The positive control: the model must answer without reasoning."""
 NO_EXAMPLES = Condition(name="no-examples").model_copy(update={**_CONTROL, "has_examples": False})
 """The positive control if all conditions are answered at once: the question without examples."""
-CELLS = {
-    "masked": (True, False, False),
-    "no-scale": (True, False, True),
-    "no-bias": (True, True, False),
-    "layer-1": (False, True, True),
-    "scale": (False, True, False),
-    "bias": (False, False, True),
-    "gap": (False, False, False),
-}
-"""The cells of a filler: whether other layers see it, scale, bias. The cell with all three is the
-filler itself. Layers other than Layer 1 have only the first three cells and the gap."""
 SIGN_NAMES = {
     "/": "slash",
     "\\": "backslash",
@@ -126,63 +113,6 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     return name
 
 
-def expand_causes(entries: Sequence[Any]) -> list[Any]:
-    """Replace each entry `{causes: NAME, layers: ...}` by that filler's cells, as in `CELLS`.
-
-    Raises:
-        ConfigError: there is no condition of that name.
-    """
-    sources: dict[str, Any] = {
-        name: condition.model_dump(exclude_none=True)
-        for name, condition in named_conditions().items()
-    }
-    sources |= index_by_name(entries)
-    # taken even if the config lacks them, because these names mean the study's conditions
-    names = set(sources)
-    cell_keys = set[tuple[str, str, tuple[int, ...]]]()
-    expanded: list[Any] = []
-    for entry in entries:
-        if not (isinstance(entry, dict) and "causes" in entry):
-            expanded.append(entry)
-            continue
-        source, layers = _read_causes(entry, sources)
-        for cell_name, (other_layers, scale, bias) in CELLS.items():
-            is_gap, is_first_layer = cell_name == "gap", layers == (1,)
-            if not (other_layers or is_gap or is_first_layer):
-                continue
-            # in the gap no layer sees the filler, so it is one condition for all layers
-            key = (source, cell_name, () if is_gap else layers)
-            if key in cell_keys:
-                continue
-            cell_keys.add(key)
-            infix = "" if is_gap or is_first_layer else f"{name_layers(layers)}-"
-            change: dict[str, Any] = {"other_layers": other_layers, "scale": scale, "bias": bias}
-            if cell_name == "masked":
-                change = {"kind": "attention", "part": "filler", "weight": 0}
-            condition = {
-                **sources[source],
-                "name": find_free_name(f"{source}-{infix}{cell_name}", names),
-                "intervention": {"kind": "filler", "layers": list(layers), **change},
-            }
-            expanded.append(condition)
-    return expanded
-
-
-def _read_causes(
-    entry: Mapping[str, Any], sources: Mapping[str, Any]
-) -> tuple[str, tuple[int, ...]]:
-    """Read the source and the layers of an entry `{causes: NAME, layers: ...}`."""
-    source = entry["causes"]
-    layers = parse_numbers(entry.get("layers"), "layers")
-    has_only_these = not entry.keys() - {"causes", "layers"}
-    if not (layers and has_only_these and isinstance(source, str) and source in sources):
-        raise ConfigError(
-            "conditions: expected {causes: a condition with a filler, layers: 1}, such as "
-            f"{list_near(str(source), sources)}; got {entry!r}."
-        )
-    return source, layers
-
-
 def add_reference_conditions(
     conditions: Sequence[Condition], config: Mapping[str, Any], tested_name: str | None
 ) -> tuple[Condition, ...]:
@@ -205,7 +135,9 @@ def add_reference_conditions(
     ]
     if config.get("positive_control"):
         control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
-        name = find_free_name(control.name, names)
+        name = control.name
+        while name in names:
+            name += "_"
         conditions.append(control.model_copy(update={"name": name}))
     if config.get("other_texts"):
         conditions += _add_other_texts(conditions, tested_name, config)
@@ -278,14 +210,6 @@ def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Index the mappings among the entries of `conditions` by name."""
     mappings = [entry for entry in entries if isinstance(entry, dict)]
     return {entry["name"]: entry for entry in mappings if isinstance(entry.get("name"), str)}
-
-
-def find_free_name(name: str, names: set[str]) -> str:
-    """Append underscores to a name until it is not among the names, and add it to them."""
-    while name in names:
-        name += "_"
-    names.add(name)
-    return name
 
 
 def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:

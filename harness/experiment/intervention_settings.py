@@ -37,11 +37,6 @@ Layers = Annotated[
 ]
 
 
-def name_layers(layers: Sequence[int]) -> str:
-    """The first and the last of some layers, such as `4-10`, or the only one."""
-    return f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
-
-
 class _Layered(Strict):
     layers: Layers
     """A layer, from 1; a range such as `4-10`; or a list."""

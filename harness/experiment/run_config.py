@@ -17,7 +17,6 @@ from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TO
 from harness.errors import ConfigError
 from harness.experiment.condition_entries import (
     add_reference_conditions,
-    expand_causes,
     expand_sweep,
     index_by_name,
 )
@@ -84,8 +83,7 @@ class RunConfig(Strict):
     dataset: AnyDataset = "math500"
     """MATH-500, a data file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
-    """`wo`, `mless`, `mful`, `random`, or mappings. `{causes: mless, layers: 1}` adds the arms
-    of the filler of `mless`."""
+    """`wo`, `mless`, `mful`, `random`, or mappings."""
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
@@ -160,13 +158,11 @@ class RunConfig(Strict):
             values.setdefault("repeats", fewshot.get("draws", 1))
         sweep = values.pop("sweep", None)
         if sweep is not None:
-            values.setdefault("conditions", [BASELINE])
-        entries = values.get("conditions")
-        if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
-            entries = expand_causes(entries)
-            swept = expand_sweep(sweep) if sweep is not None else []
-            # a combination that is an entry too would be refused as a second condition of its name
-            values["conditions"] = entries + [entry for entry in swept if entry not in entries]
+            entries = values.setdefault("conditions", [BASELINE])
+            if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
+                # one that is an entry too would be refused as a second condition of its name
+                swept = [entry for entry in expand_sweep(sweep) if entry not in entries]
+                values["conditions"] = [*entries, *swept]
         return values
 
     @model_validator(mode="after")

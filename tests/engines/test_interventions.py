@@ -35,7 +35,6 @@ from harness.engines.interventions.step_rows import Chunk, Group
 from harness.engines.interventions.vllm_worker import WorkerInterventions
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError, ModelError
-from harness.experiment.condition_entries import CELLS
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from tests.conftest import gpu_share, report
 from tests.make import TOY_DATA, TOY_MODEL, read_data, with_cases
@@ -225,14 +224,13 @@ def first_requests(requests):
 
 CONDITIONS = read_data("interventions")
 ARM = CONDITIONS["arm"]
+CELLS = CONDITIONS["cells"]
 
 
-def test_causes_are_seven_cells_and_every_request_has_a_key_of_its_own():
+def test_every_cell_of_a_filler_has_requests_with_keys_of_their_own():
     weighted = {"kind": "attention", "part": "first", "weight": 0.33, "layers": "1-2"}
     sink = {"name": "sink", "intervention": weighted}
-    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}, sink])
-    names = [condition.name for condition in settings.conditions]
-    assert names == ["wo", "mless", *(f"mless-{cell}" for cell in CELLS), "sink"]
+    settings = config(["wo", "mless", *CELLS, sink])
     _, requests = plan_requests(settings, 2)
     assert len({sample_key(request, "") for request in requests}) == len(requests) == 2 * 10
     # an arm's requests are the same whether or not `wo` is in the run
@@ -319,13 +317,6 @@ def test_in_each_layer_the_last_weight_of_a_token_holds(states):
     assert_near(attend_to(states, [3, 8, 8, 0], [3, 8, 8, 2]), attend_to(states, [3, 8, 8, 2]))
 
 
-def test_causes_of_a_range_of_layers_are_three_cells_and_the_gap():
-    settings = config(["wo", "mless", {"causes": "mless", "layers": "2-3"}])
-    names = [condition.name for condition in settings.conditions[2:]]
-    assert names == ["mless-2-3-masked", "mless-2-3-no-scale", "mless-2-3-no-bias", "mless-gap"]
-    assert RunConfig.model_validate(settings.as_written()) == settings
-
-
 @with_cases
 def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loaded(
     change, message
@@ -404,7 +395,7 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     from harness.engines.interventions.hugging_face_reference import ReferenceModel
 
     reference = ReferenceModel(TOY_MODEL, "float32", [0])
-    settings = config(["wo", "mless", {"causes": "mless", "layers": 1}])
+    settings = config(["wo", "mless", *CELLS])
     _, requests = plan_requests(settings, 1)
     by_condition = first_requests(requests)
     phantom, hidden = by_condition["mless-layer-1"], by_condition["mless-masked"]

@@ -1,4 +1,3 @@
-from collections import Counter
 from random import Random
 
 import pytest
@@ -10,7 +9,7 @@ from harness.display.figures.sweep_figure import find_sweeps
 from harness.display.report.report_samples import read_samples
 from harness.errors import PromptMismatchError
 from harness.execution.run_execution import execute
-from harness.experiment.condition_entries import CELLS, read_conditions
+from harness.experiment.condition_entries import read_conditions
 from harness.experiment.conditions import (
     FILLERS,
     SENTENCES,
@@ -299,17 +298,3 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
     other = make_config(**settings, other_texts=3, seed=5)
     assert [text.name for text in other.all_conditions[-3:]] != [text.name for text in few]
     assert other.tested == make_config(**settings).tested
-
-
-def test_causes_do_not_replace_conditions_with_the_same_names():
-    conditions = [{"name": f"mless-{cell}", "unit": "."} for cell in CELLS]
-    layers = [{"layers": 1}, {"layers": "4-10"}, {"layers": 4}]
-    causes = [{"causes": "mless", **chosen} for chosen in layers]
-    config = make_config(conditions=["wo", "mless", *conditions, *causes])
-    units = {condition.name: getattr(condition, "unit", None) for condition in config.conditions}
-    assert {units[entry["name"]] for entry in conditions} == {"."}
-    arms = [condition for condition in config.conditions if condition.intervention]
-    assert {arm.unit for arm in arms} == {"/"}
-    counts = Counter(arm.intervention[0].layers for arm in arms)
-    later = sum(other_layers for other_layers, *_ in CELLS.values())
-    assert counts == {(1,): len(CELLS), tuple(range(4, 11)): later, (4,): later}
