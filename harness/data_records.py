@@ -1,4 +1,6 @@
-"""The records of a data file, or of a dataset on the hub, in which a number keeps its spelling.
+"""The records of a data file, or of a dataset on the hub.
+
+Numbers are read as text, so that `0.50` stays `0.50`.
 
 A file is JSON (an object in each line, or an array), CSV, either of them also compressed by gzip,
 parquet or arrow. A folder that `datasets` saved may have splits, as in `folder:test`. A dataset on
@@ -26,11 +28,12 @@ LocatedRecord = tuple[str, JsonObject]
 CSV_SUFFIXES = (".csv", ".tsv")
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
 _REPEATED = object()
-"""In place of a key: its value is the key that appears twice in the object."""
+"""Marks an object with a duplicate key; the value is that key."""
 
 _LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
-# line breaks and tabs also stand before words, so only the ends of LaTeX's commands count
+# A tab or line break may be meant as such, so it counts only if the letters after it complete a
+# command of LaTeX: a tab before `imes` is `\times`.
 _LOST_BACKSLASH = re.compile(
     r"([\a\b\v\f\x1b]|\r(?=ight|ho\b|angle|ceil|floor|m\b)|\n(?=eq\b|abla\b|otin\b|eg\b|e \d)"
     r"|\t(?=ext[a-z]*\{|imes\b|heta\b|frac\b|riangle|ilde\b|o \d|au\b(?! \w\w)"

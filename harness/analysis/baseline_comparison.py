@@ -223,8 +223,8 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     samples = old.samples_by_draw
     gains, losses = _count_flips(old, new)
     difference = estimate_over_draws(right - right_before, samples, old.clusters)
-    # A sample has no partner under the other condition, so all pairs of a problem's samples count
-    # in which both have a graded answer.
+    # Samples are not matched across conditions. So the mean is over all pairs, one sample of each
+    # condition, in which both are graded.
     answered_changes = right * old.graded_by_draw - right_before * new.graded_by_draw
     answered_difference = difference
     if not new.has_numbers:

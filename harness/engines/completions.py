@@ -51,7 +51,11 @@ FinishedRequests = list[tuple[Request, Completion]]
 
 
 def count_positions(token_count: int, intervention: Sequence[Mapping[str, Any]] | None) -> int:
-    """The positions that a prompt takes; they go on as if a phantom filler were in it."""
+    """The number of positions that a prompt takes.
+
+    Under a position gap the filler is not in the prompt, but the later positions are moved by its
+    length, so it uses up context.
+    """
     return token_count + find_gap(intervention)[1]
 
 
@@ -88,7 +92,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
 
 def _read_prompt_logprobs(positions: Sequence[Any]) -> list[tuple[float, int]]:
     """The log-probability and the rank of each token; vLLM has nothing for the first."""
-    # without further likely tokens a position has the prompt's own token alone
+    # `prompt_logprobs=0` requests no alternatives, so each dict has one entry: the prompt's token
     tokens = [next(iter(position.values())) for position in positions[1:]]
     return [(token.logprob, token.rank) for token in tokens]
 

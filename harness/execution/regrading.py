@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas
 
@@ -100,13 +100,34 @@ def _describe_changes(
     return "\n".join([f"{len(listed)} verdicts changed", *lines, *listed[:REGRADED_SHOWN]])
 
 
-Answered = tuple[str, str, str, tuple[str, Any], str, bool | None, str | None]
-"""A completion: its name, its problem's text, its own text, location and value of its gold answers,
-the answer that a filter extracted, whether it is right by the log's metric, and this metric."""
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
 _INVALID = "[invalid]"
 """What a filter of lm-eval returns without a match."""
+
+
+class LoggedAnswer(NamedTuple):
+    """A completion of a log or table.
+
+    Attributes:
+        name: The id of its problem.
+        question: The problem's text.
+        completion: Its text.
+        location: Where its gold answers stand, for messages.
+        golds: The gold answers.
+        filtered: The answer that the log's filter extracted; empty without one.
+        is_right: Whether it is right by the log's metric, if this is known.
+        metric: The name of the log's metric.
+    """
+
+    name: str
+    question: str
+    completion: str
+    location: str
+    golds: Any
+    filtered: str
+    is_right: bool | None
+    metric: str | None
 
 
 def regrade_logs(
@@ -140,9 +161,9 @@ def regrade_logs(
         logs = [path]
     if logs and columns:
         raise ConfigError("--columns: expected a table, got logs of lm-eval.")
-    jobs = [job for log in logs for job in _make_jobs(_read_log(log, metric), log, decimal)]
+    jobs = [job for log in logs for job in _make_jobs([*_read_log(log, metric)], log, decimal)]
     if not logs:
-        jobs = _make_jobs(_read_table(path, metric, columns), path, decimal)
+        jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal)
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
@@ -156,31 +177,30 @@ def regrade_logs(
 
 
 def _make_jobs(
-    answered: Iterator[Answered], path: Path, decimal: DecimalSign | None
+    answers: Sequence[LoggedAnswer], path: Path, decimal: DecimalSign | None
 ) -> list[tuple[JsonObject, GradeJob]]:
     """The beginning of each row of `regrade_logs`, and its job.
 
     A job grades the answer that a log's filter extracted, else the answer in any form. If the
     reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
-    rows, jobs = list(answered), []
+    jobs = []
     questions: dict[str, tuple[str, str]] = {}
-    hidden_start = find_hidden_start([completion for _, _, completion, *_ in rows])
-    cells = [cell for _, _, _, cell, *_ in rows]
+    hidden_start = find_hidden_start([logged.completion for logged in answers])
+    cells = [(logged.location, logged.golds) for logged in answers]
     columns = read_gold_column(cells, path, decimal)
-    for row, (gold, *alternatives) in zip(rows, columns, strict=True):
-        name, question, text, (location, _), filtered_answer, is_right, metric = row
-        refuse_other_golds(questions, question, [gold, *alternatives], location)
-        completion = hidden_start + text
+    for logged, (gold, *alternatives) in zip(answers, columns, strict=True):
+        refuse_other_golds(questions, logged.question, [gold, *alternatives], logged.location)
+        completion = hidden_start + logged.completion
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
         if conclusion is None:
             answer = completion
         # use the filter's answer, unless it occurs only inside the reasoning
-        elif filtered_answer and (
-            _has_word(conclusion, filtered_answer) or not _has_word(completion, filtered_answer)
+        elif logged.filtered and (
+            _has_word(conclusion, logged.filtered) or not _has_word(completion, logged.filtered)
         ):
-            form, answer = LOG_FORM, filtered_answer
+            form, answer = LOG_FORM, logged.filtered
         job = GradeJob(
             completion=" ".join(answer.split()),
             target=gold.strip(),
@@ -188,8 +208,15 @@ def _make_jobs(
             line=True,
             decimal=decimal,
         )
-        facts = {"name": name, "cluster": fold_text(question), "gold": gold, "form": form}
-        jobs.append(({**facts, "by_log": is_right, "metric": metric}, job))
+        row = {
+            "name": logged.name,
+            "cluster": fold_text(logged.question),
+            "gold": gold,
+            "form": form,
+            "by_log": logged.is_right,
+            "metric": logged.metric,
+        }
+        jobs.append((row, job))
     return jobs
 
 
@@ -198,7 +225,7 @@ def _has_word(text: str, answer: str) -> bool:
     return bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
 
 
-def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
+def _read_log(path: Path, metric: str | None) -> Iterator[LoggedAnswer]:
     log = read_log(path, metric=metric)
     for prompt in log.prompts:
         start, _ = find_opened(prompt.prompt)
@@ -209,7 +236,9 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
                 continue
             is_right: bool | None = score.verdict == "correct" if score.verdict else None
             if (log.metric or "").startswith("verdict"):
-                completion = start = ""  # our run fixed the form, so no other form counts
+                # A log of our own tasks: the grader has already read the answer. In an empty
+                # completion `find_answer` finds no other.
+                completion = start = ""
             elif (
                 answer in (_INVALID, completion.strip())
                 or "\n" in answer
@@ -220,27 +249,35 @@ def _read_log(path: Path, metric: str | None) -> Iterator[Answered]:
             elif answer not in completion and len(prompt.completions) > 1:
                 # a majority's answer need not be this sample's, and its verdict is of all samples
                 answer, is_right = "", None
-            cell = f"{path}, problem {prompt.problem_id}", prompt.golds
-            names = prompt.problem_id, prompt.question
-            yield *names, start + completion, cell, answer, is_right, log.metric
+            yield LoggedAnswer(
+                prompt.problem_id,
+                prompt.question,
+                start + completion,
+                f"{path}, problem {prompt.problem_id}",
+                prompt.golds,
+                answer,
+                is_right,
+                log.metric,
+            )
 
 
-def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[Answered]:
+def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedAnswer]:
     table = read_scores(path, metric, columns, needed=("completion", "gold"))
     for number, (location, row) in enumerate(table.rows, start=1):
         name = str(row.get("item") or number)
         question = str(row.get("question") or name)
         completions = read_completions(row["completion"], location)
         is_right = None
-        # a score of several completions is of none of them
+        # a score of several completions does not say which of them are right
         if "score" in row and len(completions) == 1:
             is_right = {0.0: False, 1.0: True}.get(parse_score(location, row))
         for completion in completions:
-            yield (
+            yield LoggedAnswer(
                 name,
                 question,
                 completion,
-                (location, row["gold"]),
+                location,
+                row["gold"],
                 "",
                 is_right,
                 table.about.get("metric", "score"),

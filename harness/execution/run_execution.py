@@ -39,7 +39,7 @@ from harness.runs.run_files import (
     SCORES,
     RunFiles,
 )
-from harness.runs.run_folder import RunFolder, continue_identity
+from harness.runs.run_folder import RunFolder, extend_identity
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
 
@@ -169,7 +169,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     if not files.has_sample:
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    looks = continue_identity(files, identity, stored_prompts(plan)).looks
+    looks = extend_identity(files, identity, stored_prompts(plan)).looks
     stored_count = len(files.journal.records)
     look = f"; the table will be look {looks}" if looks > 1 else ""
     return f"{output}, {stored_count:,} of {plan.size:,} samples are there{look}"

@@ -115,19 +115,19 @@ class Condition(Strict):
         return self
 
     @property
-    def tokens(self) -> int | None:
+    def stated_token_count(self) -> int | None:
         """The stated number of filler tokens: 0 without a filler, None if it is not stated."""
         return 0
 
     @property
     def is_exact(self) -> bool:
         """Whether every prompt must have exactly the stated number of filler tokens."""
-        return self.tokens is not None
+        return self.stated_token_count is not None
 
     @property
     def filler_tokens(self) -> int | None:
         """The exact number of filler tokens in every prompt; None if there is no such number."""
-        return self.tokens if self.is_exact else None
+        return self.stated_token_count if self.is_exact else None
 
     @property
     def other_changes(self) -> str:
@@ -204,7 +204,7 @@ class FilledCondition(Condition):
     """The seed of random tokens and placements."""
 
     @property
-    def tokens(self) -> int | None:
+    def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
         number = getattr(self, "count", getattr(self, str(self.filler)))
         return number if isinstance(number, int) else None

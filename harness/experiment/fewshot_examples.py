@@ -154,9 +154,10 @@ class FewshotConfig(Strict):
     def _assign_clusters(
         self, index: int, names: Sequence[str], draws_per_problem: int
     ) -> frozenset[str]:
-        """The clusters that a draw asks, by the draw's index: in turn, so all ask about as many.
+        """The clusters that are asked with the draw of this index.
 
-        Problems that are appended to the file do not change earlier assignments.
+        They are assigned in turn, so that all draws have about equally many. Problems that are
+        appended to the file do not change earlier assignments.
         """
         # A cluster is asked under `draws_per_problem` draws in a row, so a draw also has the
         # clusters of the draws before it.

@@ -356,7 +356,7 @@ class Request:
         problem_id: The id of the problem.
         sample_index: The index of the sample of this problem, over all draws of examples.
         replicate: 0, and 1 in the repeat run.
-        again: The number of earlier requests of the run with the same prompt under other
+        duplicate_number: The number of earlier requests of the run with the same prompt under other
             conditions.
         seed: The seed of the sample; None if nothing is drawn at random.
         prompt: The text of the prompt, with the template.
@@ -379,7 +379,7 @@ class Request:
     problem_id: str
     sample_index: int = 0
     replicate: int = 0
-    again: int = 0
+    duplicate_number: int = 0
     seed: int | None = None
     prompt: str
     prompt_token_ids: tuple[int, ...] | None
@@ -448,7 +448,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 problem_id=problem.id,
                 sample_index=sample_index,
                 replicate=replicate,
-                again=counts[key],
+                duplicate_number=counts[key],
                 seed=seed if is_seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
@@ -483,7 +483,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.problem_id,
         request.sample_index,
         request.replicate,
-        request.again,
+        request.duplicate_number,
         *request.answers,
     )
     return hash_json(values)

@@ -20,13 +20,16 @@ BASED = re.compile(
     r"[({]?([A-F]*\d[0-9A-F]*|[A-F]{2,})[)}]?"
     r"_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
 )
-"""A numeral with its base as subscript: a number, or a word such as `two`."""
+"""A numeral with its base as subscript, `1F_{16}`: a number, or a word such as `two`."""
+# the beginning of `x|x<5`, `x\in \mathbb{R}:x<5`
 _BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+# `|x<5` in `(x,y)|x<5`
 _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 GEOMETRIC_NAMES = re.compile(
     r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
 )
-"""The beginning of a name of a geometric figure, which is not a product of letters."""
+"""The beginning of a name of a geometric figure: `\\angle A`, `AB`. It is not a product."""
+# `2\begin{pmatrix}1&2\end{pmatrix}`, `(\begin{array}{cc}1&2\end{array})`
 MATRIX = re.compile(
     r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)"
     r"\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"

@@ -37,6 +37,7 @@ from harness.grading.relations import (
 )
 from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
+# `\text{(A) 5 cm}`, `(A) \frac12`, `A: 5`, `A. 5`; not `A.5`
 _OPTION = re.compile(
     r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
@@ -46,14 +47,17 @@ _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 """A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
 _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 """A gold answer such as `no` or `low`: few products have a vowel as second letter."""
+# `58,500`, `1,234,567`
 _GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
+# `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`; not `\left`
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
+# several answers behind an option: `,B`, `B`, `5 or 6`, `(B)`
 SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
 )
-"""In a member of a chain: words, a negation, or another relation."""
+"""In a member of a chain: words, a negation, or another relation: `2\\nleq 1`."""
 
 
 def same_mathematics(answer: str, target: str) -> bool:
@@ -63,7 +67,7 @@ def same_mathematics(answer: str, target: str) -> bool:
         TooLarge: One of them would take too much work to compare.
     """
     answers, targets = readings(answer, target), readings(target, answer)
-    # the gold answer 58,500 is hardly 500 and 58
+    # 58,500 may be one number, so the order counts: `500,58` is wrong
     is_grouped = any(_GROUPED.fullmatch(text) for text in targets) and len(targets) > 1
     same = _same_list if is_grouped else _same_answer
     if any(starmap(same, product(answers, targets))):
@@ -211,7 +215,11 @@ def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
 
 
 def _agrees_in_chain(term: str, last: str) -> bool:
-    """Whether a term of a chain may equal the last term. A term that is not readable may."""
+    """Whether a term of a chain such as `2+3=5` agrees with the last term.
+
+    False only if the term is readable and differs, says more, or has open brackets. A term that the
+    grader cannot read is not held against the answer.
+    """
     with suppress(ValueError):
         return integer_value(term) == integer_value(last)
     if _same_answer(term, last):

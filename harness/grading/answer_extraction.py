@@ -16,6 +16,7 @@ from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_equality import SEVERAL
 from harness.reasoning_markers import Markers, skip_reasoning
 
+# `\textbf{B}` and `**B**` are `B`
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\{([^{}]*)\}|\\[ ,;:!]|\*\*|\$")
 _NAMED = re.compile(
     r"(?s)(?:(?i:option|choice|answer)\W{1,3})?[(\[]?(?P<letter>[A-Z]|(?<=\()[a-z](?=\)))"

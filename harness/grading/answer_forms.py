@@ -28,6 +28,7 @@ _ANSWER = re.compile(
     re.DOTALL,
 )
 """Display mathematics, an option such as `(C)`, or the rest of the sentence."""
+# a word: `so` in `so 5`, three letters of another script; not `\frac` or `x`
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
 
 

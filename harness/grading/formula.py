@@ -27,17 +27,25 @@ FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh "
     "arccosh arctanh log ln lg exp".split()
 )
+# `12`, `0.5`, `.5`, `0.1\overline{6}`
 _NUMBER = re.compile(
     r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
 )
+# `x`, `\alpha`, `a_1`, `f'`
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
+# `(2)`, `(x)`, `(\theta)` after a name: `f(2)`
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
+# `_{12}` in `a_{12}`
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
+# `\sqrt`, `\pi `
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
+# `\frac12` in `3\frac12`; not in `3\frac12!`
 _MIXED = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
+# the next factor in `2(x+1)` or `2\sqrt3`
 _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
+# `x` in `\sin x`, but not the `\cos` of `\sin x\cos x`
 _STARTS_ARGUMENT = re.compile(
     rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))"
 )

@@ -17,6 +17,7 @@ from harness.grading.units_and_words import (
     without_words,
 )
 
+# `\frac`, `\{`, `5`
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 ROW_END = "¶"
 """The mark in plain notation for the double backslash that ends a row."""
@@ -53,6 +54,7 @@ _CJK = {
     "平方": "square ", "立方": "cubic ",
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
+# ` 平方米` after the 5 of `5 平方米`
 _CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK)}) ?\}}?(?=\.?\Z)"
 _SIZES = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
@@ -61,8 +63,11 @@ _SIZES = frozenset(
 )
 _FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
 _TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
+# `\text{cm}`, `\mathbf{x}`, `\left`
 _COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
+# `²` in `x²`, `₁` in `a₁`
 _RAISED_OR_LOWERED = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
+# the last dot of `5.`; not of `1,2,...`
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
 _RULES = tuple(
     (re.compile(pattern), replacement)
@@ -142,23 +147,32 @@ _RULES = tuple(
     )
 )
 """Patterns and their replacements, in the order of application."""
+# between the digits of `58{,}500`, `58\!500`, `58 500`
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
+# `58,500`, `1 234 567`
 _GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 # What ends the entry behind a digit group, for `_separates_entries`: a bracket, or a comma without
-# a blank after it. A plain brace belongs to a command and ends no entry.
+# a blank after it. A plain brace belongs to a command and ends no entry. After `58,500` it is the
+# bracket of `(58,500)`, and the last comma of `58,500,3`.
 _AFTER_GROUP = re.compile(
     r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
 )
 _BEFORE_GROUP = re.compile(  # for the reversed text, because `re` cannot match backwards
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
+# `58 500`; not `58,500`
 _GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
-"""Operators and words. No list of numbers extends beyond them."""
+"""Operators and words, such as the `=` of `x=1,2`. No list of numbers extends beyond them."""
+# the comma of `1, 2`, the `or` of `1 or 2`; not the comma of `58,500`
 _LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
+# `\text{ cm}`
 _TEXT = re.compile(r"(\\text\{[^{}]*\})")
+# `sqrt` in `2sqrt(3)`, `pi`; not in `\pi`
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
+# `3 1/2`
 _MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
+# `\mathbb R`, which is `\mathbb{R}`
 _NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
 # Group 1 has the blanks that stay: `3 4` is not 34, and `\pi r` is not the command `\pir`.
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")

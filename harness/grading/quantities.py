@@ -8,6 +8,7 @@ from harness.grading.answer_elements import BASED, GEOMETRIC_NAMES
 from harness.grading.formula_values import approximate, same_values
 from harness.grading.units_and_words import agree, number_word, without_unit
 
+# `3:05`, `12:30:00`
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
 
 

@@ -32,18 +32,29 @@ _ENDS = {"()": (">", "<"), "(]": (">", "\\le"), "[)": ("\\ge", "<"), "[]": ("\\g
 _COMPARE = dict(zip(FLIPPED, (lt, gt, le, ge, eq, ne), strict=True))
 _INFINITIES: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
+# `x`, `\theta`, `x_1`, `x_{\text{max}}`, `f'`
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
+# `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`
 _POINTS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
+# any of these
 _NAME = rf"(?:{_LETTER}|{_POINTS})"
+# `x`, `-2`
 _ARGUMENT = rf"(?:{_NAME}|-?\d+)"
+# `f(x+1)`, `a(2)`, `P(A,B)`
 _CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
+# `A^{-1}`, `f^{-1}(x)`
 _INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
+# `\sin A`, `\cos 2x`, `\tan(A+B)`; not `\sin(30)`
 _FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:\d*{_NAME}|\([^()]*[A-Za-z][^()]*\))"
+# any of these, or `|z|`
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
+# `x`, `f(x)`
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
+# `x`, `-x`, `|x|`
 _SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
+# `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`, `\frac{AB}{CD}`
 _NAMED = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
@@ -54,11 +65,14 @@ _STRUCTURE = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|right
 """Commands that combine or mark unknowns and are not unknowns themselves."""
 _COEFFICIENT = re.compile(r"\A-|(?<![\^_\d])\d+\*?(?=[A-Za-z(\\|])")
 """A sign in front, or a number before an unknown: `2x`, `3(a+b)`; not the exponent of `a^2b`."""
+# `\pi`, `\sqrt`, `\log`: not names of an unknown
 _NO_NAMES = re.compile(
     r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
     r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
 )
+# `\text{not x}`, `\text{at least}`
 _HEDGED = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")
+# `(\text{no two})` in `P(\text{no two})`
 _ARGUMENTS = re.compile(r"\([^()]*\)")
 
 
@@ -107,7 +121,8 @@ def defined_value(
     Args:
         relation: Its terms and operators.
         same: Compares two texts. All terms that a chain sets equal must be the same.
-        combined: Whether `x+y=5` also states a value. As a gold answer it is a line.
+        combined: Whether `x+y=5` also states a value. A gold answer `x+y=5` is the equation of a
+            line, so it is False for it.
     """
     terms, operators = relation
     if set(operators) != {"="}:
@@ -155,8 +170,8 @@ def same_sets(answer: str, target: str) -> bool | None:
 
     A set is an inequality such as `1<=x<2`, `|x|<3` or `x\ne 2`, several of these, intervals,
     points, `\mathbb{R}`, and what `\cup` and `\setminus` make of them. Sets are the same if they
-    have the same numbers at all their bounds and between these. An empty set, or a set of all
-    numbers that has bounds, is the wrong reading of a comma and never the same.
+    have the same numbers at all their bounds and between these. A comma can mean `and` or `or`. A
+    reading that gives the empty set, or all numbers although there are bounds, is discarded.
     """
     line = _NumberLine()
     is_proper = False
@@ -170,6 +185,7 @@ def same_sets(answer: str, target: str) -> bool | None:
         common_members = answers & targets
         if not common_members:
             return False
+        # some numbers are members and some are not, unless there is only one number to ask about
         is_proper |= any(
             len(set(membership)) == min(2, len(membership)) for membership in common_members
         )

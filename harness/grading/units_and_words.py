@@ -35,22 +35,30 @@ HALF_DAYS = {"a": "morning", "p": "afternoon"}
 HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
 """Words that make another statement of `x is 5` or `x = 5`."""
 
+# `, \text{and} ` in `1, \text{and} 2`
 _TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
+# ` or ` in `1 or 2`
 _JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
+# `, ` and ` and ` in `A, B and C`
 _LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
+# `\text{base 2}` or `_{base two}` after `101`
 _BASE = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
 """A product of letters has seldom a vowel after its first letter."""
+# `students` in `12 students`, `area of a circle`
 _STRAY = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"
 )
 _NUMBER_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
 """A sign, and words with a blank or a hyphen between them: `-\\text{twenty-five}`."""
+# `-\dollar `
 _DOLLARS = r"[-+]?(?:\\dollar ?)?"
+# `5`, `1,234.5`, `3 1/2`, `50%`, `(1,2)`
 _NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
+# `5 cm`, `50% off`, `5cm`
 _QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
 
 _SYNONYMS = {
@@ -65,13 +73,18 @@ _SYNONYMS = {
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
+# units that may follow a number without a blank: `5cm`
 _GLUED = (
     "pct|USD|EUR|[€£]|mm|cm|km|in|ft|yd|mi|kg|oz|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet"
     "|meters|miles|hours|minutes|seconds|days|years"
 )
+# `million`, `hundreds`
 _SCALE = "(?:" + "|".join(SCALES) + ")s?"
+# `^2` in `cm^2`
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
+# `\text{cm}^2`, `\degree C`, `\dollar`, `%`
 _SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
+# the end of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`
 _UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_GLUED}){_EXPONENT})\Z")
 
 _NO_UNIT = frozenset(
@@ -90,13 +103,16 @@ _NO_UNIT = frozenset(
     "unless until up upper upto versus vs was were when whereas whether which while will with "
     "within without wrong yes yet".split()
 ) | {*ONES, *TENS, *SCALES, *(f"{scale}s" for scale in SCALES)}
+# `third`, `quarters`, `fiftieth`
 _FRACTION_WORD = re.compile(
     r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie"
     r"|hundred|thousand|million|billion)th)s?"
 )
 _UNIT_LETTERS = frozenset("mgshlLAVNJWKCF")
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
+# the `5` or the `=` of `x=5`; not the `2` of `cm^2`
 _NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
+# `\sin` in `\sin 30\degree`: the degrees are not the value's unit
 _ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 

@@ -69,7 +69,7 @@ class RunFolder:
             files = RunFiles(path)
             is_new = not files.has_sample
             if not is_new:
-                self.identity = continue_identity(files, identity, prompts)
+                self.identity = extend_identity(files, identity, prompts)
             header = as_json(self.identity)
             expand(path)
             if is_new:  # a run may have begun here, but without a sample nothing needs protection
@@ -162,7 +162,7 @@ def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
         )
 
 
-def continue_identity(
+def extend_identity(
     files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
 ) -> Identity:
     """The identity of the folder's run after it is continued as the requested run.

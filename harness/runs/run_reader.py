@@ -152,7 +152,7 @@ class Run:
         """
         receipt = files.receipt
         arguments = receipt["config"]["model"]["model_args"]
-        # of one condition each, because all conditions have the same problem and answer
+        # later prompts overwrite earlier ones: all conditions have the same document of a problem
         docs = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
         # A served model has no weights here; its tokenizer can still be probed.
         names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]

@@ -7,11 +7,11 @@ from harness.analysis.crossed_effects import (
 )
 
 
-def test_the_error_for_new_models_is_that_of_crossed_random_effects():
-    """Without variance between problems and no residual it is Student's interval over models."""
-    of_models = np.array([[0.01], [0.03], [0.05], [0.02]])
-    error = of_models.std(ddof=1) / 2
-    assert crossed_error(np.repeat(of_models, 50, axis=1)) == pytest.approx((error, 3))
+def test_the_error_for_new_prompts_is_that_of_crossed_random_effects():
+    """Without variance between problems and no residual it is Student's interval over prompts."""
+    of_prompts = np.array([[0.01], [0.03], [0.05], [0.02]])
+    error = of_prompts.std(ddof=1) / 2
+    assert crossed_error(np.repeat(of_prompts, 50, axis=1)) == pytest.approx((error, 3))
     of_problems = np.random.default_rng(2).normal(size=(1, 80))
     error = of_problems.std(ddof=1) / np.sqrt(80)
     assert crossed_error(np.repeat(of_problems, 5, axis=0)) == pytest.approx((error, 79))

@@ -234,7 +234,7 @@ def test_every_cell_of_a_filler_has_requests_with_keys_of_their_own():
     _, requests = plan_requests(settings, 2)
     assert len({sample_key(request, "") for request in requests}) == len(requests) == 2 * 10
     # an arm's requests are the same whether or not `wo` is in the run
-    assert {request.again for request in requests} == {0}
+    assert {request.duplicate_number for request in requests} == {0}
     by_condition = first_requests(requests)
     ids = {name: request.prompt_token_ids for name, request in by_condition.items()}
     assert ids["mless-gap"] == ids["mless-scale"] == ids["sink"] == ids["wo"]

@@ -124,7 +124,7 @@ def test_conditions_with_some_equal_prompts_have_separate_samples():
     conditions = "conditions=[wo, mless, {name: anywhere, unit: /, placement: random}]"
     _, requests = plan_of(conditions, limit=60)
     assert len({sample_key(request, "setting") for request in requests}) == len(requests) == 3 * 60
-    equal = [request.task for request in requests if request.again]
+    equal = [request.task for request in requests if request.duplicate_number]
     assert 0 < len(equal) < 60
     assert set(equal) == {"demo_anywhere"}
 

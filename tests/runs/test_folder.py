@@ -30,7 +30,7 @@ from harness.grading.answer_grading import GRADER_VERSION
 from harness.runs import stored_files
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
-from harness.runs.run_folder import RunFolder, continue_identity
+from harness.runs.run_folder import RunFolder, extend_identity
 from harness.runs.stored_files import hash_stored, write_atomic, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program
@@ -199,7 +199,7 @@ def test_other_token_ids_under_the_same_text_are_another_run(plan, started_run, 
     assert [row.prompt for row in prompts] == [row.prompt for row in stored_prompts(plan)]
     identity = run_identity(changed_plan, plan.config.resolve_sampling({}))
     with pytest.raises(JournalError, match=r"problem \S+, prompt_token_sha256: .* -> "):
-        continue_identity(RunFiles(started_run), identity, prompts)
+        extend_identity(RunFiles(started_run), identity, prompts)
 
 
 def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
@@ -327,7 +327,7 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     monkeypatch.setattr(resources, "task_version", lambda: 99.0)
     plan = make_plan(load_config(TOY_CONFIG), limit=5)
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    assert continue_identity(RunFiles(finished_run), identity, stored_prompts(plan)) == identity
+    assert extend_identity(RunFiles(finished_run), identity, stored_prompts(plan)) == identity
     assert regrade(RunFiles(finished_run)).endswith("0 verdicts changed")
     assert RunFiles(finished_run).receipt["task_version"] == 99
     monkeypatch.setattr(resources, "task_version", lambda: 100.0)

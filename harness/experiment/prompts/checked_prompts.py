@@ -257,8 +257,8 @@ def _find_faults(
             condition.is_exact,
             f"{location}: {prompt.straddling} tokens cover both filler and neighbouring text.",
         )
-    if condition.tokens is not None:
-        expected = condition.tokens * len(prompt.fillers)
+    if condition.stated_token_count is not None:
+        expected = condition.stated_token_count * len(prompt.fillers)
         if filler_tokens != expected:
             verb = "splits" if filler_tokens > expected else "merges"
             reason = ""
