@@ -180,7 +180,7 @@ def refuse_changed_functions(
 ) -> None:
     """Raise ConfigError if a user's function is not the one of the run any more."""
     for name, changes in interventions.items():
-        # a function's is the same on all prompts
+        # a function is the same for all prompts, so the first one is enough
         stored = source.problems[0].prompts[name].intervention or ()
         for change in changes:
             if change.kind == "function" and change.resolve(name) not in stored:

@@ -55,7 +55,8 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
     first = text.find("box")
     if first < 0:
         return spans
-    # Braces before the first box close none. The three characters before it hold its backslashes.
+    # A brace before the first box closes no box. The three characters before `box` hold its
+    # backslashes.
     for match in _BRACE.finditer(text, max(0, first - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")

@@ -46,7 +46,7 @@ def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
     """
     text = prompt.rstrip()
     for start, end in markers or family_markers():
-        # a bare word may end any prompt
+        # a prompt may end with a word like `analysis` by chance
         if text.endswith(start.rstrip()) and not start.isalpha():
             return start, end
     return "", ""
@@ -60,7 +60,7 @@ def find_hidden_start(completions: Sequence[str]) -> str:
     for start, end in family_markers():
         reasoning = [text.partition(end)[0] for text in completions if end in text]
         hidden_count = sum(start not in text for text in reasoning)
-        # an end of several words may stand in any text
+        # a marker of several words may stand in any text
         if " " not in end and hidden_count > HIDDEN_SHARE * len(completions):
             return start
     return ""
@@ -77,7 +77,7 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     for _, end in markers:
         completion = completion.rpartition(end)[2]
     for start, _ in markers:
-        # from the end, as in `rpartition`: half the time of `in` where the marker is missing
+        # searched from the end, which takes half the time of `in` if the marker is missing
         is_open = completion.rfind(start) >= 0
         if start.isalpha():
             # Where control tokens were left out, a bare word touches the text after it: `analysisWe

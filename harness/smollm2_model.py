@@ -63,7 +63,7 @@ def fetch_smollm2() -> Path:
     from filelock import FileLock
 
     folder = smollm2_folder()
-    # it gets its name when it is complete
+    # the folder gets this name when it is complete
     if folder.is_dir():
         return folder
     cache = folder.parent

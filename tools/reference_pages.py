@@ -89,7 +89,7 @@ LIMITS = {
     "exclusiveMaximum": "below",
 }
 MOST = 10**6
-"""Larger limits are no help to a reader."""
+"""Larger limits do not help a reader."""
 
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `harness.analysis.compare`)": baseline_comparison.COMPARISON_COLUMNS,

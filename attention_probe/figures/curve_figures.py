@@ -75,7 +75,7 @@ def draw_figure(
 
 
 def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
-    """The points of one panel."""
+    """The rows of `curves` that a panel draws."""
     return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
 
 

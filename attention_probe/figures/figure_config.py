@@ -79,7 +79,7 @@ class BarsConfig(Strict):
     """Accuracies of `wo`, `mless` and `mful` as bars."""
 
     title: str
-    """Their title."""
+    """The title above the bars."""
     runs: tuple[UserPath, ...] = ()
     """Run folders, else published accuracies."""
     published: dict[str, dict[str, float]] = Field(default={})
@@ -158,7 +158,7 @@ class FigureConfig(Strict):
     model: str | None = None
     """A hub id, a folder or `smollm2`."""
     model_name: str | None = None
-    """Its name in titles."""
+    """The model's name in titles, such as `Llama-3.1-8B`."""
     prompts: PromptsConfig
     """The averaged prompts."""
     traces: UserPath | None = None
@@ -172,11 +172,11 @@ class FigureConfig(Strict):
     heads: tuple[HeadConfig, ...] = Field(default=(), max_length=3)
     """The columns of panels, at most three."""
     rows: tuple[RowConfig, ...] = ()
-    """The rows of panels."""
+    """The rows of panels, from top to bottom. Each has a panel for each of `heads`."""
     models: tuple[ActivationModel, ...] = ()
     """The panels of activations."""
     bars: BarsConfig | None = None
-    """Accuracies as bars."""
+    """Bars of accuracies above the panels."""
     note: str | None = None
     """A line below the figure."""
 

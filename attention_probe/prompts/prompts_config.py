@@ -31,7 +31,7 @@ class PromptsConfig(Criterion):
     dataset: AnyDataset | None = None
     """Problems, as in a run config."""
     metric: str | None = None
-    """The metric of logs."""
+    """The metric of logs, such as `exact_match,strict-match`."""
     layout: Layout | None = None
     """One of the run's layouts."""
 

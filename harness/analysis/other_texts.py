@@ -76,7 +76,7 @@ def text_table(
             locations[name] = condition.filler_tokens, placement, condition.other_changes
     for name, fields in reference_conditions.items():
         if fields["kind"] == OTHER_TEXT:
-            # two sides of `mless compare` have no conditions
+            # a side of `mless compare` is not in `conditions`, so its name takes the place of these
             location = locations.setdefault(fields["of"], fields["of"])
             named = fields.get("named", BEFORE_RUN)
             families.setdefault((fields["family"], named, location), []).append(name)

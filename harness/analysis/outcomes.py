@@ -68,12 +68,12 @@ class Outcomes:
 
     @property
     def right(self) -> Integers:
-        """[problem] Right samples."""
+        """[problem] The number of right samples, over all draws."""
         return np.asarray(self.right_by_draw.sum(axis=0))
 
     @property
     def samples(self) -> Integers:
-        """[problem] Samples."""
+        """[problem] The number of samples, over all draws."""
         return np.asarray(self.samples_by_draw.sum(axis=0))
 
     @property
@@ -121,7 +121,7 @@ def count_outcomes(
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
     # numbers of problems over the entire frame, so all outcomes have the same order
     problems, problem_ids = pandas.factorize(frame["problem_id"])
-    # all samples of a problem have its cluster, so the first sample tells it
+    # all samples of a problem have the same cluster, so the first one is read
     _, first_rows = np.unique(problems, return_index=True)
     clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
     changed_completions = _count_changed_completions(frame, keys[:-1])
@@ -178,7 +178,7 @@ def _count_changed_completions(
 
     Empty if the frame has no completions.
     """
-    # of log-probabilities all completions are empty
+    # where log-probabilities are measured, all completions are empty
     if "completion" not in frame or ANSWER_LOGPROB in frame:
         return {}
     keys = [*condition_keys, "problem_id", "sample_index"]
@@ -223,7 +223,8 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
-    # first each by itself, as missing samples would look like other numbers of samples below
+    # each is checked by itself first, because below missing samples would look like another number
+    # of repeats
     for sampled in (baseline, outcomes):
         is_incomplete = sampled.samples < sampled.denominator
         if is_incomplete.any():

@@ -58,7 +58,7 @@ class Side:
         except RunError:
             if not Path(path).exists() or condition:
                 raise
-            # the log of a task that names no condition needs a name for it: `log`
+            # a log whose task names no condition gets the name `log`
             run, condition = Run.load({"log": path}, metric=metric), "log"
             samples = run.samples
         conditions = list(samples["condition"].unique())

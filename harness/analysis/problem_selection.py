@@ -106,7 +106,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         # `sample` returns them in a random order, and tables keep the order of the source
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
-        # of all problems, whatever was requested: a control must only match
+        # controls are taken from all problems, also from those that were not requested
         unflipped = [
             problem for problem in classified if problem.outcome in ("both_right", "both_wrong")
         ]

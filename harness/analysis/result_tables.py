@@ -94,13 +94,13 @@ def make_leaderboard(
             raise ConfigError(f"--by {name}: these runs have no {name}.")
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
-    # of its first run, because logs of another task may show other models other text
+    # a problem's text is that of the first run: in logs of other tasks it may differ by model
     problems = frame.drop_duplicates("problem_id")
     clusters, questions = (
         problems.get(name, problems["problem_id"]).nunique() for name in ("cluster", "question")
     )
     outcomes = count_outcomes(frame, by, score)
-    # before all other tables, because its errors say best what cannot be compared
+    # made before the other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
     side_tables = {
         "answers": answer_table(frame, comparison, design),
@@ -189,7 +189,7 @@ def _make_side_tables(
     """
     # this table is about all problems, so with a split it stays empty
     by_setting = group_by_setting([] if design.by else outcomes)
-    # log-probabilities and tables of other harnesses have none
+    # runs with log-probabilities and tables of other programs have no completions
     has_none = design.score == GOLD_FIRST or frame["next_question"].isna().all()
     completions = frame[:0] if has_none else frame
     return {

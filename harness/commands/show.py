@@ -88,7 +88,8 @@ def _show_changes(console: Any, run: Run, criterion: Criterion, layout: str | No
 
     source = source_of(run, layout=layout)
     require_verdicts(source, criterion)
-    # without `flip`, as `select` refuses to find nothing, but that no problem changed is a result
+    # `flip` is left out: `select` raises an error if it finds nothing, but here it is a result that
+    # no problem changed
     all_outcomes = criterion.model_copy(update={"flip": None})
     typer.echo(describe_changes(run, source, criterion))
     print_changes(console, select(source, all_outcomes), criterion)

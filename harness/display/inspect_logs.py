@@ -58,7 +58,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
 
 def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     """The samples of a prompt. Inspect's word for the samples of a problem is epoch."""
-    # a server that applied its own template did not show the text
+    # if a server applied its own template, the prompt's text is unknown
     question = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
         reason = STOP_REASONS.get(read_reason(sample.finish_reason) or "", "unknown")
@@ -71,7 +71,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
         yield {
             "id": prompt.problem_id,
             "epoch": epoch,
-            # the same under all conditions
+            # the problem without filler, so that a problem has the same input under all conditions
             "input": prompt.doc.get("shown") or prompt.doc["problem"],
             "target": prompt.golds,
             "messages": [{"role": "user", "content": question}, message],

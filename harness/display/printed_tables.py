@@ -76,7 +76,7 @@ class Column:
     optional: bool = False
 
     def cell(self, row: Row) -> Cell:
-        """The cell of one row."""
+        """The text of this column in a row, and the value by which rows are sorted."""
         values = [row.get(field) for field in self.key.split()]
         sort_value = values[0]
         if sort_value is None:

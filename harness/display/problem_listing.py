@@ -29,7 +29,8 @@ def describe_changes(run: Run, source: Source, criterion: Criterion) -> str:
     outcomes = count_flips(source, criterion)
     matching = sum(count for outcome, count in outcomes.items() if criterion.selects(outcome))
     total = sum(outcomes.values())
-    # with prompts of each draw of examples, or of each sample, a problem counts once for each
+    # if each draw of examples or each sample has its own prompts, a problem counts once for each of
+    # these
     noun = "problems" if total <= run.samples["problem_id"].nunique() else "problems by prompt"
     contrast = contrast_name(criterion.condition, criterion.baseline)
     selection = f"{run.name}, {source.layout}, {contrast}: {matching} of {total} {noun}"

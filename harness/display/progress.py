@@ -92,7 +92,7 @@ class Progress:
         self.running: Callable[[], Sequence[int]] = list
         for name, total in {**totals, ALL: sum(totals.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
-        # the total is added last
+        # the bar of the total was added last
         *bars, self._total = self._bars.tasks
         self._tasks = dict(zip(totals, bars, strict=True))
         self._recorded: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Progress:
         self._count(task, advance=1, tokens=tokens or 0)
 
     def score(self, task: str, verdict: str) -> None:
-        """Count a score."""
+        """Count a graded sample, and whether it is right."""
         self._count(task, graded=1, correct=int(verdict == "correct"))
 
     def tick(self) -> None:
@@ -156,7 +156,7 @@ class Progress:
         finish late and close together, so that estimate would be too short.
         """
         total = self._total
-        # `elapsed` would go on after the end
+        # `elapsed` goes on after the end
         seconds = total.finished_time or total.elapsed or 0
         running_tokens = sum(self.running())
         tokens = total.fields["tokens"] + running_tokens
@@ -169,7 +169,7 @@ class Progress:
         elif samples:
             remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
-        # the last samples are longer than the mean
+        # the last samples are longer than the mean, so the estimate can fall below 0
         if remaining_share <= 0:
             return speed
         return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"

@@ -79,7 +79,7 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
             completions.append(
                 Completion(
                     request_id=output.request_id,
-                    # the token behind a gold answer is of no use
+                    # vLLM must generate a token after a gold answer, which is not used
                     text="" if output.prompt_logprobs else completion.text,
                     token_ids=tuple(completion.token_ids),
                     completion_tokens=len(completion.token_ids),

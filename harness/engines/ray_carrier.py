@@ -155,7 +155,7 @@ class RayCarrier:
         }
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
-            # else Ray warns of a future change
+            # otherwise Ray warns of a future change
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
         try:
@@ -165,7 +165,7 @@ class RayCarrier:
                 self._folder = tempfile.TemporaryDirectory(
                     prefix="mless-ray-", dir=parent, ignore_cleanup_errors=True
                 )
-                # else Ray stores a token in the home folder
+                # otherwise Ray stores a token in the home folder
                 variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
                 # Ray's 15 would give our graders the engine's cores
                 variables["RAY_worker_niceness"] = "0"
@@ -205,7 +205,7 @@ class RayCarrier:
 
     @_explained_errors()
     def result(self, call: Hashable) -> Any:
-        """The result of a call."""
+        """Wait for a call to end, and return what it returned."""
         return self._ray.get(call)
 
     @_explained_errors()

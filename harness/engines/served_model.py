@@ -199,7 +199,7 @@ class ServedModel:
 
         headers = self._arguments.header
         if not headers and (key := os.environ.get("OPENAI_API_KEY")):
-            # the second is Azure's
+            # Azure reads the second header
             headers = {"Authorization": f"Bearer {key}", "api-key": key}
         timeout = ClientTimeout(self._arguments.timeout, sock_connect=SERVED_CONNECT_SECONDS)
         connector = TCPConnector(limit=self._arguments.num_concurrent)
@@ -238,7 +238,7 @@ class ServedModel:
                     return completion
                 repeats = min(repeats, SERVED_REPEATS)
             elif pause > 0 and status in SERVED_BUSY:
-                # a server that only asks to wait is not asked for ever
+                # there is an end to waiting for a server that asks for one pause after another
                 if clock() + pause > self._reply_time + self._arguments.timeout:
                     break
                 await asyncio.sleep(max(pause, 1.0))

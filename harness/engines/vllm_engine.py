@@ -224,7 +224,8 @@ class VLLMEngine:
             raise self._died()
         outputs = self._calls.call(self._take_steps)
         if self._layers and not self._engine.has_unfinished_requests():
-            # rows are checked at the step that follows, and none follows the last one
+            # each step checks the rows of the step before, so those of the last step are checked
+            # here
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
         completions, self._is_aborted = read_outputs(outputs)
         return [self._add_attention(completion) for completion in completions]

@@ -57,7 +57,7 @@ class HeldReplies:
             EngineError: as `compare`, or no reply of the run is a whole completion.
         """
         held: FinishedRequests = []
-        # its requests end before the connections do
+        # closing the stream ends its requests before the connections are closed
         with closing(stream):
             for batch in stream:
                 held += batch

@@ -246,7 +246,7 @@ def finish(files: RunFiles) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    # refuses missing samples
+    # raises an error if samples are missing
     pairs, scored_by = chain.from_iterable(files.graded_samples), files.scored_by
     sessions, timing = files.read_sessions()
     stored_receipt: JsonObject = {}
@@ -261,15 +261,15 @@ def finish(files: RunFiles) -> None:
         return  # files that did not change keep their date and versions
     config = sessions[-1]["config"]
     facts = as_json(files.identity)
-    # the config names all tasks, and their sampling is the same
+    # all tasks of a run have the same sampling
     first_task, *_ = facts.pop("arms").values()
     if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
-        # the same samples, graded again, so the receipt states what it stated
+        # the samples are the same and were only graded again, so the receipt keeps their config
         config = stored_receipt["config"]
     assert scored_by is not None
     receipt_path = files.path / RECEIPT
     with clear_messages(files.path):
-        # first, because a folder with a receipt counts as finished
+        # removed first, because a folder with a receipt counts as finished
         receipt_path.unlink(missing_ok=True)
         receipt: JsonObject = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -288,7 +288,7 @@ def finish(files: RunFiles) -> None:
             for session in sessions
         ]
         if files.identity.engine.device == "server":
-            # a filter can refuse a prompt without a count
+            # a prompt that the server's filter refused has no count
             differences = {sample.added_tokens for sample, _ in pairs} - {None}
             receipt["added_tokens"] = differences.pop() if len(differences) == 1 else None
         files.receipt = receipt

@@ -35,7 +35,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     start, _ = find_opened(prompt.prompt, prompt.thinking)
     completion = prompt.cut_next_question(sample.completion)
     reason = read_reason(sample.finish_reason)
-    # the limit did not end what stands before the next question
+    # the text before the next question is complete, even if the limit ended the completion
     if reason == "length" and completion != sample.completion:
         reason = "stop"
     return GradeJob(
@@ -47,7 +47,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         line=is_line,
         thinking=prompt.thinking,
         decimal=prompt.doc.get("decimal"),
-        # the completion begins with the prefix, which must not count twice
+        # the completion above begins with the prefix, so the prompt must not end with it
         prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
         solution=prompt.doc.get("solution") or "",
     )

@@ -46,14 +46,14 @@ def read_choices(
         if match and cell not in (None, "", [], {}) and column not in used_columns:
             if match["word"] or has_letters:
                 cells[match["name"]] = cell
-    # a column of all choices has no name of a choice
+    # a column that holds all choices is not named after one choice
     value: Any = cells.get(None, cells)
     if not cells:
         return {}
     if isinstance(value, str):
         with suppress(ValueError, SyntaxError):
             value = ast.literal_eval(value.strip())
-    # one label more than there are letters, which is refused
+    # one label more than there are letters: too many choices are refused below
     labels, texts = [*LETTERS, "?"], value
     if isinstance(value, dict):
         labels, texts = value.get("label", [*value]), value.get("text", [*value.values()])

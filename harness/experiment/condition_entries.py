@@ -93,7 +93,7 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     """
     if key == "intervention":
         text = str(value or "").replace("'kind': ", "").replace(" -", " minus")
-        # else a list of layers has the name of a range
+        # so that the list `1, 3` has another name than the range `1-3`
         text = re.sub(r"(?<=\d)(\.|'?, ?'?)(?=\d)", "_", text)
         return re.sub(r"\W+", "-", text, flags=re.ASCII).strip("-")
     if isinstance(value, int) and key != "count":
@@ -105,7 +105,7 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
         return f"-{SIGN_NAMES.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
 
     text = str(value or "")
-    # blanks are signs only where there is nothing else
+    # blanks are named only if the text has nothing else
     name = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
     name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     if value and (key in ("template", "question") or len(name) > LONGEST_NAME):

@@ -291,7 +291,7 @@ def named_conditions() -> dict[str, Condition]:
         BASELINE: Condition(name=BASELINE),
         STUDIED: UnitCondition(name=STUDIED, unit="/"),
         "mful": UnitCondition(name="mful", unit="he"),
-        # drawn at random once, and fixed since
+        # the number was drawn at random once
         "random": SentenceCondition(name="random", sentence=4),
     }
 

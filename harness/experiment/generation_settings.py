@@ -79,7 +79,7 @@ class Sampling:
         values = {name: getattr(self, name) for name in _FIELDS}
         values |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
         if self.thinking_token_budget is None:
-            # else the keys of all samples would change
+            # otherwise the keys of all samples would change
             del values["thinking_token_budget"]
         return values
 

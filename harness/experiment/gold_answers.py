@@ -35,7 +35,7 @@ _MISSING_AMONG_NUMBERS = re.compile(
     rf"{_MISSING.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
 )
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
-# numpy writes no commas, and Python joins such texts
+# numpy writes lists without commas, and Python would join texts in such a list
 _LIST = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
 _CODE = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 

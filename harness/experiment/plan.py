@@ -75,7 +75,7 @@ class Plan:
 
     @cached_property
     def model_arguments(self) -> dict[str, Any]:
-        """The arguments of the backend."""
+        """The model arguments that lm-eval's backend gets, such as `pretrained` and `dtype`."""
         return self.config.model_arguments()
 
     @property
@@ -150,10 +150,10 @@ def make_plan(
     raw_prefix, thinking, lacks_markers = "", config.markers, False
     if model is not None:
         thinking = thinking or read_markers(model.template)
-        # the names of variables; "reason step by step" is also in templates of other models
+        # variables of templates with reasoning; "reason step by step" is also in other templates
         mentions_reasoning = re.search("reasoning_|thinking", model.template)
         lacks_markers = mentions_reasoning is not None and not thinking
-        # all tokens but the last, that of the letter, are added by the tokenizer
+        # the tokenizer adds all tokens except the last, which is the letter
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
     settings = PromptSettings(template=config.template, question=config.question, thinking=thinking)

@@ -391,7 +391,7 @@ def _make_problems(
         values |= {"answer": answer, "alternatives": alternatives}
         if fields.decimal == ",":
             values["decimal"] = ","
-        # an id of another name is named by the config, so it must be there
+        # if the config names the column of the id, it must be there
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))
         try:

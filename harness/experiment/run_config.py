@@ -160,7 +160,7 @@ class RunConfig(Strict):
         if sweep is not None:
             entries = values.setdefault("conditions", [BASELINE])
             if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
-                # one that is an entry too would be refused as a second condition of its name
+                # a condition of the sweep that is also an entry would be refused as a duplicate
                 swept = [entry for entry in expand_sweep(sweep) if entry not in entries]
                 values["conditions"] = [*entries, *swept]
         return values
@@ -169,7 +169,7 @@ class RunConfig(Strict):
     def _refuse_contradictions(self) -> Self:
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
-            # first, because the other texts of `all_conditions` need a right primary contrast
+            # checked first, because `all_conditions` makes other texts for the primary contrast
             self._find_contrast_faults(),
             self._find_condition_faults(),
             self._find_example_faults(),
@@ -277,7 +277,7 @@ class RunConfig(Strict):
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
             "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
             "conditions without an intervention": not self.interventions,
-            # every condition answers at once
+            # under this endpoint every condition answers at once
             "no positive_control, or `answer: line`": (
                 self.answer == "line" or not self.positive_control
             ),
@@ -287,7 +287,7 @@ class RunConfig(Strict):
 
     @property
     def interventions(self) -> dict[str, tuple[Intervention, ...]]:
-        """The interventions of its conditions, by condition."""
+        """The interventions of the conditions that have any, by the condition's name."""
         return index_interventions(self.conditions)
 
     @property
@@ -386,7 +386,7 @@ class RunConfig(Strict):
             if key not in _FREE_KEYS and (key in changed_keys or key in _RECORDED_KEYS)
         }
         if self.other_texts:
-            # the arms have the number of texts, which may grow
+            # the stored tasks give the number of texts, which may grow
             values["other_texts"] = sorted(self.other_texts)
         if isinstance(self.fewshot, ExamplesConfig):
             del values["fewshot"]  # the run's identity has the examples

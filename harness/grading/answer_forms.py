@@ -11,11 +11,12 @@ from harness.reasoning_markers import skip_reasoning
 NO_FORM = "none"
 """The form of a completion without an answer."""
 FORMS = {
-    # of models trained with tags around reasoning and answer, and of GLM-V; not of a sentence
+    # models that are trained with tags around reasoning and answer, and GLM-V; not `<answer>` in a
+    # sentence about the answer
     "<answer>": re.compile(r"<answer>(?![^<]*answer is)|<\|begin_of_box\|>"),
-    # of minerva's prompts, in lm-eval's tasks minerva_math and hendrycks_math
+    # the prompts of lm-eval's tasks minerva_math and hendrycks_math
     "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
-    # of GSM8K's solutions; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
+    # the solutions of GSM8K; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
     "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
     "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
     "answer is": re.compile(r"\banswer is\b:?", re.I),

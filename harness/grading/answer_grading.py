@@ -94,7 +94,7 @@ def _check_size(text: str) -> None:
         raise TooLarge(TOO_LONG)
     if text.count("=") > MOST_RELATIONS:
         raise TooLarge(f"more than {MOST_RELATIONS} equals signs")
-    # counted before the text is read, because reading is recursive
+    # deep nesting is refused before the text is read, because reading is recursive
     depths = accumulate((character in "([{") - (character in ")]}") for character in text)
     if max(depths, default=0) > DEEPEST:
         raise TooLarge(f"nested deeper than {DEEPEST}")

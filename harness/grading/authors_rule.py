@@ -36,7 +36,7 @@ def authors_answer(text: str) -> str | None:
     An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
     is no `\boxed`, and then refuses its form.
     """
-    # of prompt and completion together: the prompt's box counts if the completion has none
+    # searched in prompt and completion together: the prompt's box counts if the completion has none
     start = text.rfind("\\boxed")
     if start < 0:
         return None

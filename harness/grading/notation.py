@@ -93,7 +93,7 @@ _RULES = tuple(
             "",
         ),
         (
-            # units are looked for behind their number only
+            # moved behind the number, where units are looked for
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
             r"\2\\text{\1}",
         ),

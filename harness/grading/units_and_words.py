@@ -47,7 +47,7 @@ _BASE = re.compile(
 )
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
 """A product of letters has seldom a vowel after its first letter."""
-# `students` in `12 students`, `area of a circle`
+# `students` in `12 students`, `cups of water` in `5 cups of water`
 _STRAY = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"

@@ -118,7 +118,7 @@ def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
                 "a table for each model."
             )
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
-    # a problem has the cluster that any of them names; else its question is its cluster
+    # a problem has the cluster that one of the tables names; otherwise its question is its cluster
     clusters, questions = (
         samples.get(name, samples["problem_id"]).astype(str) for name in ("cluster", "question")
     )
@@ -143,7 +143,7 @@ def list_receipts(runs: Iterable[Run]) -> list[JsonObject]:
         reason = describe_problem_differences(old, new)
         reason = reason or "; ".join(filter(_PAIRED_FACTS.match, changes))
         files = Path(old.name), Path(new.name)
-        # with other settings equal answers are possible
+        # with different settings equal answers do not show that a file is a copy
         if not (reason or changes) and all(map(Path.is_file, files)):
             ids = [run.about.get("evaluation") for run in (old, new)]
             lines = [sorted(path.read_bytes().splitlines()) for path in files]

@@ -58,7 +58,7 @@ class Journal:
         self.keys: set[str] = set()
         self._synced = time.monotonic()
         with clear_messages(path), ExitStack() as stack:
-            # a descriptor without a buffer of Python's: what is appended survives this process
+            # without a buffer of Python, so that what was written survives a kill of this process
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             stack.callback(os.close, self._file)
             self._recover(header)

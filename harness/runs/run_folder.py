@@ -80,7 +80,8 @@ class RunFolder:
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
-                    # before the old prompts go, so that on a full disk the old run stays whole
+                    # the header is replaced before the old prompts, so that a full disk leaves the
+                    # old run whole
                     replace_header(journal, header)
             else:
                 # an earlier mless may have written further fields, which now mean nothing
@@ -89,7 +90,7 @@ class RunFolder:
             try:
                 read_prompts(path, self.identity)
             except JournalError:
-                # a new run has none, and a kill while a run is extended leaves old ones
+                # a new run has no prompts, and a kill during an extension leaves old prompts
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
             set_old_scores_aside(files)
@@ -203,7 +204,7 @@ def _describe_changes(
     stored_identity = files.identity
     header, requested_header = as_json(stored_identity), as_json(identity)
     changed_prompts = _describe_changed_prompts(files.prompts, prompts)
-    # more problems are allowed, so what refuses them is another change
+    # a higher limit is allowed, so it is not listed even if other changes are refused
     if (identity.limit or math.inf) > (stored_identity.limit or math.inf):
         header["limit"] = identity.limit
     if not changed_prompts:
@@ -242,7 +243,7 @@ def _describe_changed_prompts(
 
 def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
     """Whether stored conditions get problems or samples."""
-    # not by task, because a sample can have a task of its own
+    # counted by condition, because each sample can have a task of its own
     stored_counts = Counter(prompt.condition for prompt in files.prompts)
     counts = Counter(prompt.condition for prompt in prompts)
     return any(

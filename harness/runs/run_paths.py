@@ -84,5 +84,4 @@ def _is_run(folder: Path) -> bool:
 
 
 def _subfolders(path: Path) -> list[Path]:
-    """The folders in a folder."""
     return sorted(filter(Path.is_dir, path.iterdir()))

@@ -94,7 +94,7 @@ def make_frame(
     texts: list[tuple[int, str, bool]] = []
     for index, (prompt, pairs) in enumerate(zip(prompts, graded_samples, strict=True)):
         for sample, score in pairs:
-            # a log of a task without completions has the completion None
+            # in logs of tasks without completions it is None
             completion = sample.completion or ""
             has_next_question = prompt.cut_next_question(completion) != completion
             texts.append((index, completion, has_next_question))
@@ -104,7 +104,7 @@ def make_frame(
     for records, names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
         for name in names:
             frame[name] = [getattr(record, name) for record in records]
-    # also where all of them are missing
+    # numbers, even if all of them are missing
     frame["completion_tokens"] = pandas.to_numeric(frame["completion_tokens"])
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
         answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
@@ -137,7 +137,8 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
         "level": [doc["level"] for doc in docs],
         "target": [doc["answer"] for doc in docs],
     }
-    # of one condition, because in a log of another task the question contains the filler
+    # all conditions get the question of the first one: in logs of other tasks it contains the
+    # filler
     first_prompts: dict[str, StoredPrompt] = {}
     for prompt in prompts:
         first_prompts.setdefault(prompt.doc["id"], prompt)

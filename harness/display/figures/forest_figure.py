@@ -67,7 +67,7 @@ def _make_setting_rows(
     for row in table[table["aa_difference"].notna()].to_dict("records"):
         cells = {"points": estimate(row["aa_difference"], row["low"], row["high"])}
         if not pandas.isna(row["aa_samples"]):
-            # a repeat run has no interval, so its place is free
+            # a repeat run has no interval, so its column shows the number of changed completions
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
         name = f"{wrapped_label(row['condition'])} (A/A)"
         yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)

@@ -197,7 +197,7 @@ def _describe_verdict(row: Row) -> str:
     margin = row["margin"]
     if row["verdict"] == "equivalent" and margin:
         return f"equivalent within {points(margin)}"
-    # the sentence beside it says the place among other texts
+    # the place among other texts is in the sentence beside it, so it is left out here
     return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])
 
 

@@ -45,7 +45,8 @@ class ReferenceModel:
         """By layer, the MLP's output on the last token of the last pass."""
         self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The last outputs of the sources of changes."""
-        # without a function for masks of this name, no mask is made: all attention here is causal
+        # no mask function is registered under this name, so no mask is made; all attention here is
+        # causal
         AttentionInterface.register(NAME, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation=NAME, revision=revision

@@ -74,7 +74,7 @@ def ask_reference(
                 replies[name] = executor.submit(_generate, questions, name).result()
                 advance(len(replies), len(questions["arms"]))
         except KeyboardInterrupt:
-            # else the executor waits for the arm that is being answered
+            # otherwise the executor would wait for the arm that is being answered
             for process in processes:
                 process.kill()
             raise
@@ -86,7 +86,7 @@ def ask_reference(
     reference = {"questions": questions, "answers": replies}
     draft = folder / f"draft-{REFERENCE}"
     draft.write_text(json.dumps(reference), encoding="utf-8")
-    # renamed when it is complete, so a killed process leaves no half of an answer
+    # renamed when it is complete, so that a killed process leaves no incomplete file
     draft.replace(path)
     return reference
 
@@ -168,7 +168,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
             parameters = SamplingParams(
                 temperature=0,
                 max_tokens=ARM_TOKENS,
-                # 0 other tokens: the chosen token's suffices
+                # no alternatives: only the log-probability of the chosen token is compared
                 logprobs=0,
                 # all answers then have as many tokens as the reference's
                 ignore_eos=True,

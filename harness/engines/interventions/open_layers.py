@@ -86,7 +86,7 @@ def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
     blocks = getattr(decoder, "layers", [None] * layer_count)
-    # outputs of other tokens are computed with all layers
+    # a changed output of an MLP is computed from passes through all layers
     checked_layers = range(layer_count) if layers.get("outputs") else sorted(indices)
     for index in checked_layers:
         if obstacle := _find_obstacle(config, index, blocks[index], arguments, layers):
@@ -129,7 +129,7 @@ def _find_obstacle(
 def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
     for name, feature in _UNSUPPORTED.items():
         value = arguments.get(name)
-        # True equals 1, which is a default of sizes only
+        # in Python True equals 1, but 1 is a default of sizes, not of switches
         if value is True or value not in _DEFAULTS:
             raise ConfigError(
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "

@@ -137,7 +137,7 @@ class Prompt:
         roles = chain(["system"], cycle(["user", "assistant"]))
         messages = [
             {"role": role, "content": join_texts(turn)}
-            # not strict, because the roles never end
+            # not strict, because `cycle` is endless
             for role, turn in zip(roles, self.turns, strict=False)
         ]
         return messages if self.system else messages[1:]
@@ -286,7 +286,7 @@ def _fill(
             role = "separator"
         elif is_example:
             role = "demonstration"
-        # without the problem, a column stands for it
+        # in a template without `{problem}`, columns take its role
         elif piece in (PROBLEM, CHOICES) or (piece.kind == "name" and PROBLEM not in pieces):
             role = "problem"
         segments.append(Segment(role, texts[piece.text] if piece.kind == "name" else piece.text))

@@ -60,7 +60,7 @@ class Form(NamedTuple):
 
     @property
     def pieces(self) -> Pieces:
-        """The pieces of an example."""
+        """The pieces of an example: those of its question, then those of its answer."""
         return (*self.question, *self.answer)
 
 
@@ -110,7 +110,7 @@ def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, s
 
 
 Template = Annotated[str, AfterValidator(lambda text: parse_template(text) and text)]
-"""The text of a template."""
+"""The text of a template that was parsed without an error, such as `{filler}{problem}`."""
 
 
 def fill_columns(text: str, row: Mapping[str, str]) -> str:

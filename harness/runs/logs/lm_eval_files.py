@@ -79,7 +79,7 @@ class ResultsFile(Struct, kw_only=True):
 
     @property
     def task_version(self) -> float | str | None:
-        """The task's version."""
+        """The version of the task in the log; None if the log has none."""
         return self.versions.get(self.task or "")
 
     @property
