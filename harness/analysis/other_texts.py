@@ -20,15 +20,11 @@ from harness.array_types import Floats
 from harness.constants import ALPHA, FEWEST_DRAWS, FEWEST_TEXTS, NOT_SHOWN, Row
 from harness.experiment.conditions import OTHER_TEXT, Condition, ReferenceConditions
 
-BEFORE_RUN, AFTER_RUN = "before the run", "after the run"
-"""When a family was named."""
-
 TEXT_COLUMNS = {
     "model": "the model's label",
     "layout": "raw, chat or as_published",
     "condition": "the condition",
     "kind": "family of the other texts: sentences or random tokens",
-    "named": "when it was named: before the run or after it",
     "texts": "other texts of the same length at the same placement",
     "effects": "difference of each of them from the baseline",
     "effect": "the condition's difference from the baseline",
@@ -45,8 +41,6 @@ TEXT_COLUMNS = {
     "spread": "standard deviation of the texts' true differences, without noise",
     "spread_low": "lower end of its 95 % interval",
     "spread_high": "upper end",
-    "true_low": "lower end of the 95 % range of the true difference of one more text",
-    "true_high": "upper end",
 }
 """Meaning of each column of `text_table`."""
 
@@ -69,7 +63,7 @@ def text_table(
         baseline: The condition that the others are compared with.
     """
     locations: dict[str, Any] = {}
-    families: dict[tuple[str, str, Any], list[str]] = {}
+    families: dict[tuple[str, Any], list[str]] = {}
     for name, condition in conditions.items():
         if condition.filler_tokens:
             placement = condition.describe()["placement"]
@@ -78,16 +72,14 @@ def text_table(
         if fields["kind"] == OTHER_TEXT:
             # a side of `mless compare` is not in `conditions`, so its name takes the place of these
             location = locations.setdefault(fields["of"], fields["of"])
-            named = fields.get("named", BEFORE_RUN)
-            families.setdefault((fields["family"], named, location), []).append(name)
+            families.setdefault((fields["family"], location), []).append(name)
     rows: list[Row] = []
     for setting, by_condition in by_setting.items():
         for name, location in locations.items():
-            for (kind, named, place), text_names in families.items():
+            for (kind, place), text_names in families.items():
                 texts = [by_condition[text][0] for text in text_names if text in by_condition]
                 if location == place and name in by_condition and texts:
-                    row = {**dict(setting), "condition": name, "named": named}
-                    row["kind"] = kind.replace("_", " ")
+                    row = {**dict(setting), "condition": name, "kind": kind.replace("_", " ")}
                     old, new = by_condition[baseline][0], by_condition[name][0]
                     rows.append(row | _compare_with_texts(new, old, texts))
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
@@ -106,7 +98,7 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
         samples_by_text = np.broadcast_to(tested.samples, changes.shape)
         mean = estimate_crossed(changes, samples_by_text, tested.clusters)
         row |= to_points(mean, ("difference", "new_low", "new_high")) | {"new_p": mean.p}
-        row |= estimate_spread(np.array(effects), texts, baseline)
+        row |= estimate_spread(np.array(effects), texts)
     return row
 
 
@@ -149,7 +141,8 @@ def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
     if not np.ptp(effects):
         return row | {"reason": "all texts have the same accuracy"}
     error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
-    low, high = _predict_effect(effects, error)
+    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * error
+    low, high = float(effects.mean()) - reach, float(effects.mean()) + reach
     row |= {"range_low": low, "range_high": high}
     if baseline + low <= 0 or baseline + high >= 100:
         return row | {"reason": "the range reaches 0 or 100 % accuracy"}
@@ -161,43 +154,31 @@ def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
     return row
 
 
-def _predict_effect(effects: Floats, error: float) -> tuple[float, float]:
-    """The 95 % range of one more effect, whose distance from the mean has this standard error."""
-    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * error
-    return float(effects.mean()) - reach, float(effects.mean()) + reach
-
-
-def estimate_spread(effects: Floats, texts: Sequence[Outcomes], baseline: Outcomes) -> Row:
-    """The spread of the true differences of texts, and the range of one more true difference.
+def estimate_spread(effects: Floats, texts: Sequence[Outcomes]) -> Row:
+    """The spread of the true differences of texts.
 
     The variance of the observed differences contains their noise: the error of a text's difference
     from the mean of the texts, for new problems and new draws of examples. The spread is what
     remains. Its interval is the Q-profile; all texts have the same noise.
 
     Args:
-        effects: [text] The observed differences, in points.
-        texts: Outcomes of the texts.
-        baseline: Outcomes of the baseline on the same problems and draws.
+        effects: [text] The observed differences from the baseline, in points.
+        texts: Outcomes of the texts, on the same problems and draws.
 
     Source:
-        Q-profile: Viechtbauer (2007), doi:10.1002/sim.2514; prediction: Higgins, Thompson and
-        Spiegelhalter (2009), doi:10.1111/j.1467-985X.2008.00552.x, with t on texts less one.
+        Viechtbauer (2007), doi:10.1002/sim.2514.
     """
-    counts = np.array([outcomes.right_by_draw for outcomes in (baseline, *texts)])
-    samples = baseline.samples_by_draw
+    counts = np.array([outcomes.right_by_draw for outcomes in texts])
+    samples = texts[0].samples_by_draw
     # with fewer draws results hold for these draws, as everywhere
     if len(samples) < FEWEST_DRAWS:
         counts, samples = counts.sum(axis=1, keepdims=True), samples.sum(axis=0, keepdims=True)
-    changes = counts - counts[1:].mean(axis=0)
-    mean_error, *errors = (
-        100 * measure_error(change, samples, baseline.clusters)[0] for change in changes
-    )
+    changes = counts - counts.mean(axis=0)
+    errors = [100 * measure_error(change, samples, texts[0].clusters)[0] for change in changes]
     # A text is part of the mean, so its difference from the mean varies less than the text does.
     freedom = len(errors) - 1
     noise = sum(error**2 for error in errors) / freedom
     quantiles = np.array([freedom, *chdtri(freedom, [ALPHA / 2, 1 - ALPHA / 2])])
     variances = np.maximum(0, freedom * effects.var(ddof=1) / quantiles - noise)
-    error = math.sqrt(variances[0] * (1 + 1 / len(errors)) + mean_error**2)
-    numbers = (*np.sqrt(variances).tolist(), *_predict_effect(effects, error))
-    columns = ("spread", "spread_low", "spread_high", "true_low", "true_high")
-    return dict(zip(columns, numbers, strict=True))
+    columns = ("spread", "spread_low", "spread_high")
+    return dict(zip(columns, np.sqrt(variances).tolist(), strict=True))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas
 
-from harness.analysis.other_texts import AFTER_RUN
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.analysis.sample_scores import TABLE_NUMBERS
 from harness.analysis.verdicts import estimate_sample
@@ -154,7 +153,6 @@ def compare_pair(
             "kind": OTHER_TEXT,
             "of": names[1],
             "family": "texts named after the run",
-            "named": AFTER_RUN,
         }
     # the positive control shows whether a change from its run's baseline would be seen
     if (old.samples["condition"] == old.run.baseline).all():

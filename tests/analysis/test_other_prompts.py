@@ -118,7 +118,6 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
     assert [[band.x0, band.x1] for band in bands] == ends
     assert ("Grey bands" in figure.get_supxlabel()) == bool(rows)
     assert not any(note.startswith("Positive control") for note in grid.notes)
-    assert show_side_tables(board)["texts"].rows[0]["named"] == "before the run"
 
 
 @pytest.mark.parametrize("spread", [0.0, 5.0])
@@ -133,10 +132,9 @@ def test_the_spread_of_texts_is_estimated_without_noise(spread):
         named_verdicts = {f"t{n}": verdict[:, None] for n, verdict in enumerate(verdicts)}
         baseline, *outcomes = count_outcomes(evaluation(named_verdicts).samples)
         effects = [100 * (text.right - baseline.right).mean() for text in outcomes]
-        rows.append(estimate_spread(np.array(effects), outcomes, baseline))
+        rows.append(estimate_spread(np.array(effects), outcomes))
     assert np.mean([row["spread"] ** 2 for row in rows]) == pytest.approx(spread**2, rel=0.2, abs=2)
     assert sum(row["spread_low"] <= spread <= row["spread_high"] for row in rows) >= 9
-    assert sum(row["true_low"] < 0 < row["true_high"] for row in rows) >= 9
 
 
 RIGHT_UNDER = {

@@ -95,12 +95,8 @@ def test_other_texts_are_named_after_the_run(tmp_path, command, compare_logs):
     process = compare_logs(HALF, [1] * 400, "--references", ",".join(paths), "--format", "json")
     table = json.loads(process.stdout)
     (row,) = table["texts"]
-    assert [row[key] for key in ("named", "texts", "rank", "place")] == [
-        "after the run",
-        9,
-        1,
-        "not shown",
-    ]
+    expected = ["texts named after the run", 9, 1, "not shown"]
+    assert [row[key] for key in ("kind", "texts", "rank", "place")] == expected
     process = compare_logs(HALF, [0, 0, *HALF[2:]], "--references", ",".join(paths[:7]))
     text = " ".join(process.stdout.split())
     assert "is not shown (7 texts named after the run: fewer than 8 texts)" in text

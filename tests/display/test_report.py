@@ -11,7 +11,7 @@ from lxml.html import document_fromstring as parse
 from pandas import isna
 
 from harness import compare, errors, load_run
-from harness.display.report.report_page import RECEIPT_IN_SVG, write_report
+from harness.display.report.report_page import write_report
 from harness.display.value_texts import count, signed
 from tests.browser import in_a_browser, open_tab
 from tests.display.test_attention_page import unpack
@@ -186,22 +186,6 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     texts = re.findall("<!-- (.*?) -->", image)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
     assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts), "as in the table"
-
-
-def test_the_page_contains_every_figure_of_the_runs_folder(tmp_path):
-    """Those of `mless plot` are drawn anew; one of `mless figure` is in the page as it is."""
-    run = shutil.copytree(GREEDY_RUN, tmp_path / "run")
-    svg = RECEIPT_IN_SVG.decode().join(("<svg><text>heads</text>", "</dc:description></svg>"))
-    (run / "figures").mkdir()
-    (run / ".venv").mkdir()
-    (run / ".venv" / "logo.svg").write_text(svg)
-    (run / "photo.svg").write_text("<svg/>")
-    (run / "figures" / "flipped.svg").write_text(svg)
-    (run / "figures" / "dose.svg").write_text("of another baseline")
-    _, page = write_page(tmp_path, run)
-    _, accuracies, last = read_images(page)
-    assert last == svg and "flipped.svg" in page
-    assert "Accuracy (%)" in accuracies
 
 
 def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_text):

@@ -44,9 +44,6 @@ from harness.runs.versions_and_hashes import receipt_line
 CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
-RECEIPT_IN_SVG = b"<dc:description>"
-"""The element of an SVG in which `write_figure` stores the receipt."""
-
 
 def write_report(
     runs: Sequence[Path | Mapping[str, Path]],
@@ -99,7 +96,7 @@ def _collect_facts(
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
         "forest": forest,
-        "figures": [*figures.values(), *_read_figures(runs)],
+        "figures": figures.values(),
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "further_tables": show_side_tables(board).values(),
@@ -129,22 +126,7 @@ def _embed(figure: Figure, name: str) -> dict[str, str]:
     figure.supxlabel("")
     image = BytesIO()
     figure.savefig(image, format="svg", bbox_inches="tight", pad_inches=0.05)
-    return _as_image(image.getvalue(), name, caption)
-
-
-def _read_figures(runs: Sequence[Run]) -> Iterator[dict[str, str]]:
-    """The figures that `mless figure` has written into the folders of the runs."""
-    for run in runs:
-        folder = Path(run.name)
-        for path in sorted([*folder.glob("*.svg"), *folder.glob("figures/*.svg")]):
-            content = path.read_bytes()
-            # those of `mless plot` are drawn anew, with the options of the report
-            if path.stem not in list(Kind) and RECEIPT_IN_SVG in content:
-                yield _as_image(content, path.stem, path.name)
-
-
-def _as_image(content: bytes, name: str, caption: str) -> dict[str, str]:
-    return {"svg": base64.b64encode(content).decode(), "name": name, "caption": caption}
+    return {"svg": base64.b64encode(image.getvalue()).decode(), "name": name, "caption": caption}
 
 
 def make_card(board: Leaderboard) -> dict[str, Any]:
