@@ -15,7 +15,8 @@ from harness.analysis import (
     paired_tests,
     score_interval,
 )
-from harness.analysis.paired_tests import fewest_problems, sign_flip_test
+from harness.analysis.paired_tests import average_clusters, fewest_problems, sign_flip_test
+from harness.analysis.score_interval import t_interval
 from harness.errors import ComparisonError
 from tests.make import with_cases
 
@@ -61,6 +62,38 @@ def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypa
     error = math.sqrt(0.05 * 0.95 / 10_000)
     assert sign_flip_test(DARWIN) == pytest.approx(1726 / 2**15, abs=4 * error)
     assert sign_flip_test([5] * 60) == 1 / 10_001
+
+
+# a second opinion
+
+
+def test_statsmodels_has_the_same_p_values_and_intervals():
+    pytest.importorskip("statsmodels", reason="`make .venv` installs statsmodels")
+    from statsmodels.regression.linear_model import OLS
+    from statsmodels.stats.contingency_tables import mcnemar
+    from statsmodels.stats.multitest import multipletests
+    from statsmodels.stats.proportion import proportion_confint
+
+    p_values = []
+    for gained, lost in ((12, 3), (0, 5), (41, 60), (7, 7), (0, 0)):
+        p_values.append(mcnemar([[20, lost], [gained, 30]], exact=True).pvalue)
+        assert sign_flip_test(paired(gained, lost, 50)) == pytest.approx(p_values[-1])
+        wilson = proportion_confint(gained, gained + lost + 9, method="wilson")
+        assert score_interval([1] * gained + [0] * (lost + 9)) == pytest.approx(wilson, abs=1e-9)
+    assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
+    rng = np.random.default_rng(7)
+    clusters = np.sort(rng.integers(0, 300, size=1500))
+    clusters = np.unique(clusters, return_inverse=True)[1]
+    changes = rng.integers(-1, 2, size=1500) + rng.integers(-1, 3, size=300)[clusters]
+    fit = OLS(changes, np.ones(1500)).fit(
+        cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True
+    )
+    ((low, high),) = fit.conf_int()
+    assert t_interval(*average_clusters(changes, clusters)) == pytest.approx((low, high))
+    estimate = estimate_difference(changes, 3, clusters=clusters)
+    assert 3 * estimate.difference == pytest.approx(fit.params[0])
+    ends = 3 * np.array(estimate.interval())
+    assert ends == pytest.approx([low, high], abs=0.05 * (high - low))
 
 
 # intervals
