@@ -1,4 +1,4 @@
-"""Write docs/config.md, the keys of configs, and docs/columns.md, the columns of tables.
+"""Write the pages of docs that list keys, columns and public names, and the schemas of configs.
 
 python -m tools.reference_pages
 """
@@ -6,6 +6,7 @@ python -m tools.reference_pages
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+import mless
 from attention_probe.figures import figure_config as figures
 from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.analysis import baseline_comparison
@@ -28,8 +30,9 @@ from harness.experiment import (
     problems,
 )
 from harness.experiment import run_config as runs
+from tools.config_schemas import config_schema
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
 SECTIONS: dict[str, dict[str, type[BaseModel]]] = {
     "Run configs": {
         "": runs.RunConfig,
@@ -69,6 +72,10 @@ mless run configs/runs/products.yaml --set max_gen_toks=50 --dry-run   # --set c
 Written by `python -m tools.reference_pages`. A key without *needed* may be left out. The example of
 a section shows only its own keys: `name`, `model` and `conditions` (of a figure also `prompts`) are
 needed beside them.
+
+An editor with a YAML language server completes and checks the keys if a config begins with
+`# yaml-language-server: $schema=FILE`. The file is configs/run.schema.json or
+configs/figure.schema.json.
 """
 EXAMPLES: dict[str, str] = yaml.safe_load(
     (Path(__file__).parent / "config_examples.yaml").read_text()
@@ -104,6 +111,20 @@ mless table results/example --explain
 Written by `python -m tools.reference_pages`. Differences are in points. A column is listed in the
 first table that has it with this meaning. Each column with `low` in its name has one with `high`,
 the upper end of the interval.
+"""
+
+
+API_INTRODUCTION = """# From Python
+
+```python
+>>> import mless
+
+```
+
+Written by `python -m tools.reference_pages`. All names have types. Errors are of
+`harness.errors.HarnessError`; their message is that of the command line. The keys of a `RunConfig`
+are those of [run configs](config.md#run-configs), and frames have the columns of
+[samples](samples.md) and [tables](columns.md).
 """
 
 
@@ -148,9 +169,58 @@ def columns_page() -> str:
     return "\n".join(sections)
 
 
+def api_page() -> str:
+    """docs/api.md: the docstrings of the public names, and the methods of a run."""
+    sections = [API_INTRODUCTION]
+    for name in mless.__all__:
+        value = getattr(mless, name)
+        heading = f"## {name}\n"
+        if not isinstance(value, type):
+            heading += f"\n`mless.{name}{_spell_parameters(value)}`\n"
+        sections += [heading, _describe(value)]
+        if value is mless.Run:
+            sections += ["Methods and properties:\n", _list_members(value)]
+    return "\n".join(sections)
+
+
+def _spell_parameters(function: Any) -> str:
+    """The parameters of a function with their defaults, without types, which editors show."""
+    signature = inspect.signature(function)
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+
+
+def _list_members(kind: type) -> str:
+    """The public methods and properties of a class, with the first lines of their docstrings."""
+    lines = []
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and hasattr(member, "__get__"):
+            lines.append(f"- `{name}`: {inspect.getdoc(member)}".partition("\n")[0])
+    return "\n".join([*lines, ""])
+
+
+def _describe(value: Any) -> str:
+    """A docstring as Markdown: the text, lists of arguments and errors, the example."""
+    text, *sections = re.split(r"\n\n([A-Z]\w+):\n(?=    )", inspect.cleandoc(value.__doc__))
+    parts = [text]
+    for title, content in zip(sections[::2], sections[1::2], strict=True):
+        content = inspect.cleandoc(f"\n{content}")
+        if title == "Example":
+            parts.append(f"```python\n{content}\n\n```")
+            continue
+        entries = re.sub(r"\n +", " ", content)
+        parts.append(f"{title}:\n")
+        parts[-1] += "\n" + re.sub(r"^(\S+): ", r"- `\1`: ", entries, flags=re.MULTILINE)
+    return "\n\n".join(parts) + "\n"
+
+
 def _read(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A docstring's text, and its attributes by name, in one line each."""
-    text, _, attributes = inspect.cleandoc(model.__doc__ or "").partition("\nAttributes:\n")
+    docstring, _, _ = inspect.cleandoc(model.__doc__ or "").partition("\nExample:\n")
+    text, _, attributes = docstring.partition("\nAttributes:\n")
     attribute_texts = re.findall(r"^    (\w+): ((?:.|\n        )*)", attributes, re.MULTILINE)
     field_texts = [
         (name, field.description) for name, field in model.model_fields.items() if field.description
@@ -219,7 +289,20 @@ def _find_anchor(model_name: str) -> str:
     raise LookupError(f"docs/config.md has no section of {model_name}")
 
 
+def generated_files() -> dict[Path, str]:
+    """The text of every generated file."""
+    return {
+        ROOT / "docs/config.md": config_page(),
+        ROOT / "docs/columns.md": columns_page(),
+        ROOT / "docs/api.md": api_page(),
+        **{
+            ROOT / f"configs/{name}.schema.json": json.dumps(config_schema(model), indent=1) + "\n"
+            for name, model in (("run", runs.RunConfig), ("figure", figures.FigureConfig))
+        },
+    }
+
+
 if __name__ == "__main__":
-    for name, page in {"config.md": config_page(), "columns.md": columns_page()}.items():
-        (DOCS / name).write_text(page, encoding="utf-8")
-        print(DOCS / name)
+    for path, text in generated_files().items():
+        path.write_text(text, encoding="utf-8")
+        print(path)

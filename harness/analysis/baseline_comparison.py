@@ -167,6 +167,12 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
         ComparisonError: there is no baseline, problems differ, samples are missing or occur twice,
             or see `Design`.
         ConfigError: a contrast is not written as one, or the frame lacks columns.
+
+    Example:
+        >>> samples = mless.load_run("results/example")
+        >>> table = mless.compare(samples[samples["condition"].isin(["wo", "mless"])])
+        >>> table[["condition", "baseline", "verdict"]].iloc[1].tolist()
+        ['mless', 'wo', 'better']
     """
     if missing := [name for name in _SAMPLE_COLUMNS if name not in frame]:
         raise ConfigError(

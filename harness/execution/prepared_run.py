@@ -48,6 +48,13 @@ def run(
         HarnessError: the config or the folder cannot be used, a prompt breaks a guarantee, the
             model cannot be loaded, or the engine dies; finished samples stay in the folder.
         RunInterrupted: by Ctrl-C; the same call continues.
+
+    Example:
+        >>> changes = {"conditions": ["wo", "mless"], "replicates": 1}
+        >>> config = mless.load_config("configs/runs/products.yaml", changes)
+        >>> run = mless.run(config, limit=4, output="results/api")
+        >>> len(run.samples)
+        8
     """
     prepared = prepare(config, limit=limit, output=output, engines=engines)
     print(describe_plan(prepared.plan, prepared.lines), file=sys.stderr)

@@ -114,6 +114,11 @@ def attention(
         ConfigError: no such layer, or the model's attention cannot be opened (sinks, soft caps,
             latent attention).
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
+
+    Example:
+        >>> (weights,) = mless.attention("smollm2", ["2 + 2 ="], layers="1-3")
+        >>> weights.shape  # layers, heads, tokens
+        (3, 9, 5)
     """
     arguments["pretrained"] = smollm2_model.resolve_model(model)
     loaded = ModelTokenizer.from_arguments(arguments)

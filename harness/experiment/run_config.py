@@ -67,7 +67,14 @@ _RECORDED_KEYS = "replicates layouts instruction gen_kwargs repeats max_gen_toks
 
 
 class RunConfig(Strict):
-    """One experiment."""
+    """One experiment.
+
+    Example:
+        >>> model = {"model_args": {"pretrained": "smollm2"}}
+        >>> config = mless.RunConfig(name="mine", model=model, conditions=["wo", "mless"])
+        >>> config.tested
+        (('mless', 'wo'),)
+    """
 
     inner_keys: ClassVar = [
         "gen_kwargs.temperature",
@@ -473,6 +480,13 @@ def load_config(
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
+
+    Example:
+        >>> config = mless.load_config("configs/runs/products.yaml", {"max_gen_toks": 50})
+        >>> config.condition_names
+        ['wo', 'mless', 'mful', 'random', 'mless-first', 'mful-first', 'random-first']
+        >>> config.max_gen_toks
+        50
     """
     path, overrides = Path(path), overrides or {}
     if any(map(_CHANGES_WEIGHTS.fullmatch, overrides)):

@@ -29,7 +29,7 @@ MOST_RELATIONS = 20
 def grade(
     completion: str, target: str, *, finish_reason: str | None = None, line: bool = False
 ) -> Grade:
-    """Grade a completion in this process.
+    r"""Grade a completion in this process.
 
     For many completions, use `GraderPool`: it grades in parallel, in processes that can be killed.
 
@@ -38,6 +38,12 @@ def grade(
         target: The gold answer, as it would stand in a box.
         finish_reason: vLLM's finish reason, if known.
         line: Whether the answer is the first line instead of the content of the last box.
+
+    Example:
+        >>> mless.grade(r"so it is \boxed{\frac12}", "0.5").verdict
+        'correct'
+        >>> mless.grade("7\nThat is all.", "8", line=True).answer
+        '7'
     """
     job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, line=line)
     answer = read_answer(job)

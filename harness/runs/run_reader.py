@@ -77,6 +77,14 @@ class Run:
         metric: The metric of the verdicts; None without verdicts.
         read: Makes `samples`, with replicates and reference conditions.
         read_prompts: Makes `prompts`.
+
+    Example:
+        >>> run = mless.Run.load("results/example")
+        >>> run.about["primary"]
+        'mless - wo'
+        >>> prompt = run.prompts[0]
+        >>> prompt.condition, prompt.problem_id, prompt.prompt[:20]
+        ('wo', '8x3#1', 'Answer the question.')
     """
 
     name: str

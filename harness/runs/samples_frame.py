@@ -48,6 +48,13 @@ def load_run(
     Raises:
         RunError: there is no finished run, a file of it is missing or damaged, or samples are
             missing or doubled.
+
+    Example:
+        >>> samples = mless.load_run("results/example")
+        >>> samples["problem_id"].nunique()
+        80
+        >>> samples.groupby("condition")["filler_tokens"].max()[["wo", "mless"]].tolist()
+        [0, 55]
     """
     files = RunFiles(Path(path))
     frame = read_frame(files)

@@ -102,7 +102,7 @@ def test_the_light_part_has_no_heavy_package_and_reads_logs(light):
         (f"run {TOY_CONFIG} --dry-run", "transformers"),
         (f"run {TOY_CONFIG} --engines 2", "ray"),
         (f"probe {GREEDY_RUN}", "torch"),
-        ("figure configs/figures/qwen-heads-12-13-14.yaml", "torch"),
+        ("figure configs/figures/qwen-heads-12-13-14.yaml", "matplotlib"),
         ("heads a.traces", "safetensors"),
         ("tasks --wrap gsm8k --output tasks", "lm-eval"),
     ],

@@ -1,5 +1,6 @@
 """The public names: what `import mless` gives, and the types that a user's type checker sees."""
 
+import doctest
 import re
 import sys
 
@@ -44,6 +45,26 @@ def test_the_package_has_its_public_names_also_as_mless():
     assert set(harness.__all__) <= set(dir(mless))
     with pytest.raises(AttributeError, match="module 'harness' has no attribute 'nothing'"):
         _ = mless.nothing
+
+
+WITH_ENGINES = ("attention", "run")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engine) * (name in WITH_ENGINES))
+        for name in mless.__all__
+    ],
+)
+def test_the_example_of_a_public_name_is_right(name, tmp_path, monkeypatch):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/example").symlink_to(ROOT / "results/example")
+    monkeypatch.chdir(tmp_path)
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(getattr(mless, name), name, globs={"mless": mless})
+    assert doctest.DocTestRunner().run(example).failed == 0 and example.examples
 
 
 def test_mypy_finds_wrong_arguments_in_the_script_of_a_user(tmp_path):
