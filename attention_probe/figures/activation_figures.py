@@ -154,9 +154,9 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
     # an activation, not a share: the factor 100 is taken back below
-    top, _, _ = _percent(table, ["histogram_top"], WITHOUT)
+    threshold, _, _ = _percent(table, ["histogram_top"], WITHOUT)
     quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
-    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {top.item() / 100:.3g})")
+    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {threshold.item() / 100:.3g})")
     for axes in panel:
         axes.set_xlim(0, _EDGES[-1])
         axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)

@@ -14,7 +14,7 @@ from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.array_types import Integers
 from harness.engines.attention_sums import Weights, means
-from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, index_regions
+from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, find_region_indices
 from harness.layers_and_heads import count_rows
 
 LARGE_NORM = 5
@@ -74,7 +74,7 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
     curves = means(sums, sets)
     # each token is in exactly one region
-    in_region = index_regions(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
+    in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
     regions = np.vstack([in_region, ~prompt.inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
@@ -95,7 +95,7 @@ def relate_norms(prompt: TokenizedPrompt, norms: NDArray[np.float32]) -> dict[st
     The median is that of the original tokens, because most tokens may be a filler's.
     """
     norms /= np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
-    in_region = np.eye(len(TOKEN_REGIONS), dtype=np.float32)[index_regions(prompt.roles)]
+    in_region = np.eye(len(TOKEN_REGIONS), dtype=np.float32)[find_region_indices(prompt.roles)]
     with np.errstate(invalid="ignore"):  # a prompt may have no token of a region
         shares = (norms > LARGE_NORM) @ in_region / in_region.sum(axis=0)
     return {"norms": norms, "large_norms": shares}

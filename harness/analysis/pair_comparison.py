@@ -173,7 +173,7 @@ def compare_pair(
     run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
     board = make_leaderboard([run], score=score, common=common)
     if references and board.score in TABLE_NUMBERS:
-        raise ConfigError("--references: of these numbers the better direction is unknown.")
+        raise ConfigError("--references: it is unknown whether higher scores are better.")
     return board
 
 
@@ -197,10 +197,11 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
         `not worse`, `worse` (significantly), or `not shown`; and a sentence that explains it.
 
     Raises:
-        ConfigError: the points are out of range, or the better direction is unknown.
+        ConfigError: the points are out of range, or it is unknown whether higher scores are
+            better.
     """
     if board.score in TABLE_NUMBERS:
-        raise ConfigError("--not-worse-by: of these numbers the better direction is unknown.")
+        raise ConfigError("--not-worse-by: it is unknown whether higher scores are better.")
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]

@@ -145,7 +145,7 @@ def _list_candidates(
         if not any(problem.has_id(problem_id) for problem in problems):
             near = list_near(problem_id, [problem.id for problem in problems])
             raise ConfigError(
-                f"{name} has no problem of the id {problem_id!r}: expected one of {near}."
+                f"{name} has no problem with the id {problem_id!r}: expected one of {near}."
             )
     if not criterion.ids:
         return problems

@@ -224,7 +224,7 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
             first_run = run_by_name.setdefault(name, run.name)
             if fields_by_name.setdefault(name, fields) != fields:
                 raise ComparisonError(
-                    f"{run.name}: the condition {name!r} is another one than in {first_run}."
+                    f"{run.name}: the condition {name!r} differs from the one in {first_run}."
                 )
     return {name: fields for name, fields in fields_by_name.items() if fields}
 

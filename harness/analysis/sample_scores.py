@@ -19,7 +19,7 @@ from harness.errors import ComparisonError, ConfigError
 FRACTION, NUMBER = "fraction", "number"
 """The scores of a table with numbers: from 0 to 1 in percent, or others as they are."""
 TABLE_NUMBERS = (FRACTION, NUMBER)
-"""Scores whose better direction is unknown: a loss may be a fraction too."""
+"""Scores of which it is unknown whether higher ones are better: a loss may be a fraction too."""
 MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
 """Scores that are means of a column of numbers."""
 NUMBER_TEST = (

@@ -75,8 +75,8 @@ def explain_comparison(
     # what is said about all rows must hold for the one with the fewest draws
     draws = min(row["draws"] for row in compared_rows)
     is_for_new_examples = draws >= FEWEST_DRAWS
-    settings = [run.get("settings") or {} for run in board.receipt]
-    fewshots = [run.get("fewshot") or {} for run in settings]
+    run_settings = [run.get("settings") or {} for run in board.receipt]
+    fewshots = [run.get("fewshot") or {} for run in run_settings]
     examples = ""
     if is_for_new_examples:
         drawn = "draws of examples"
@@ -103,7 +103,7 @@ def explain_comparison(
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
-    if fresh := dict.fromkeys(chain(*(run.get("fresh", ()) for run in settings))):
+    if fresh := dict.fromkeys(chain(*(run.get("fresh", ()) for run in run_settings))):
         remarks.append(
             f"New fillers for each problem or sample: {list_first(list(map(label, fresh)))}. "
             "Intervals and p are for new problems with new fillers."

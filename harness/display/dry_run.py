@@ -211,8 +211,8 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         counts.append(POSITIVE_CONTROL)
     if config.other_texts:
         families = [f"{number} {name}" for name, number in config.other_texts.items()]
-        prompts = sum(task.condition.kind == OTHER_TEXT for _, task, *_ in plan.rows)
-        text_requests = prompts * config.repeats_per_prompt
+        prompt_count = sum(task.condition.kind == OTHER_TEXT for _, task, *_ in plan.rows)
+        text_requests = prompt_count * config.repeats_per_prompt
         counts.append(f"{text_requests} of {' and '.join(families)}".replace("_", " "))
     details = f": {', '.join(counts)}" if counts else ""
     yield f"requests  {plan.size}{details}"

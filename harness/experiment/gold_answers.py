@@ -99,9 +99,9 @@ def read_gold_column(
         golds += [(location, gold) for gold in columns[-1]]
     # "None" is missing unless most answers are words
     is_word = _MISSING_AMONG_NUMBERS.fullmatch
-    others = [gold for _, gold in golds if not is_word(gold)]
-    numbers = sum(map(bool, map(_NUMBER_OR_FORMULA.match, others)))
-    is_missing = is_word if 2 * numbers >= len(others) else _MISSING.fullmatch
+    stated_golds = [gold for _, gold in golds if not is_word(gold)]
+    number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
+    is_missing = is_word if 2 * number_count >= len(stated_golds) else _MISSING.fullmatch
     _refuse(golds, is_missing, "are missing")
     _refuse(golds, _CODE.match, 'cannot be read as a list such as ["1", "2"]')
     if decimal is None:

@@ -81,8 +81,10 @@ class Plan:
     @property
     def size(self) -> int:
         """The number of completions to generate."""
-        prompts = sum(self.replicates(task) * len(task.prompts) for task in self.tasks.values())
-        return prompts * self.config.repeats_per_prompt
+        prompt_count = sum(
+            self.replicates(task) * len(task.prompts) for task in self.tasks.values()
+        )
+        return prompt_count * self.config.repeats_per_prompt
 
     def replicates(self, task: ConditionPrompts) -> int:
         """The number of runs of a condition: 2 with a repeat run."""

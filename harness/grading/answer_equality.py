@@ -205,16 +205,16 @@ def _same_relation(answer: Relation, target: Relation) -> bool:
 
 def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
     """Whether a relation states a value: `x=5` states 5."""
-    value = defined_value(relation, _agrees_in_chain, combined=is_answer)
+    value = defined_value(relation, _may_agree_in_chain, combined=is_answer)
     if value is not None and _same_answer(value, text):
         return True
     terms, operators = relation
     if operators != ["="] or not is_answer:
         return False
-    return _agrees_in_chain(*terms) and _same_answer(terms[1], text)
+    return _may_agree_in_chain(*terms) and _same_answer(terms[1], text)
 
 
-def _agrees_in_chain(term: str, last: str) -> bool:
+def _may_agree_in_chain(term: str, last: str) -> bool:
     """Whether a term of a chain such as `2+3=5` agrees with the last term.
 
     False only if the term is readable and differs, says more, or has open brackets. A term that the

@@ -63,7 +63,9 @@ _RECEIPT_FACTS = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """A run. Its facts and outcomes are cheap; texts are read when they are needed.
+    """A run, or a log or table that is read as one.
+
+    Its facts and outcomes are cheap; texts are read when they are needed.
 
     Attributes:
         name: The path that it was read from.

@@ -66,8 +66,8 @@ def load_run(
         frame = frame[~frame["condition"].isin(hidden_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
-    words = frame.select_dtypes("category").columns.drop(["condition", "layout"])
-    frame = frame.astype({name: frame[name].cat.categories.dtype for name in words})
+    text_columns = frame.select_dtypes("category").columns.drop(["condition", "layout"])
+    frame = frame.astype({name: frame[name].cat.categories.dtype for name in text_columns})
     return frame.infer_objects()
 
 

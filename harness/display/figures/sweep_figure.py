@@ -79,12 +79,14 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 # the look of its first condition, so that the study's fillers look as in all
                 # other figures
                 look = looks[next(iter(names.values()))]
-                _draw_filler(axes, points, look, figure_style.wrapped_label(legend))
+                _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
 
-def _draw_filler(axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str) -> None:
+def _draw_filler_line(
+    axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str
+) -> None:
     """The line of one filler, with interval and mark at each length but that of the baseline."""
     line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
     axes.plot(points["x"], points["difference"], **line)

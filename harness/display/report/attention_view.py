@@ -24,7 +24,7 @@ from harness.experiment.prompts.built_prompts import (
     FILLER,
     TOKEN_REGIONS,
     TOKEN_ROLES,
-    index_regions,
+    find_region_indices,
 )
 
 LEVELS, MISSING = 254, 255
@@ -109,7 +109,7 @@ def describe_prompt(
     positions = np.arange(len(tokens))
     # [query, key] the mean has no query of its own; a row's query does not see later keys
     is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
-    in_region = np.eye(len(TOKEN_REGIONS))[index_regions(roles)]
+    in_region = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
     layers, sums = [], []
     for index, layer_means in enumerate(means):
         weights = layer_means[:, None]

@@ -253,11 +253,11 @@ def draw(positions: Tensor, units: int, seed: int) -> Tensor:
     """
     unit = torch.arange(units, device=positions.device)
     # an integer hash, because torch's generators give other numbers on other devices
-    mixed = (positions[:, None] + 1) * 40503 + unit * 104729 + (seed + 1) * 12345
+    hashes = (positions[:, None] + 1) * 40503 + unit * 104729 + (seed + 1) * 12345
     for shift in (13, 16, 11):
-        mixed = ((mixed ^ (mixed >> shift)) * 1274126177) & 0x7FFFFFFF
+        hashes = ((hashes ^ (hashes >> shift)) * 1274126177) & 0x7FFFFFFF
     # float32 represents 24 bits exactly
-    return (mixed & 0xFFFFFF).float() / 2**24
+    return (hashes & 0xFFFFFF).float() / 2**24
 
 
 def add_gap(positions: Tensor, start: Tensor | int, size: Tensor | int) -> Tensor:

@@ -178,7 +178,7 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     return originals
 
 
-def index_regions(roles: NDArray[np.int8]) -> NDArray[np.int64]:
+def find_region_indices(roles: NDArray[np.int8]) -> NDArray[np.int64]:
     """The region of each token, as an index into TOKEN_REGIONS."""
     names = {role: role for role in TOKEN_REGIONS} | {"demonstration": "examples"}
     indices = [TOKEN_REGIONS.index(names.get(role, "other")) for role in TOKEN_ROLES]
