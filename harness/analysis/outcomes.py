@@ -18,7 +18,7 @@ from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
 _UNITS = {FRACTION: 100, NUMBER: 1}
-"""What tables have in place of 1."""
+"""By which number the scores of a table are multiplied: fractions become percent."""
 
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""

@@ -36,7 +36,7 @@ class Criterion(Strict):
     baseline: str = BASELINE
     """The condition before a flip."""
     condition: str = STUDIED
-    """The condition after it. Of several samples, more or fewer are correct."""
+    """The condition after a flip. Of several samples, more or fewer are then correct."""
     ids: tuple[str, ...] = ()
     """Only these problems."""
     n: int | None = Field(default=None, ge=1)

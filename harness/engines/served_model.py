@@ -126,7 +126,7 @@ class ServedModel:
         base, mark, query = self._arguments.base_url.partition("?")
         self._base = base.rstrip("/").removesuffix("/completions").removesuffix("/chat")
         self._query = mark + query
-        """Such as Azure's `?api-version=`."""
+        """The end of the address, such as Azure's `?api-version=`."""
         self._path = PATHS[backend]
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()

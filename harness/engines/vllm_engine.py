@@ -105,9 +105,9 @@ class VLLMEngine:
         self._is_aborted = False
         self._recording_numbers = count()
         self._recording_names: dict[str, str] = {}
-        """By request. A request's number may come again, a recording's name never."""
+        """The recording's name by request. Numbers of requests are used again, names are not."""
         self._attention: dict[str, NDArray[np.float32]] = {}
-        """By the recording's name, of requests that are not finished."""
+        """The recorded attention of unfinished requests, by the recording's name."""
         try:
             self._start(arguments, sampled=sampled)
         except BaseException:

@@ -33,7 +33,7 @@ class HeldReplies:
         self._has_reply = False
         self._counts: set[int | None] = set()
         self._differences: dict[int, Sample] = {}
-        """The first sample with each difference."""
+        """The first sample with each difference between the server's count of tokens and ours."""
 
     def compare(self, sample: Sample) -> None:
         """Compare the server's count with that of other prompts, also for a recorded sample.

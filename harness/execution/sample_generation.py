@@ -87,7 +87,7 @@ class _Session:
         self.missing = [*chain.from_iterable(map(Request.with_answers, missing))]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
-        """By the sample's key and the answer's index."""
+        """Log-probabilities by the sample's key and the answer's index."""
         self._has_reasoning = False
         self._held = HeldReplies(plan)
         totals = Counter(self._line(key) for key in self._requests)

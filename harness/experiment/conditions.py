@@ -77,15 +77,15 @@ class Condition(Strict):
     inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids"]
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
-    """Its name in tables."""
+    """Its name in tables, such as `mless-10`."""
     template: Template | None = None
     """Its own template of examples and question."""
     question: Template | None = None
     """Its own template of the question, if the question differs from the examples."""
     instruction: str | None = Field(default=None, min_length=1)
-    """Its own system prompt."""
+    """Its own system prompt, instead of the run's `instruction`."""
     answer_prefix: str = ""
-    """The beginning of the model's answer."""
+    """The beginning of the model's answer, such as `Let me think.`"""
     intervention: Annotated[tuple[Intervention, ...], BeforeValidator(as_list)] = ()
     """A change inside the model, or a list of changes. Those of an MLP are made in the order of the
     list; of several weights of a token the last one holds."""
@@ -234,7 +234,7 @@ class UnitCondition(FilledCondition):
     filler: ClassVar = "unit"
 
     unit: str = Field(min_length=1)
-    """A text of one token."""
+    """A text of one token, such as `/`."""
     count: StrictInt = Field(default=STUDY_COUNT, ge=1, le=MOST_TOKENS)
     """The number of filler tokens."""
 

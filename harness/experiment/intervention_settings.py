@@ -51,7 +51,7 @@ class FillerIntervention(_Layered):
     """Changes the attention of later tokens to the filler and its separator."""
 
     kind: Literal["filler"]
-    """The kind of intervention."""
+    """Says which kind of intervention this is."""
     other_layers: bool = True
     """Other layers see the filler."""
     scale: bool = True
@@ -122,7 +122,7 @@ class AttentionIntervention(_Layered):
     """Multiplies, before the softmax, the attention of later tokens to a part of the prompt."""
 
     kind: Literal["attention"]
-    """The kind of intervention."""
+    """Says which kind of intervention this is."""
     part: Literal["first", "instruction", "examples", "filler", "problem"]
     """`first` (the first token), `instruction`, `examples` with what separates them, `filler` with
     its separators, or `problem`. Later tokens are those after its last token."""
@@ -174,7 +174,7 @@ class MLPOutputIntervention(_Layered):
     """Replaces the outputs of MLPs on tokens of a part, but never on the prompt's first token."""
 
     kind: Literal["mlp_output"]
-    """The kind of intervention."""
+    """Says which kind of intervention this is."""
     part: Literal["instruction", "examples", "filler", "problem"]
     """As in the kind attention; a `filler` has no separators here."""
     count: int | None = Field(default=None, ge=1)
@@ -224,7 +224,7 @@ class RedistributeIntervention(_SameOnAllPrompts):
     """Moves the activations nearest to zero outward."""
 
     kind: Literal["redistribute"]
-    """The kind of intervention."""
+    """Says which kind of intervention this is."""
     share: float = Field(gt=0, lt=1)
     """The share of a token's activations that moves."""
     sham: Literal["inward", "random"] | None = None
@@ -246,7 +246,7 @@ class FunctionIntervention(_SameOnAllPrompts):
     """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
-    """The kind of intervention."""
+    """Says which kind of intervention this is."""
     file: UserPath
     """Its function gets activations [token, unit] and positions [token], perhaps of several
     prompts, and returns activations."""

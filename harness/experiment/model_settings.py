@@ -43,7 +43,7 @@ class ModelConfig(Strict):
     model_args: dict[str, Any] = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
-    """Its name in tables. By default its path's end."""
+    """The model's name in tables. By default the last part of its path: `Qwen2.5-7B`."""
 
     @field_validator("model_args")
     @classmethod

@@ -49,7 +49,7 @@ class MadeConfig(Strict):
     """Arithmetic problems, such as `What is 7 times 8?`."""
 
     make: Literal["products", "sums"]
-    """The operation."""
+    """The operation: products of two numbers, or their sums."""
     seed: int = Field(default=1, ge=0)
     """The seed of the problems and their order."""
     operands: tuple[Operand, Operand] = (2, 12)

@@ -48,7 +48,7 @@ class ThinkingConfig(Strict):
     start: str = Field(pattern=r"\S")
     """The text with which it begins, such as `<think>`."""
     end: str = Field(pattern=r"\S")
-    """The text with which it ends."""
+    """The text with which it ends, such as `</think>`."""
 
 
 Family = Literal["sentences", "random_tokens"]
@@ -86,7 +86,7 @@ class RunConfig(Strict):
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""
     model: ModelConfig
-    """The model."""
+    """The model, and the backend that runs it."""
     dataset: AnyDataset = "math500"
     """MATH-500, a data file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
@@ -137,11 +137,11 @@ class RunConfig(Strict):
     max_gen_toks: int = Field(default=MAX_GEN_TOKS, ge=1)
     """The maximum length of a completion, in tokens."""
     until: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Strings that end a completion."""
+    """Strings that end a completion, such as `Question:`."""
     audit: bool = True
     """Other graders also grade each completion."""
     output: UserPath = Path("results")
-    """The folder of runs."""
+    """The folder that contains the run folders."""
     seed: int = Field(default=DEFAULT_SEED, ge=0, lt=2**63)
     """The seed of samples and draws."""
 

@@ -37,7 +37,7 @@ from harness.engines.interventions.step_rows import Chunk, Group, RecordedQuerie
 from harness.experiment.intervention_settings import TARGETS, find_gap
 
 LATER_SETS = 2
-"""The number of sets, the first, in which a query's attention to its own token does not count."""
+"""In this number of sets, from the first, a query's attention to its own token does not count."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
 float32: 100 MB."""
