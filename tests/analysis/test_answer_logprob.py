@@ -216,7 +216,7 @@ def test_the_dry_run_has_power_and_chance_and_counts_every_prompt_token(tmp_path
 
 
 @with_cases
-def test_a_log_probability_that_is_no_number_is_refused(tokens, others, value):
+def test_a_log_probability_that_is_not_a_number_is_refused(tokens, others, value):
     with pytest.raises(EngineError, match=f"is {value}, expected a finite number"):
         AnswerScore(tokens, others)
 

@@ -28,7 +28,7 @@ def test_a_failure_is_named_with_its_fix(mless):
     assert "\nData file nowhere.jsonl: No such file" in process.stdout
 
 
-def test_an_unreachable_hub_is_no_failure():
+def test_an_unreachable_hub_is_not_a_failure():
     finding = check("hub")
     assert finding.state == "HuggingFaceH4/MATH-500 is out of reach" and not finding.is_fatal
     assert "HF_HUB_OFFLINE" in finding.fix

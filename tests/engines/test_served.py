@@ -342,7 +342,7 @@ def test_a_pause_is_as_long_as_the_server_asks(headers, seconds):
 
 
 @with_cases
-def test_pauses_that_a_server_asks_for_are_no_attempts(server, pauses, status):
+def test_pauses_that_a_server_asks_for_are_not_attempts(server, pauses, status):
     server.headers = {"Retry-After": "7"}
     busy = (status, {"error": {"message": "slow down"}})
     server.answer = lambda _: busy if len(server.posts) < 12 else (200, completion("x"))

@@ -64,7 +64,7 @@ def test_a_file_without_completions_is_refused(name, text, message, tmp_path, re
 
 
 @with_cases
-def test_what_follows_reasoning_that_the_prompt_began_is_no_answer(
+def test_what_follows_reasoning_that_the_prompt_began_is_not_an_answer(
     prompt, verdict, tmp_path, regrade
 ):
     facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"]}
@@ -72,7 +72,7 @@ def test_what_follows_reasoning_that_the_prompt_began_is_no_answer(
     assert f"Verdicts: {verdict} 1." in regrade(write_line(tmp_path, arguments=arguments, **facts))
 
 
-def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, regrade):
+def test_what_stands_in_the_reasoning_of_a_completion_is_not_an_answer(tmp_path, regrade):
     table = tmp_path / "mine.csv"
     table.write_text(
         "completion,gold\n[THINK]\\boxed{3}[/THINK]\\boxed{4},4\n[THINK]\\boxed{3}[/THINK]4,4\n"
@@ -82,7 +82,7 @@ def test_what_stands_in_the_reasoning_of_a_completion_is_no_answer(tmp_path, reg
 
 
 @with_cases
-def test_what_a_filter_took_from_finished_reasoning_is_no_answer(
+def test_what_a_filter_took_from_finished_reasoning_is_not_an_answer(
     extracted, verdict, tmp_path, regrade
 ):
     text = "<think>The answer is (C)? No.</think>The Correct answer is (B)."
@@ -105,7 +105,7 @@ def test_messages_and_lists_are_taken_apart(completions, summary, tmp_path, regr
 
 
 @with_cases
-def test_an_object_that_is_no_message_is_refused_with_its_line(completion, tmp_path, regrade):
+def test_an_object_that_is_not_a_message_is_refused_with_its_line(completion, tmp_path, regrade):
     path = tmp_path / "saved.jsonl"
     write_records(path, [{"completion": text, "gold": "7"} for text in ("7", completion)])
     message = "saved.jsonl, line 2: expected a text, or messages with `role` and `content`, got ["
@@ -113,7 +113,7 @@ def test_an_object_that_is_no_message_is_refused_with_its_line(completion, tmp_p
 
 
 @with_cases
-def test_a_gold_answer_that_is_no_text_is_refused_with_its_line(gold, message, tmp_path, regrade):
+def test_a_gold_answer_that_is_not_text_is_refused_with_its_line(gold, message, tmp_path, regrade):
     path = tmp_path / "saved.jsonl"
     path.write_text(json.dumps({"completion": "7", "gold": gold}))
     regrade(path, message=message.replace("{place}", f"{path}, line 1"))
@@ -136,7 +136,7 @@ def test_a_filter_that_changes_only_the_spelling_extracts_no_answer(tmp_path, re
 
 
 @pytest.mark.parametrize("prompt", ["table", "turns"])
-def test_reasoning_that_an_unknown_prompt_opened_is_no_answer(prompt, tmp_path, regrade):
+def test_reasoning_that_an_unknown_prompt_opened_is_not_an_answer(prompt, tmp_path, regrade):
     texts = [r"\boxed{3}?</think>It is \boxed{7}.", r"It is \boxed{7}. But"]
     path = tmp_path / "saved.jsonl"
     lines = [{"completion": text, "gold": "7"} for text in texts]
@@ -159,7 +159,7 @@ def test_a_table_may_be_named_like_a_log(name, text, tmp_path, regrade):
     assert regrade(tmp_path / name).startswith("1 samples: right by mless 100.0%.")
 
 
-def test_a_majoritys_answer_is_no_answer_of_the_first_sample(tmp_path, regrade):
+def test_a_majoritys_answer_is_not_an_answer_of_the_first_sample(tmp_path, regrade):
     resps = [["The answer is 7.", "The answer is 9.", "The answer is 9."]]
     path = write_line(tmp_path, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
     output = regrade(path)

@@ -180,7 +180,7 @@ def test_vllm_receives_the_seed_and_the_parameters_of_a_sample():
 
 
 @needs_vllm
-def test_an_aborted_request_is_no_sample():
+def test_an_aborted_request_is_not_a_sample():
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
         from vllm.outputs import CompletionOutput, RequestOutput
 

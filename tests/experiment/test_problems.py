@@ -17,7 +17,7 @@ def write_lines(tmp_path, *lines):
     return path
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     path = write_lines(tmp_path, {"problem": "\U0001d465?", "answer": "2"})
     dataset = open_dataset(DatasetConfig(path=path))
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

@@ -15,7 +15,7 @@ def test_all_closed_boxes_are_read_in_order(text, boxes):
 
 
 @with_cases
-def test_an_empty_box_is_no_box(empty):
+def test_an_empty_box_is_not_a_box(empty):
     assert read_boxes(empty) == []
     repeated = f"Put it within {empty}. So \\boxed{{5}}, or \\boxed{{7}}. Put it within {empty}."
     assert read_boxes(repeated) == ["5", "7"]

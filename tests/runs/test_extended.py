@@ -124,7 +124,7 @@ def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(make_run):
 
 
 @with_cases
-def test_a_change_that_is_no_extension_is_refused_with_both_values(changes, message, make_run):
+def test_a_change_that_is_not_an_extension_is_refused_with_both_values(changes, message, make_run):
     settings = {**SAMPLED, "repeats": 2, "fewshot": FEWSHOT}
     run = make_run(right, **settings)
     before = RunFiles(run).journal.records
@@ -144,7 +144,7 @@ def test_a_changed_answer_in_the_file_is_refused_by_name_also_beside_a_higher_li
     assert len(RunFiles(run).journal.records) == 8
 
 
-def test_appended_copies_change_no_problem_and_are_no_further_evidence(make_run, write_data):
+def test_appended_copies_change_no_problem_and_are_not_further_evidence(make_run, write_data):
     rows, fewshot = SUMS[:9], {"num_fewshot": 2}
     run = make_run(right, **write_data(rows), fewshot=fewshot)
     before = (run / PROMPTS).read_text().splitlines()

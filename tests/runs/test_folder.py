@@ -424,7 +424,7 @@ def test_regrading_that_fails_leaves_all_files_as_they_were(demo_run):
     assert hash_files(demo_run) == before
 
 
-def test_an_unfinished_run_is_no_table(started_run):
+def test_an_unfinished_run_is_not_a_table(started_run):
     with pytest.raises(RunError, match=r"has no finished run: repeat the command that began it"):
         load_run(started_run)
 

@@ -207,7 +207,7 @@ def test_a_log_with_missing_or_repeated_samples_is_refused(tmp_path):
 
 
 @with_cases
-def test_a_line_that_is_no_sample_is_named(tmp_path, line, message):
+def test_a_line_that_is_not_a_sample_is_named(tmp_path, line, message):
     text = json.dumps(log_line(1, **line)) if isinstance(line, dict) else line
     path = write_log(tmp_path, LINES[:1])
     path.write_text(path.read_text() + text + "\n", errors="surrogateescape")

@@ -207,7 +207,7 @@ def test_a_table_has_no_columns_of_completions():
     assert tables["audit"].empty and tables["mediators"].empty
 
 
-def test_a_frame_of_scores_is_no_frame_of_samples():
+def test_a_frame_of_scores_is_not_a_frame_of_samples():
     with pytest.raises(ConfigError, match="has no column model, layout"):
         compare(pandas.DataFrame({"condition": ["a"], "problem_id": [1], "score": [1]}))
 
