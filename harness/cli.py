@@ -47,7 +47,7 @@ COMMANDS = {
         "harness.commands.tasks": (
             'lm_eval --tasks math500_mless --include_path "$(mless tasks)" ...'
         ),
-        "harness.commands.doctor": "mless doctor",
+        "attention_probe.commands.doctor": "mless doctor --model smollm2",
     },
 }
 """All commands in the order of `--help`, under its headings: the module, whose name is that of its

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from harness import installation
@@ -47,3 +48,19 @@ def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, 
     monkeypatch.setattr(installation, "version", lambda name: version)
     finding = check(subject)
     assert (finding.state, finding.fix) == (version, fix)
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_model_is_run_and_compared_and_a_failure_is_on_the_page(mless, tmp_path):
+    page = tmp_path / "page.md"
+    process = mless("doctor", "--model", "smollm2", "-o", page)
+    assert process.returncode == 0, process.stderr
+    text = page.read_text()
+    assert all(
+        word in text for word in ("ok      vllm", "receipt:", "\nhidden ", "ok      Attention")
+    )
+    process = mless("doctor", "--model", tmp_path, "-o", page)
+    assert process.returncode == 2
+    assert f"FAIL    {tmp_path}" in page.read_text()

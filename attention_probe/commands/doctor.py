@@ -1,0 +1,44 @@
+"""`mless doctor`: check the installation, and with `--model` a model on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Also run ten problems, an intervention and a recorded prompt with this model: "
+            "folder, hub name, or smollm2."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="With --model: the page for an issue.")
+    ] = Path("doctor.md"),
+) -> None:
+    """Check the installation, and name the fix for each check that fails."""
+    from harness.display.comparison_columns import text_column
+    from harness.display.printed_tables import Table, render
+    from harness.installation import check_installation
+
+    checks = check_installation()
+    columns = [*map(text_column, ("result", "subject", "found"))]
+    rows = [
+        {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
+    ]
+    # several checks may need the same packages
+    fixes = [*dict.fromkeys(check.fix for check in checks if check.fix)]
+    page = render([Table("Installation", rows, columns, fixes)])
+    typer.echo(page)
+    has_failed = any(check.result == "FAIL" for check in checks)
+    if model and not has_failed:
+        from attention_probe.model_check import check_model
+
+        found, has_failed = check_model(model)
+        typer.echo(f"\n{found}")
+        output.write_text(f"```\n{page}\n\n{found}\n```\n", "utf-8")
+        typer.echo(f"page    {output}")
+    if has_failed:
+        raise typer.Exit(2)
