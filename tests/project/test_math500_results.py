@@ -68,7 +68,6 @@ def test_the_pages_have_the_scores_of_the_journal(layout):
 def test_two_completions_of_the_committed_run_have_an_answer_and_none_is_right():
     rows = json.loads((ROOT / "results/math500-smollm2/table.json").read_text())["rows"]
     assert len(rows) == 10 and all(row["accuracy"] == 0 for row in rows)
-    assert "| SmolLM2, raw and chat | 0.0 | 0.0 | 0.0 | 0.0 |" in (ROOT / "README.md").read_text()
     with open_stored(ROOT / "results/math500-smollm2/journal.jsonl") as file:
         samples = [json.loads(line) for line in file]
     samples = [sample for sample in samples if "completion" in sample]
