@@ -7,7 +7,7 @@ PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 TORCH_CPU_INDEX = https://download.pytorch.org/whl/cpu
 OLDEST_VLLM = 0.28.0
 
-.PHONY: demo example example-anew sink other-texts test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
+.PHONY: demo example example-anew sink sink-attention other-texts test test-long test-gpu test-oldest bench calibrate controls size lint lock wheel clean
 
 # The run goes to results/$(DEMO). Where that folder holds a run with other settings, the command says so and stops:
 # make demo OUTPUT=another/folder
@@ -48,16 +48,26 @@ example-anew:
 	rm -rf $(EXAMPLE) && mv $(EXAMPLE).part $(EXAMPLE)
 	$(MAKE) example
 
-# Why do repeats harm, and why do fillers help? docs/sink.md. Committed journals are completed by their prompts; without
-# them, all samples are generated.
-sink: .venv/installed
-	.venv/bin/mless run configs/runs/harm.yaml
-	.venv/bin/mless run configs/runs/harm.yaml --set name=harm-opposites --set repeats=3 --set fewshot.pool=56 \
-		--set 'dataset={path: configs/problems/more-opposites.jsonl}'
-	.venv/bin/mless run configs/runs/harm.yaml --set name=harm-continents --set repeats=3 --set fewshot.pool=46 \
-		--set 'dataset={path: configs/problems/continents.jsonl}'
-	.venv/bin/mless run configs/runs/help.yaml
+# Why do repeats harm, and why do fillers help? docs/sink.md. Runs are generated where they are not committed.
+SINK = harm-products harm-opposites harm-continents help
+sink: .venv/installed $(SINK:%=results/%/run.json)
 	.venv/bin/python -m benchmarks.sink results
+
+results/harm-opposites/run.json: SETTINGS = repeats=3 --set fewshot.pool=56 --set name=harm-opposites \
+	--set 'dataset={path: configs/problems/more-opposites.jsonl}'
+results/harm-continents/run.json: SETTINGS = repeats=3 --set fewshot.pool=46 --set name=harm-continents \
+	--set 'dataset={path: configs/problems/continents.jsonl}'
+results/harm-products/run.json: SETTINGS = repeats=1
+results/harm-%/run.json: | .venv/installed
+	.venv/bin/mless run configs/runs/harm.yaml --set $(SETTINGS)
+results/help/run.json: | .venv/installed
+	.venv/bin/mless run configs/runs/help.yaml
+
+# docs/figures/attention-on-filler.csv, which the figure above needs (7 minutes).
+sink-attention: .venv/installed
+	for task in products opposites continents; do .venv/bin/mless probe results/harm-$$task --engine --layers 4-10 --n 20 \
+		-o results/harm-$$task.traces || exit 1; done
+	.venv/bin/python -m benchmarks.sink results --attention
 
 # Would other texts have done the same, in three tasks and at two places? docs/figures/other-texts-by-task.png. Slashes
 # between instruction and examples of products are those of the example.

@@ -9,6 +9,7 @@ harm.csv, harm.png, help.csv and help.png to docs/figures; with --small, none of
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from statistics import fmean
 
@@ -35,8 +36,44 @@ STEPS = ("slashes - wo", "hidden - wo", "hidden - sham")
 """The contrasts of `help` in order. Each is tested only if the one before was found."""
 INTERACTION = "(slashes - wo) - (both - hidden)"
 """The last step."""
-TASK_LOOKS = (("#0c7a66", "s"), ("#3d97dd", "^"), ("#b87000", "v"))
-"""Colour and marker of each task."""
+FAMILIES = {
+    "wo": ("no filler", "#555555", "D", ()),
+    "slashes": (
+        "slashes",
+        "#0c7a66",
+        "s",
+        ("permuted", "ordinary", "removed", "hidden", "light", "kept", "heavy"),
+    ),
+    "he": ("he", "#b87000", "v", ("he-kept", "he-permuted")),
+    "sentence": (
+        "sentence",
+        "#3d97dd",
+        "^",
+        ("sentence-one", "planted", "planted-one", "planted-permuted", "planted-permuted-one"),
+    ),
+}
+"""Label, colour, marker and the other conditions of each filler."""
+CHANGED_OUTPUTS = re.compile("permuted|planted|ordinary|removed")
+"""The conditions whose outputs of MLPs are changed."""
+LEFT = (-7, 0)
+LABEL_OFFSETS = {
+    **dict.fromkeys(("planted", "light", "ordinary", "heavy", "he-kept", "wo"), LEFT),
+    "sentence-one": (7, -8),
+}
+"""Where a label stands beside its mark, in points; by default to the right."""
+GAIN_LABELS = {
+    "slashes": "55 slashes after the instruction",
+    "sentence": "a sentence after the instruction",
+    "gap": "only their position gap",
+    "hidden": "instruction hidden, Layers 1-3",
+    "hidden-but-first": "the same, its first token visible",
+    "hidden-everywhere": "instruction hidden, all layers",
+    "hidden-late": "instruction hidden, Layers 20-22",
+    "late-but-first": "the same, its first token visible",
+    "sham": "4 tokens of examples hidden, 1-3",
+    "both": "slashes, instruction hidden, 1-3",
+    "both-but-first": "the same, its first token visible",
+}
 
 
 def measure_contrasts(path: Path) -> pandas.DataFrame:
@@ -141,38 +178,52 @@ def measure_interaction(frame: pandas.DataFrame) -> dict[str, object]:
 
 
 def draw_harm(table: pandas.DataFrame) -> Figure:
-    """Accuracy against the attention on the filler: a mark for each arm and task."""
+    """Mean accuracy of the tasks against the attention on the filler: a mark for each condition."""
     note = (
-        "Attention on the filler without its first token: the mean over heads of Layers 4 to 10 "
-        "and 20 prompts. Open marks: no filler."
+        "Means of three tasks. Attention: of later tokens on the filler (without one, on the "
+        "prompt's first token), a mean over the heads of Layers 4 to 10 and 20 prompts of each "
+        "task. Open marks: outputs of MLPs are changed."
     )
-    with figure_style.drawing(3.4, note) as figure:
-        panels = figure.subplots(1, len(TASKS), sharex=True)
-        for axes, task, (colour, marker) in zip(panels, TASKS, TASK_LOOKS, strict=True):
-            arms = table[(table["task"] == task) & table["accuracy"].notna()]
-            arms = arms[~arms["condition"].str.contains(" - ")]
-            for arm in arms.itertuples():
-                has_filler = arm.condition != "wo"
-                face = colour if has_filler else "white"
-                x = arm.on_copies if has_filler else 0
-                axes.plot([x], [arm.accuracy], marker, color=colour, markerfacecolor=face)
-                axes.annotate(arm.condition, (x, arm.accuracy), fontsize=5)
-            axes.set_title(task, loc="left")
-            axes.set_ylim(bottom=0)
-            axes.set_xlabel("attention on the filler")
-            figure_style.tidy(axes, grid="both")
-        panels[0].set_ylabel("accuracy, percent")
+    means = table[table["task"] == ALL_TASKS].set_index("condition")
+    attention = means["on_first"] + means["on_copies"]
+    with figure_style.drawing(4.2, note) as figure:
+        axes = figure.subplots()
+        for family, (label, colour, marker, names) in FAMILIES.items():
+            axes.plot([], [], marker, color=colour, label=label)
+            for name in (family, *names):
+                place = attention[name], means.loc[name, "accuracy"]
+                face = "white" if CHANGED_OUTPUTS.search(name) else colour
+                axes.plot(*place, marker, color=colour, markerfacecolor=face)
+                offset = LABEL_OFFSETS.get(name, (7, 0))
+                axes.annotate(
+                    name,
+                    place,
+                    xytext=offset,
+                    textcoords="offset points",
+                    ha="right" if offset == LEFT else "left",
+                    va="center",
+                    fontsize=6,
+                )
+        axes.set_xlim(-0.05, 0.95)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("attention on the filler")
+        axes.set_ylabel("accuracy, percent")
+        figure_style.tidy(axes, grid="both")
     return figure
 
 
 def draw_help(table: pandas.DataFrame) -> Figure:
     """The difference of each arm from no filler."""
-    arms = table[table["baseline"] == "wo"].iloc[::-1]
+    names = [name for name in GAIN_LABELS if name in set(table["condition"])]
+    arms = table.set_index("condition").loc[names]
+    rows = range(len(arms))
     note = "95 % intervals for new examples and problems, not adjusted."
     with figure_style.drawing(0.8 + 0.25 * len(arms), note) as figure:
         axes = figure.subplots()
-        axes.hlines(arms["condition"], arms["low"], arms["high"], color=TASK_LOOKS[0][0])
-        axes.plot(arms["difference"], arms["condition"], "s", color=TASK_LOOKS[0][0])
+        axes.hlines(rows, arms["low"], arms["high"], color=FAMILIES["slashes"][1])
+        axes.plot(arms["difference"], rows, "s", color=FAMILIES["slashes"][1])
+        axes.set_yticks(rows, [GAIN_LABELS[name] for name in names])
+        axes.invert_yaxis()
         axes.axvline(0, color=figure_style.MUTED, linewidth=0.6)
         axes.set_xlabel("difference in accuracy from no filler (points)")
         figure_style.tidy(axes, grid="x")
