@@ -31,7 +31,7 @@ FUNCTIONS = frozenset(
 _NUMBER = re.compile(
     r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
 )
-# `x`, `\alpha`, `a_1`, `f'`
+# `x`, `\alpha`, `a_{1}`, `f'`
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
 # `(2)`, `(x)`, `(\theta)` after a name: `f(2)`
 _CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")

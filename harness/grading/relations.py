@@ -32,7 +32,7 @@ _ENDS = {"()": (">", "<"), "(]": (">", "\\le"), "[)": ("\\ge", "<"), "[]": ("\\g
 _COMPARE = dict(zip(FLIPPED, (lt, gt, le, ge, eq, ne), strict=True))
 _INFINITIES: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
-# `x`, `\theta`, `x_1`, `x_{\text{max}}`, `f'`
+# `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
 # `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`
 _POINTS = (

@@ -25,7 +25,7 @@ DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w+)(?:\(\))?`")
 # names of other software that the texts mention
 FOREIGN = {
-    *("halve.py", "graded.py", "graded.grade"),  # written by recipes
+    *("halve.py", "graded.py", "graded.grade", "problems.csv"),  # of examples in pages
     "utils.py",  # of lm-eval
     *("arg_utils.py", "sampling_params.py"),  # of vLLM
     "no_cot_math_public",  # a folder of the study's authors

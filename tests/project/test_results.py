@@ -86,6 +86,7 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay():
     products |= {f"sink-{name}": value for name, value in sinks.items()}
     assert hashes == products | {
         "instructions": "3cf6d79e",
+        "doctor": "f2c150fc",
         "harm": "be224e89",
         "help": "88a8b63b",
     }
