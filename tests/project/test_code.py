@@ -23,7 +23,7 @@ FOLDERS = {
     ).split(),
     "attention_probe": (
         "prompts model measure self_check traces probe_settings probed_model probe_run "
-        "analysis figures commands"
+        "model_check analysis figures commands"
     ).split(),
 }
 """The stages of the work. A folder imports only the folders before it."""
