@@ -125,7 +125,7 @@ def refuse_differing_traces(
         trace = traces.get(prompt.problem_id, prompt.condition)
         problem = problems[prompt.problem_id]
         stored = (trace.prompt_sha256, trace.intervention, trace.outcome, trace.control)
-        selected = (prompt.sha256, prompt.intervention, problem.outcome, problem.is_control)
+        selected = (prompt.prompt_sha256, prompt.intervention, problem.outcome, problem.is_control)
         token_ids = prompt.token_ids.tolist()
         if stored != selected or trace.token_ids.tolist() != token_ids:
             raise PromptMismatchError(
@@ -177,20 +177,11 @@ def make_trace(
     problem: AnsweredProblem, prompt: TokenizedPrompt, measured_fields: JsonObject
 ) -> Trace:
     """The trace of one prompt of a selected problem, with its measured fields."""
+    # all fields of the prompt but the positions are the trace's
+    fields = vars(prompt) | measured_fields
+    del fields["positions"]
     return Trace(
-        problem_id=problem.id,
-        cluster=problem.cluster,
-        outcome=problem.outcome,
-        control=problem.is_control,
-        condition=prompt.condition,
-        prompt_sha256=prompt.sha256,
-        token_ids=prompt.token_ids,
-        roles=prompt.roles,
-        tokens=prompt.tokens,
-        original_pos=prompt.original_pos,
-        filler_span=prompt.filler_span,
-        intervention=prompt.intervention,
-        **measured_fields,
+        cluster=problem.cluster, outcome=problem.outcome, control=problem.is_control, **fields
     )
 
 

@@ -36,7 +36,7 @@ class TokenizedPrompt:
     """A prompt's tokens. All arrays have one entry for each token.
 
     Attributes:
-        condition, problem_id, sha256: Which prompt; the hash is of its text.
+        condition, problem_id, prompt_sha256: Which prompt; the hash is of its text.
         token_ids: int32; the prompt's tokens.
         roles: int8; index into `ROLES`, see `BuiltPrompt.token_roles`.
         tokens: The text of each token, for people: see `token_texts`.
@@ -50,7 +50,7 @@ class TokenizedPrompt:
 
     condition: str
     problem_id: str
-    sha256: str
+    prompt_sha256: str
     token_ids: NDArray[np.int32]
     roles: NDArray[np.int8]
     tokens: tuple[str, ...]
@@ -134,7 +134,7 @@ def align_prompts(
         aligned[condition] = TokenizedPrompt(
             condition=condition,
             problem_id=problem_id,
-            sha256=prompt.prompt_sha256,
+            prompt_sha256=prompt.prompt_sha256,
             token_ids=np.array(prompt.token_ids, np.int32),
             roles=prompt.token_roles,
             tokens=token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),

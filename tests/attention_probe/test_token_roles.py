@@ -138,7 +138,7 @@ def test_roles_and_segments_cover_the_text_in_order(toy_tokenizer):
         if segment.role in ("instruction", "filler", "problem"):
             positions = np.flatnonzero(prompt.has_role(segment.role))
             assert "".join(prompt.tokens[position] for position in positions) == segment.text
-    assert prompt.sha256 == hash_text(stored.prompt)
+    assert prompt.prompt_sha256 == hash_text(stored.prompt)
 
 
 @pytest.mark.parametrize("placement", ["between", "before_system"])
