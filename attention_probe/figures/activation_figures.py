@@ -153,7 +153,7 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
-    # an activation, not a share: the factor 100 is taken back below
+    # `_percent` multiplies by 100, but this is an activation: the factor is taken back below
     threshold, _, _ = _percent(table, ["histogram_top"], WITHOUT)
     quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
     below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {threshold.item() / 100:.3g})")

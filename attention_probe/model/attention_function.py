@@ -82,6 +82,7 @@ def causal_mask(
     is_plain = allow_is_causal_skip and not is_windowed
     mask = CausalMask(is_plain=is_plain, window=local_size, rule=rule)
     if not is_plain:
+        # one key is enough: only the last query may see the last key
         last_key = slice(q_length - 1, q_length)
         if mask.block(slice(0, q_length - 1), last_key).any():
             raise ModelError("This model is not causal: it lets tokens see later ones.")

@@ -179,8 +179,8 @@ def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
     residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
     cells_per_prompt = is_cell.sum(axis=1)
     cells_per_problem = is_cell.sum(axis=0)
-    # Means over cells, because cells may be missing. Without missing cells they are the number of
-    # problems and the number of prompts.
+    # Over all cells, the mean number of cells with the same prompt, and with the same problem.
+    # Without missing cells these are the number of problems and the number of prompts.
     same_prompt = float((cells_per_prompt**2).sum()) / cell_count
     same_problem = float((cells_per_problem**2).sum()) / cell_count
     squares = [

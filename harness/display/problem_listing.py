@@ -64,7 +64,8 @@ def print_changes(
         expected_verdicts = _CHANGES.get(outcome, (None, None))
         for prompt, is_correct in zip(prompts, expected_verdicts, strict=True):
             are_correct = [verdict == "correct" for verdict in prompt.verdicts]
-            # the first of several samples need not have the verdict that the outcome is about
+            # prints the first sample with the verdict of the outcome, which need not be the first
+            # of all
             index = are_correct.index(is_correct) if is_correct in are_correct else 0
             _print(console, (label(prompt.condition), "bold"))
             _print_samples(console, prompt, [index])

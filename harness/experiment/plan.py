@@ -433,7 +433,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for sample, (name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), rows
         ):
-            # over all draws, so that further samples leave the indices of the first unchanged
+            # Over all draws, so that further samples leave the indices of the first unchanged.
+            # Samples and draws count from 1; 0 means that there is only one.
             sample_index = sample * config.draws + max((task.sample or task.draw) - 1, 0)
             is_chat_api = task.layout is Layout.CHAT and config.model.templates_itself
             # Engines may give equal requests different samples, so the second of them needs a key

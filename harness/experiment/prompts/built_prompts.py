@@ -208,7 +208,7 @@ def count_characters(
     # [character + 1, role] running sums: a token's counts are the difference of two rows
     totals = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
     starts, ends = offsets.T
-    # some tokenizers give a blank token no width: its end is the end of the blank
+    # some tokenizers give a blank token no width: it counts as the character before its end
     starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
     return np.asarray(totals[ends] - totals[starts])
 
