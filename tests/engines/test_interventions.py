@@ -508,7 +508,10 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path)
     arguments = {"pretrained": str(tmp_path)}
-    settings = config(CONDITIONS["not activations"], arguments=arguments, **PRODUCTS)
+    conditions = [*CONDITIONS["not activations"]]
+    if hasattr(model.model.layers[0].mlp, "act_fn"):
+        conditions.append(ARM)
+    settings = config(conditions, arguments=arguments, **PRODUCTS)
     plan, requests = plan_requests(settings, 4)
     reference = ask_reference(plan, requests, tmp_path, print)
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}

@@ -40,7 +40,8 @@ class ReferenceModel:
     ) -> None:
         self._changes: Sequence[Mapping[str, Any]] = ()
         self._positions = torch.zeros(0)
-        self._phantom: tuple[Tensor, Tensor] | None = None
+        self._phantom: Sequence[Tensor] = ()
+        """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
         self._last_outputs: dict[int, Tensor] = {}
         """By layer, the MLP's output on the last token of the last pass."""
         self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
@@ -68,14 +69,10 @@ class ReferenceModel:
         token_count: int,
     ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._changes, self._phantom = (), None
+        self._changes = ()
         for change in intervention or ():
-            if change.get("phantom"):
-                self._phantom = self._compute_phantom(change)
-            source = tuple(change.get("source", ()))
-            if source and source not in self._sources:
-                self.model(torch.tensor([source], device=self.model.device))
-                self._sources[source] = {**self._last_outputs}
+            if source := change.get("source") or change.get("phantom"):
+                self._compute_source(source, change.get("start", 0))
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
@@ -99,13 +96,16 @@ class ReferenceModel:
             ids = best.indices[:1][None]
         return reply
 
-    def _compute_phantom(self, change: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        ids = torch.tensor([change["phantom"]], device=self.model.device)
-        positions = change["start"] + torch.arange(ids.shape[1], device=ids.device)
+    def _compute_source(self, token_ids: Sequence[int], start: int) -> None:
+        """Compute the outputs of a source, and the keys and values of a phantom filler."""
+        ids = torch.tensor([token_ids], device=self.model.device)
+        positions = start + torch.arange(ids.shape[1], device=ids.device)
         output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
         first_layer = output.past_key_values.layers[0]
-        return first_layer.keys.transpose(1, 2), first_layer.values.transpose(1, 2)
+        self._phantom = [
+            states.transpose(1, 2) for states in (first_layer.keys, first_layer.values)
+        ]
+        self._sources[tuple(token_ids)] = {**self._last_outputs}
 
     def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
@@ -139,7 +139,7 @@ class ReferenceModel:
             size = key.shape[2]
             indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-            if self._phantom:
+            if changes[0].get("phantom"):
                 key = torch.cat([key, self._phantom[0]], 1)
                 value = torch.cat([value, self._phantom[1]], 1)
             tabulated = tabulate_changes(changes, query.device)

@@ -35,7 +35,7 @@ def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonOb
 
     `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
     """
-    numbers: dict[str, set[int]] = {"attention": set(), "activations": set(), "outputs": set()}
+    numbers: dict[str, set[int]] = {target: set() for target in TARGETS.values()}
     for intervention in chain.from_iterable(interventions.values()):
         numbers[TARGETS[intervention.kind]].update(intervention.layer_indices)
     return {kind: sorted(numbers[kind]) for kind in numbers}

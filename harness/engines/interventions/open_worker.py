@@ -26,9 +26,7 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""
-        return self._interventions.reserve_memory(
-            super().determine_available_memory(), self.vllm_config
-        )
+        return self._interventions.reserve_memory(super().determine_available_memory())
 
     def mless_check_rows(self) -> None:
         """Raise RuntimeError if rows were skipped."""

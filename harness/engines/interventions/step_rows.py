@@ -15,7 +15,6 @@ from harness.engines.interventions.arithmetic import (
     copy_to,
     tabulate_changes,
 )
-from harness.experiment.intervention_settings import TARGETS
 
 
 class Recording:
@@ -118,9 +117,7 @@ class Group:
 
     Attributes:
         lists: The changes of each request, up to the one that is made.
-        changes: The change of each request.
-        layers: The layers that are changed, equal for all requests.
-        target: What is changed there: one of TARGETS.
+        changes: The change of each request, of the same target in the same layers.
         phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
         rows: [request, token] The rows of the tokens in the batch.
         indices: [request, token] The index of each token in its sequence.
@@ -132,8 +129,6 @@ class Group:
     def __init__(self, lists: Sequence[Sequence[Change]]) -> None:
         self.lists = lists
         self.changes = [changes[-1] for changes in lists]
-        self.layers = self.changes[0]["layers"]
-        self.target = TARGETS[self.changes[0]["kind"]]
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property

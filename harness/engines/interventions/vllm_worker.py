@@ -68,7 +68,6 @@ class WorkerInterventions:
         self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
         self._new_source: dict[int, Tensor] | None = None
-        self._output_layers: list[int] = layers.get("outputs", [])
         self._phantoms: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
         self._config = worker.vllm_config
         self._block = self._config.cache_config.block_size
@@ -93,7 +92,7 @@ class WorkerInterventions:
             mlp.act_fn = _Activation(mlp.act_fn, layer)
             name = getattr(config, "hidden_activation", None) or config.hidden_act
             self._activation = ACT2FN[name]
-        for layer in self._output_layers:
+        for layer in layers.get("outputs", ()):
             block = self._decoder.layers[layer]
             if not hasattr(block, "mlp"):
                 raise RuntimeError(
@@ -102,13 +101,13 @@ class WorkerInterventions:
             block.mlp = _Output(block.mlp, layer)
         _installed[:] = [self]
 
-    def reserve_memory(self, available: int, config: Any) -> int:
+    def reserve_memory(self, available: int) -> int:
         """The bytes that remain for vLLM's cache.
 
         Raises:
             RuntimeError: recording may need all of them.
         """
-        recording = self._largest_bytes(config) if self._recorded_layers else 0
+        recording = self._largest_bytes() if self._recorded_layers else 0
         if recording and available <= recording:
             sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
             raise RuntimeError(
@@ -241,15 +240,15 @@ class WorkerInterventions:
         self.expected += (stop - first) * len(self._recorded_layers)
         return recording, first
 
-    def _largest_bytes(self, config: Any) -> int:
+    def _largest_bytes(self) -> int:
         """The most memory that recording may take.
 
         These are the sums of a step's prompts, the keys of two prompts in chunks, and weights.
         """
-        model, parallel = config.model_config, config.parallel_config
-        heads, keys = model.get_num_attention_heads(parallel), model.get_num_kv_heads(parallel)
+        model, heads = self._config.model_config, self._head_count
+        keys = model.get_num_kv_heads(self._config.parallel_config)
         longest, layers = model.max_model_len, len(self._recorded_layers)
-        tokens = config.scheduler_config.max_num_batched_tokens + longest
+        tokens = self._config.scheduler_config.max_num_batched_tokens + longest
         sums = layers * self._set_count * heads * tokens * torch.float32.itemsize
         states = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
         weights = 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize
@@ -392,7 +391,6 @@ class WorkerInterventions:
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs of a layer's MLP over their rows."""
-        out = out.flatten(0, -2)  # a view; Transformers' classes have a dimension for the batch
         if self._new_source is not None:
             self._new_source[layer] = out[-1].clone()
         for group in self._groups_of(layer, "outputs"):
@@ -431,9 +429,7 @@ class WorkerInterventions:
 
     def _groups_of(self, layer: int, target: str) -> list[Group]:
         return [
-            group
-            for group in self._groups.values()
-            if layer in group.layers and group.target == target
+            group for group in self._groups.values() if changes_of(group.changes[:1], layer, target)
         ]
 
 
@@ -442,11 +438,12 @@ _installed: list[WorkerInterventions] = []
 
 @torch.library.custom_op(OPERATION, mutates_args=("out",))
 def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
+    out = out.flatten(0, -2)  # a view; Transformers' classes have a dimension for the batch
     for interventions in _installed:
         if gate_up is None:
             interventions.change_outputs(out, layer)
         else:
-            interventions.change_rows(gate_up, out, layer)
+            interventions.change_rows(gate_up.flatten(0, -2), out, layer)
 
 
 @_change_rows.register_fake
