@@ -12,6 +12,7 @@ from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
+from harness.analysis.together import together_table
 from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError, ConfigError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
@@ -192,7 +193,11 @@ def _make_side_tables(
     # runs with log-probabilities and tables of other programs have no completions
     has_none = design.score == GOLD_FIRST or frame["next_question"].isna().all()
     completions = frame[:0] if has_none else frame
+    is_reference = frame["condition"].isin([*design.reference_conditions])
+    # with a score single samples are not right or wrong
+    single_samples = frame[:0] if design.score else frame[~is_reference]
     return {
+        "together": together_table(single_samples, by=design.by),
         "texts": text_table(by_setting, conditions, design.reference_conditions, design.baseline),
         "mediators": mediator_table(completions, by=design.by),
         "audit": audit_table(completions, baseline=design.baseline, by=design.by),

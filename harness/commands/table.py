@@ -44,6 +44,13 @@ def table(
     audit: Annotated[
         bool, typer.Option("--audit", help="Add accuracies by other graders.")
     ] = False,
+    together: Annotated[
+        bool,
+        typer.Option(
+            "--together",
+            help="Add how many problems are right, or have the same answer, under all conditions.",
+        ),
+    ] = False,
     explain: Explain = False,
 ) -> None:
     """Compare all conditions with the baseline: accuracy, difference, adjusted p, verdict.
@@ -54,7 +61,7 @@ def table(
     from harness.display.table_page import TableOptions, make_table
     from harness.runs.joined_runs import load_runs
 
-    is_requested = {"mediators": mediators, "audit": audit}
+    is_requested = {"mediators": mediators, "audit": audit, "together": together}
     options = TableOptions(
         form=form,
         by=by or (),

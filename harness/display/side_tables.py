@@ -4,7 +4,7 @@
 and one here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from harness.analysis import (
     answer_shares,
     mediators_and_audit,
     other_texts,
+    together,
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
@@ -105,6 +106,17 @@ SIDE_TABLES = (
         ),
     ),
     SideTable(
+        key="together",
+        heading="All conditions together, and repeat runs (A/A), percent of the problems",
+        meanings=together.TOGETHER_COLUMNS,
+        columns=(
+            Column("all_right", "all right", number),
+            Column("any_right", "any right", number),
+            Column("same_answer", "same answer", number),
+        ),
+        on_request=True,
+    ),
+    SideTable(
         key="mediators",
         heading="Mediators, percent of the samples",
         meanings=mediators_and_audit.MEDIATOR_COLUMNS,
@@ -134,12 +146,19 @@ SIDE_TABLES = (
 )
 
 
-def show_side_tables(board: Leaderboard) -> dict[str, Table]:
-    """The side tables that have rows, by key, in the order of `SIDE_TABLES`."""
+def show_side_tables(
+    board: Leaderboard, requested: Collection[str] | None = None
+) -> dict[str, Table]:
+    """The side tables that have rows, by key, in the order of `SIDE_TABLES`.
+
+    Args:
+        board: All tables.
+        requested: Keys of tables that are only shown on request; None for all.
+    """
     tables = {}
     for side in SIDE_TABLES:
         rows = rows_of_conditions(board, board.side_tables[side.key])
-        if rows:
+        if rows and (requested is None or side.key in requested or not side.on_request):
             _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
             columns += _filled_columns(side, rows, board.score)
             title = name_score(side.heading, board.score)

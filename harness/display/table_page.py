@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from harness.analysis.result_tables import Leaderboard, make_leaderboard, record
 from harness.constants import DEFAULT_SEED, Format, Split
 from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import Table, render
-from harness.display.side_tables import SIDE_TABLES, show_side_tables
+from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError
 from harness.runs.run_reader import Run
 from harness.runs.versions_and_hashes import receipt_line
@@ -55,10 +55,6 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
         HarnessError: the runs cannot be read or compared, or the requested tables do not go
             together.
     """
-    if options.form == "csv" and options.side_tables:
-        raise ConfigError(
-            "CSV has only the comparison: use --mediators and --audit with another format."
-        )
     board = make_leaderboard(
         runs,
         baseline=options.baseline,
@@ -66,12 +62,17 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
         score=options.score,
         common=options.common,
     )
-    if board.score and "audit" in options.side_tables:
-        raise ConfigError(f"--audit counts single right samples, which {board.score} does not.")
     for key in options.side_tables:
+        if board.score and key != "mediators":
+            raise ConfigError(f"--{key} counts single right samples, which {board.score} does not.")
         if board.side_tables[key].empty:
-            raise ConfigError(f"--{key}: expected completions, which these runs lack.")
-    tables = [*_show_tables(board, options)]
+            raise ConfigError(
+                f"--{key}: expected completions (--together: several conditions or repeat runs), "
+                "which these runs lack."
+            )
+    if options.form == "csv":
+        return table_csv(board, options.side_tables)
+    tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
     return write_board(board, tables, options.form, explain=options.explain)
 
 
@@ -106,18 +107,12 @@ def table_json(board: Leaderboard) -> str:
     return json.dumps(values, indent=2, allow_nan=False, default=str)
 
 
-def table_csv(board: Leaderboard) -> str:
-    """The comparison as CSV with quoted strings; the receipt in lines that begin with `#`."""
+def table_csv(board: Leaderboard, side_tables: Iterable[str] = ()) -> str:
+    """The comparison as CSV with quoted strings; receipts and side tables begin with `#`."""
     rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    receipts = [*board.receipt, {"score": board.score}] if board.score else board.receipt
-    notes = [f"# {json.dumps(facts, sort_keys=True, default=str)}" for facts in receipts]
+    facts: list[Any] = [*board.receipt]
+    if board.score:
+        facts.append({"score": board.score})
+    facts += [{key: records(board.side_tables[key])} for key in side_tables]
+    notes = [f"# {json.dumps(fact, sort_keys=True, default=str)}" for fact in facts]
     return "\n".join([rows, *notes])
-
-
-def _show_tables(board: Leaderboard, options: TableOptions) -> Iterator[Table]:
-    """The comparison, then the side tables that are requested or always shown."""
-    yield show_comparison(board)
-    tables = show_side_tables(board)
-    for side in SIDE_TABLES:
-        if side.key in tables and (side.key in options.side_tables or not side.on_request):
-            yield tables[side.key]

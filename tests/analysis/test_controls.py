@@ -1,11 +1,13 @@
 from itertools import product
 
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
-from harness.analysis.result_tables import make_leaderboard
+from harness.analysis.result_tables import make_leaderboard, records
+from harness.analysis.together import TOGETHER_COLUMNS, together_table
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
 from tests.make import (
@@ -46,6 +48,34 @@ def test_mediators_leave_out_replicates_and_can_be_split():
     table = mediator_table(evaluation(verdicts).samples, by=["subject"])
     assert table["samples"].tolist() == [20] * 4
     assert set(table["subject"]) == {"Algebra", "Geometry"}
+
+
+def list_samples(answers):
+    """A row for each answer of a case."""
+    for name, problems in answers.items():
+        condition, _, again = name.partition(" ")
+        for problem, texts in enumerate(problems):
+            for draw, draw_texts in enumerate(str(texts).split("|")):
+                for index, text in enumerate(draw_texts.split()):
+                    yield {
+                        "model": "m",
+                        "layout": "raw",
+                        "condition": condition,
+                        "replicate": int(bool(again)),
+                        "problem_id": problem,
+                        "draw": draw,
+                        "sample_index": index,
+                        "answer": None if text == "-" else text.rstrip("+"),
+                        "correct": text.endswith("+"),
+                    }
+
+
+@with_cases
+def test_conditions_are_counted_together_within_problem_draw_and_sample(answers, expected):
+    frame = pandas.DataFrame(list_samples(answers))
+    rows = records(together_table(frame.astype({"condition": "category", "answer": "category"})))
+    shares = {row["condition"]: [row[name] for name in TOGETHER_COLUMNS] for row in rows}
+    assert shares == expected
 
 
 def compare_verdicts(verdicts, **options):

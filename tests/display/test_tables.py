@@ -211,7 +211,7 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
         for grid in grids:
             page = render([grid], receipts)
             assert widest_line(page) <= 80, page
-    assert widest_line(table_page(GREEDY_RUN, side_tables=["mediators", "audit"])) <= 80
+    assert widest_line(table_page(GREEDY_RUN, side_tables=["together", "mediators", "audit"])) <= 80
     short, explained = (
         table_page(GREEDY_RUN, side_tables=["mediators"], explain=explain)
         for explain in (False, True)
@@ -281,6 +281,9 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     ):
         for name in ("accuracy", "verdict", "p_adjusted"):
             assert csv_row[name] == row[name]
+    notes = table_page(GREEDY_RUN, form="csv", side_tables=["together"]).splitlines()
+    assert json.loads(notes[-1].removeprefix("# ")) == {"together": data["together"]}
+    assert data["together"][0]["all_right"] <= min(row["accuracy"] for row in data["rows"])
     for form in ("text", "csv"):
         receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text, "the dataset's hash"

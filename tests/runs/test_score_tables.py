@@ -158,6 +158,7 @@ def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):
         (("table", "x={a}", "y={a}"), "a.csv is given twice."),
         (("table", "x={a}", "--baseline=x", "--audit"), "--audit: expected completions"),
         (("table", "x={a}", "--baseline=x", "--mediators"), "--mediators: expected completions"),
+        (("table", "x={a}", "--baseline=x", "--together"), "several conditions or repeat runs"),
         (("table", "x={a}", "--baseline=x", "--by=subject"), "these runs have no subject"),
         (("show", "{a}", "--changed"), "a.csv has scores but no prompts"),
         (("report", "{a}"), "a.csv has scores but no prompts"),

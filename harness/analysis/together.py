@@ -1,0 +1,52 @@
+"""All conditions together: which problems are right, or have the same answer, under all of them.
+
+Repeat runs (A/A) have the same columns, which show what noise alone changes. None of it is a test.
+"""
+
+from collections.abc import Sequence
+
+import pandas
+
+TOGETHER_COLUMNS = {
+    "all_right": "percent right under all conditions, or in all runs of the condition",
+    "any_right": "percent right in at least one",
+    "same_answer": "percent with the same answer in all; a missing answer agrees with none",
+}
+"""Meaning of each column of `together_table`."""
+RIGHT = -1
+"""Stands for right answers, which are the same however they are written."""
+
+
+def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
+    """The columns of `TOGETHER_COLUMNS`, within a problem, draw of examples and sample index.
+
+    Each model and layout has a row of all conditions, if there are several, and one of each
+    condition with repeat runs. Wrong answers are the same if their strings are.
+
+    Args:
+        frame: One row per sample, as `mless.load_run` returns it.
+        by: Further columns to split by.
+    """
+    keys = ["model", "layout", *by, "condition"]
+    answers = frame["answer"].astype(object).mask(frame["correct"], RIGHT)
+    samples = frame.assign(
+        draw=frame.get("draw", 0),
+        # the number of the row differs from all other answers
+        answer=answers.fillna(frame.index.to_series()),
+    )
+    first_runs = samples[samples["replicate"] == 0].assign(condition="all conditions")
+    groups = pandas.concat([first_runs, samples]).groupby(
+        [*keys, "problem_id", "draw", "sample_index"], observed=True, sort=False
+    )
+    right = groups["correct"]
+    shares = pandas.DataFrame(
+        {
+            "all_right": right.all(),
+            "any_right": right.any(),
+            "same_answer": groups["answer"].nunique() == 1,
+        }
+    )
+    means = shares[right.size() > 1].groupby(level=keys, observed=True, sort=False).mean() * 100
+    if frame["answer"].isna().all():  # in logs of other tasks
+        means["same_answer"] = None
+    return means.reset_index()
