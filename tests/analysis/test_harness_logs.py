@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pandas
 import pytest
-from scipy.stats import binomtest, permutation_test
 
+from tests.analysis.test_recomputed import compare_counts
 from tests.conftest import succeeded
-from tests.make import ROOT, find_log
+from tests.make import ROOT, with_cases
 
 LOGS = ROOT / "tests/data/harness_logs"
 
@@ -41,47 +41,25 @@ def read_inspect(path, scorer):
     return scores
 
 
-def compute_row(old, new):
-    """Means, difference and flips of two conditions by problem, and p.
-
-    With one sample p is McNemar's exact p, else that of all sign flips of the differences.
-    """
-    before, after = (
-        np.array([scores[item] for item in sorted(old)], float) for scores in (old, new)
-    )
-    gains = (1 - before).mean(1) @ after.mean(1)
-    losses = before.mean(1) @ (1 - after).mean(1)
-    if before.shape[1] == 1:
-        p = binomtest(round(gains), round(gains + losses)).pvalue
-    else:
-        changes = (after - before).mean(1)
-        p = permutation_test(
-            [changes[changes != 0]], np.sum, permutation_type="samples", n_resamples=np.inf
-        ).pvalue
-    means = before.mean(), after.mean()
-    return [100 * means[0], 100 * means[1], 100 * (means[1] - means[0]), gains, losses, p]
+READERS = {"lm-eval": read_lm_eval, "lighteval": read_lighteval, "Inspect": read_inspect}
 
 
-EM = "em:strip_strings=True&type_exact_match=suffix"
-PAIRS = [
-    (read_lm_eval, "accuracy", [find_log("wo"), find_log("mful")]),
-    (read_lm_eval, "exact_match", sorted(LOGS.glob("lm_eval/samples_*"), reverse=True)),
-    (read_lighteval, EM, sorted(LOGS.glob("lighteval/details_*"), reverse=True)),
-    (read_inspect, "match", [LOGS / "inspect/wo.eval", LOGS / "inspect/slashes.eval"]),
-    (read_inspect, "includes", [LOGS / "inspect/wo.eval", LOGS / "inspect/slashes.json"]),
-]
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_means_differences_flips_and_p_of_a_pair_of_logs(pair, command, monkeypatch):
-    read, metric, paths = pair
+@with_cases
+def test_means_differences_flips_and_p_of_a_pair_of_logs(
+    harness, metric, names, command, monkeypatch
+):
+    read, paths = READERS[harness], [LOGS / name for name in names]
     if read is read_inspect:
         # where `make test-long` installs it
         monkeypatch.syspath_prepend(f"{sys.prefix}/inspect")
         pytest.importorskip("inspect_ai.log")
     process = command("compare", *paths, "--format", "json", "--metric", metric)
     wo, row = json.loads(succeeded(process).stdout)["rows"]
-    names = ("accuracy", "difference", "wrong_to_right", "right_to_wrong", "p")
-    numbers = [wo["accuracy"], *(row[name] for name in names)]
-    assert numbers == pytest.approx(compute_row(*(read(path, metric) for path in paths)))
+    scores = [read(path, metric) for path in paths]
+    # [problem, sample]
+    tables = [np.array([of_log[item] for item in sorted(scores[0])], int) for of_log in scores]
+    expected = compare_counts(*(table.sum(1) for table in tables), tables[0].shape[1])
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    accuracies = [100 * table.mean() for table in tables]
+    assert [wo["accuracy"], row["accuracy"]] == pytest.approx(accuracies)
     assert row["wrong_to_right"] and row["right_to_wrong"]

@@ -195,20 +195,10 @@ def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):
 # Selections.
 
 
-IS_RIGHT = {
-    "wrong_to_right": (False, True),
-    "right_to_wrong": (True, False),
-    "both_right": (True, True),
-    "both_wrong": (False, False),
-}
-"""Whether a problem is right before and after, by flip."""
-
-
-@pytest.mark.parametrize("flip", FLIPS)
 @pytest.mark.parametrize("condition", ["mless", "random"])
-def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, condition):
+@with_cases
+def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, before, after, condition):
     right = load_run(GREEDY_RUN).pivot(index="problem_id", columns="condition", values="correct")
-    before, after = IS_RIGHT[flip]
     expected = set(right.index[(right["wo"] == before) & (right[condition] == after)])
     criterion = Criterion(flip=flip, condition=condition)
     if not expected:

@@ -208,9 +208,10 @@ def test_each_of_many_conditions_has_a_row_with_its_name(frame):
     assert set(names) <= {text.get_text() for text in figure.axes[0].texts}
 
 
-def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
+def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(succeed, tmp_path):
     folder = tmp_path / "figures"
-    plot([str(GREEDY_RUN)], output=folder)
+    lines = [line.split() for line in succeed("plot", GREEDY_RUN, "-o", folder).splitlines()]
+    assert lines == [[suffix, str(folder / f"forest.{suffix}")] for suffix in SUFFIXES]
     files = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert set(files) == {f"forest.{suffix}" for suffix in SUFFIXES}
     assert all(len(content) > 500 for content in files.values())
@@ -225,12 +226,6 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(tmp_path):
     plot([str(GREEDY_RUN)], [Kind.FOREST], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
         assert file.read_bytes() == files[file.name], "the same numbers make the same files"
-
-
-def test_the_command_prints_the_names_of_its_files(succeed, tmp_path):
-    arguments = ("plot", GREEDY_RUN, "--kind", "forest", "-o")
-    lines = [line.split() for line in succeed(*arguments, tmp_path).splitlines()]
-    assert lines == [[suffix, str(tmp_path / f"forest.{suffix}")] for suffix in SUFFIXES]
 
 
 def lab(colour, matrix):

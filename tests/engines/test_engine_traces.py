@@ -28,7 +28,7 @@ from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
 from tests.attention_probe.test_probe import assert_close, assert_same_traces
 from tests.conftest import gpu_share, succeeded
 from tests.engines.test_interventions import config, plan_requests, slow_engine
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_source, with_cases
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_data, read_source, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -74,17 +74,9 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
 
 def read_interventions(weight=10):
     """A prompt under interventions, as a run stores it."""
-    slashes, filler = {"unit": "/", "count": 20}, {"kind": "filler", "layers": [1, 3]}
-    interventions = {
-        "sink": {"kind": "attention", "part": "first", "layers": [1, 3], "weight": weight},
-        "hidden": {"kind": "attention", "part": "filler", "layers": [1, 3], "weight": 0},
-        "bias": {**filler, "scale": False},
-        "phantom": {**filler, "layers": 1, "other_layers": False},
-        "file": {"kind": "function", "layers": 1, "file": __file__},
-    }
-    conditions = ["wo", {"name": "slashes", **slashes}]
-    for name, intervention in interventions.items():
-        conditions.append({"name": name, **slashes, "intervention": intervention})
+    conditions = read_data("interventions")["recorded"]
+    conditions[2]["intervention"]["weight"] = weight
+    conditions[-1]["intervention"]["file"] = __file__
     settings = config(conditions, arguments=gpu_share())
     prompts = msgspec.json.encode(stored_prompts(plan_requests(settings, 1)[0]))
     run = Run(

@@ -15,25 +15,14 @@ from harness.experiment.prompts.tokenizer import encode, hash_token_ids, load_to
 from harness.runs.run_files import RunFiles
 from tests.conftest import PATIENCE, load_eager, succeeded
 from tests.engines.test_faults import MLESS, count_samples, wait_for
-from tests.make import EXAMPLE, ROOT, table_data
+from tests.make import EXAMPLE, ROOT, read_data, table_data
 
 pytestmark = pytest.mark.engine
 
 CONDITIONS = ["wo", "mless", "mless-first"]
 LAYOUTS = ["raw", "chat"]
 CONFIG = str(ROOT / "configs/runs/products.yaml")
-FIRST = {"name": "mless-first", "unit": "/", "placement": "before_system"}
-PHANTOM = {"kind": "filler", "layers": [1], "other_layers": False, "scale": False}
-CHANGES = [
-    {"kind": "attention", "part": "filler", "weight": 0, "layers": [4]},
-    {"kind": "mlp_output", "part": "filler", "layers": [2], "from": "first"},
-    {"kind": "redistribute", "layers": 1, "share": 0.1},
-]
-INTERVENTIONS = {"bias": PHANTOM, "gap": {**PHANTOM, "bias": False}, "changed": CHANGES}
-ARMS = [
-    *("wo", "mless", FIRST),
-    *({**FIRST, "name": name, "intervention": value} for name, value in INTERVENTIONS.items()),
-]
+ARMS = read_data("interventions")["short run"]
 AT_ONCE = 8
 """Requests that the engine answers at the same time."""
 
@@ -91,7 +80,7 @@ def test_the_table_has_every_condition_and_layout(process, run, succeed):
     assert "6 arms answer as in Hugging Face, 2 prompts each" in process.stderr
     assert succeed("table", run).strip() in process.stdout
     table = [(row["layout"], row["condition"], row["problems"]) for row in table_data(run)["rows"]]
-    names = [*CONDITIONS, *INTERVENTIONS]
+    names = [*CONDITIONS, *(arm["name"] for arm in ARMS[3:])]
     assert table == [*product(LAYOUTS, names, [1])]
 
 

@@ -7,10 +7,10 @@ from tests.analysis.test_pair import log
 from tests.make import find_log, log_line, with_cases, write_records
 
 
-def write_line(folder, number=7, **changes):
+def write_line(folder, **changes):
     """Write a log of one line."""
     path = folder / "samples_task.jsonl"
-    path.write_text(json.dumps(log_line(number, **changes)))
+    path.write_text(json.dumps(log_line(7, **changes)))
     return path
 
 
@@ -64,35 +64,20 @@ def test_a_file_without_completions_is_refused(name, text, message, tmp_path, re
 
 
 @with_cases
-def test_what_follows_reasoning_that_the_prompt_began_is_not_an_answer(
-    prompt, verdict, tmp_path, regrade
-):
-    facts = {"resps": [[r"It is \boxed{7}. But"]], "filtered_resps": ["7"]}
-    arguments = {"gen_args_0": {"arg_0": prompt, "arg_1": {}}}
-    assert f"Verdicts: {verdict} 1." in regrade(write_line(tmp_path, arguments=arguments, **facts))
-
-
-def test_what_stands_in_the_reasoning_of_a_completion_is_not_an_answer(tmp_path, regrade):
-    table = tmp_path / "mine.csv"
-    table.write_text(
-        "completion,gold\n[THINK]\\boxed{3}[/THINK]\\boxed{4},4\n[THINK]\\boxed{3}[/THINK]4,4\n"
-        "[THINK]\\boxed{4},4\n[THINK]4,4\n"
-    )
-    assert "Verdicts: correct 2, unfinished 2." in regrade(table)
+def test_the_verdicts_of_a_log_of_one_line(changes, summary, tmp_path, regrade):
+    assert summary in regrade(write_line(tmp_path, **changes))
 
 
 @with_cases
-def test_what_a_filter_took_from_finished_reasoning_is_not_an_answer(
-    extracted, verdict, tmp_path, regrade
-):
-    text = "<think>The answer is (C)? No.</think>The Correct answer is (B)."
-    facts = {"resps": [[text]], "filtered_resps": [extracted], "target": extracted}
-    assert f"Verdicts: {verdict} 1." in regrade(write_line(tmp_path, **facts))
+def test_a_log_that_cannot_be_graded_is_refused(changes, message, tmp_path, regrade):
+    path = write_line(tmp_path, **changes)
+    regrade(path, message=message.format(path=path))
 
 
-def test_an_empty_completion_has_no_box(tmp_path, regrade):
-    (tmp_path / "silent.csv").write_text("completion,gold\n,14\n")
-    assert "Verdicts: no_box 1." in regrade(tmp_path / "silent.csv")
+@with_cases
+def test_the_verdicts_of_a_file(name, text, summary, tmp_path, regrade):
+    (tmp_path / name).write_text(text)
+    assert summary in regrade(tmp_path / name)
 
 
 @with_cases
@@ -119,22 +104,6 @@ def test_a_gold_answer_that_is_not_text_is_refused_with_its_line(gold, message, 
     regrade(path, message=message.replace("{place}", f"{path}, line 1"))
 
 
-def test_a_gold_answer_that_is_a_worked_solution_is_the_answer_in_its_box(tmp_path, regrade):
-    solution = r"Half of \boxed{} is $\boxed{\frac{7}{2}}$, so we are done."
-    facts = {"resps": [["The answer is 3.5."]], "filtered_resps": ["3.5"]}
-    output = regrade(write_line(tmp_path, target=solution, **facts))
-    assert output.startswith(
-        "1 samples: right by mless 100.0%, by the log's metric exact_match,none 100.0%;"
-    )
-
-
-def test_a_filter_that_changes_only_the_spelling_extracts_no_answer(tmp_path, regrade):
-    text = "We add. The Answer is 7."
-    lower = text.lower().replace(".", "")
-    output = regrade(write_line(tmp_path, resps=[[text]], filtered_resps=[lower]))
-    assert "they differ on 0. Verdicts: correct 1. Forms of the answers: answer is 1." in output
-
-
 @pytest.mark.parametrize("prompt", ["table", "turns"])
 def test_reasoning_that_an_unknown_prompt_opened_is_not_an_answer(prompt, tmp_path, regrade):
     texts = [r"\boxed{3}?</think>It is \boxed{7}.", r"It is \boxed{7}. But"]
@@ -151,29 +120,3 @@ def test_reasoning_that_an_unknown_prompt_opened_is_not_an_answer(prompt, tmp_pa
     write_records(path, lines)
     assert "right by mless 50.0%" in regrade(path)
     assert "Verdicts: correct 1, unfinished 1." in regrade(path)
-
-
-@with_cases
-def test_a_table_may_be_named_like_a_log(name, text, tmp_path, regrade):
-    (tmp_path / name).write_text(text)
-    assert regrade(tmp_path / name).startswith("1 samples: right by mless 100.0%.")
-
-
-def test_a_majoritys_answer_is_not_an_answer_of_the_first_sample(tmp_path, regrade):
-    resps = [["The answer is 7.", "The answer is 9.", "The answer is 9."]]
-    path = write_line(tmp_path, target="9", resps=resps, filtered_resps=["9"], exact_match=1.0)
-    output = regrade(path)
-    summary = "3 samples of 1 problem: right by mless 66.7%. Verdicts: correct 2, incorrect 1."
-    assert output.startswith(summary)
-
-
-@with_cases
-def test_a_log_without_gold_answers_is_refused(target, tmp_path, regrade):
-    path = write_line(tmp_path, 3, target=target)
-    regrade(path, message=f"gold answers are missing: {path}, problem 3: '")
-
-
-def test_a_log_of_a_task_that_scores_continuations_holds_no_completion(tmp_path, regrade):
-    arguments = {"gen_args_0": {"arg_0": "Q", "arg_1": " yes"}}
-    path = write_line(tmp_path, arguments=arguments, resps=[[["-1.5", "False"]]])
-    regrade(path, message="samples_task.jsonl holds no completion")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run_program
-from tests.make import GREEDY_RUN, ROOT, TOY, TOY_CONFIG
+from tests.make import GREEDY_RUN, ROOT, TOY, TOY_CONFIG, with_cases
 
 pytestmark = pytest.mark.slow
 LOGS = ROOT / "tests/data/harness_logs"
@@ -91,24 +91,10 @@ def test_the_light_part_has_no_heavy_package_and_reads_logs(light):
     assert doctor.returncode == 0 and "note    vllm" in doctor.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "package"),
-    [
-        (f"plot {GREEDY_RUN}", "matplotlib"),
-        (f"report {GREEDY_RUN}", "safetensors"),
-        (f"export {GREEDY_RUN}", "inspect-ai"),
-        (f"table {LOGS}/inspect/wo.eval", "inspect-ai"),
-        (f"table {LOGS}/lighteval/details_sums_wo.parquet", "pyarrow"),
-        (f"run {TOY_CONFIG} --dry-run", "transformers"),
-        (f"run {TOY_CONFIG} --engines 2", "ray"),
-        (f"probe {GREEDY_RUN}", "torch"),
-        ("figure configs/figures/qwen-heads-12-13-14.yaml", "matplotlib"),
-        ("heads a.traces", "safetensors"),
-        ("tasks --wrap gsm8k --output tasks", "lm-eval"),
-    ],
-)
+@with_cases
 def test_a_command_that_lacks_its_part_says_what_to_install(light, command, package):
-    process = light("mless", *command.split())
+    paths = {"run": GREEDY_RUN, "config": TOY_CONFIG, "logs": LOGS}
+    process = light("mless", *command.format(**paths).split())
     (line,) = process.stderr.splitlines()
     remedy = line.partition("Type `pip install ")[2]
     assert process.returncode == 2 and f"'{package}" in remedy, line

@@ -33,7 +33,8 @@ mless.nothing  # attr-defined
 MYPY = """
 [mypy]
 cache_dir = {cache}
-[mypy-torch.*,vllm.*,transformers.*,lm_eval.*,datasets.*,scipy.*,pyarrow.*]
+follow_imports = silent
+[mypy-torch.*,vllm.*,transformers.*,lm_eval.*,datasets.*,scipy.*,pyarrow.*,ray.*,matplotlib.*,rich.*]
 follow_imports = skip
 ignore_missing_imports = true
 """

@@ -10,34 +10,12 @@ import pytest
 import yaml
 
 import harness
-from tests.make import ROOT, with_cases
+from tests.make import ROOT, read_data, with_cases
 
 DESCRIBED = ("harness", "attention_probe")
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/*.md", "benchmarks/*.md")
-PAGES += ("results/*.md", "tasks/*/*.md")
-SETTINGS = ("harness/**/*.yaml", "attention_probe/**/*.yaml", "configs/**/*.yaml")
-SETTINGS += ("tasks/**/*.yaml", "*.toml", "Makefile", "scripts/*.sh")
-DATA_FILES = (
-    *(".md", ".json", ".jsonl", ".yaml", ".html", ".css", ".js", ".txt", ".log"),
-    ".safetensors",
-)
 DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([a-z]+\d*_[a-z\d_]*[a-z\d]|[A-Z]+_[A-Z\d_]+|[A-Z][a-z]\w+)(?:\(\))?`")
-# names of other software that the texts mention
-FOREIGN = {
-    *("halve.py", "graded.py", "graded.grade", "problems.csv"),  # of examples in pages
-    "utils.py",  # of lm-eval
-    *("arg_utils.py", "sampling_params.py"),  # of vLLM
-    "no_cot_math_public",  # a folder of the study's authors
-    "process_docs",  # of lm-eval
-    "up_proj",  # of models
-    *("num_ctx", "MAX_TOKENS", "network_error"),  # of servers
-    "PR_SET_PDEATHSIG",  # of Linux
-    *("figure.labelsize", "figure.titlesize"),  # of matplotlib
-    "np.repeat",
-    "message_limit",  # of Inspect
-    *("pandas.read_csv", "differences.stack"),
-}
+PAGES, SETTINGS, DATA_FILES, FOREIGN = read_data("references").values()
 
 
 def bound_names(statement):
@@ -121,7 +99,7 @@ def is_stale(code, reference):
     Also one that ends with a function of the project, and begins with no module that has it. An
     ordinary word is not a module if the name behind it is an attribute: `model.label`, `run.about`.
     """
-    if reference in FOREIGN or reference.endswith(DATA_FILES):
+    if reference in FOREIGN or reference.endswith((*DATA_FILES,)):
         return False
     first, *names = reference.split(".")
     modules = [name for name in code.modules if f".{name}".endswith(f".{first}")]
@@ -150,7 +128,7 @@ def test_dotted_names_of_modules_functions_and_attributes_exist(code):
 
 
 def test_quoted_names_are_words_of_the_code(code):
-    references, words = set(find_references(code, QUOTED)), code.words | FOREIGN
+    references, words = set(find_references(code, QUOTED)), code.words.union(FOREIGN)
     stale = sorted(" ".join(entry) for entry in references if entry[1] not in words)
     assert len(references) > 200 and not stale, "\n".join(stale)
 

@@ -37,14 +37,20 @@ def samples():
     return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
-def test_the_example_is_the_run_of_its_config(samples):
-    config, files = load_config(ROOT / "configs/runs/example.yaml"), RunFiles(EXAMPLE)
+@pytest.fixture(scope="module")
+def plan():
+    """The plan of five problems of the example's config."""
+    return make_plan(load_config(ROOT / "configs/runs/example.yaml"), limit=5)
+
+
+def test_the_example_is_the_run_of_its_config(samples, plan):
+    config, files = plan.config, RunFiles(EXAMPLE)
     recorded = files.receipt["config"]
     assert recorded.pop("planned") is None, "a former key, whose value was the default"
     assert recorded == config.as_written() | {"model": recorded["model"]}
     assert len(samples) == 19_440
     assert files.identity.model == model_fingerprint(config.model_arguments()["pretrained"])
-    rows, plan = files.prompts, make_plan(config, limit=5)
+    rows = files.prompts
     assert rows[: len(plan.rows)] == stored_prompts(plan)
     assert files.identity.prompts_sha256 == hash_prompts(rows)
     frame = Run.load(EXAMPLE).samples
@@ -53,11 +59,11 @@ def test_the_example_is_the_run_of_its_config(samples):
     assert clusters.astype(str).to_dict() == stored_clusters and clusters.nunique() == 43
 
 
-def test_the_samples_of_the_example_are_those_that_its_config_requests():
+def test_the_samples_of_the_example_are_those_that_its_config_requests(plan):
     """The config in the journal has former keys, so the keys of samples are compared."""
-    config, files = load_config(ROOT / "configs/runs/example.yaml"), RunFiles(EXAMPLE)
+    config, files = plan.config, RunFiles(EXAMPLE)
     assert files.identity.config["model"] == config.identity()["model"]
-    setting, plan = files.identity.hash_setting(), make_plan(config, limit=5)
+    setting = files.identity.hash_setting()
     requests = [*make_requests(plan, config.resolve_sampling({}))]
     requested_tasks = {sample_key(request, setting): request.task for request in requests}
     problem_ids = {request.problem_id for request in requests}
