@@ -207,7 +207,7 @@ def join(runs: Sequence[Run]) -> pandas.DataFrame:
 
 
 def describe_problem_differences(old: Run, new: Run) -> str:
-    """In what the problems or endpoints of two runs differ.
+    """How the problems or endpoints of two runs differ.
 
     Empty if they are the same, as far as is known.
     """
@@ -230,7 +230,7 @@ def describe_problem_differences(old: Run, new: Run) -> str:
         if old_texts and new_texts and not shared_ids:
             return "they have no problem in common"
         changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
-        # a prompt that differs in all texts leaves the gold answers as they are
+        # if all texts differ and the gold answers agree, these are prompts of the same problems
         if len(golds) > 1 and len(changed_ids) == len(shared_ids):
             continue
         if changed_ids:
