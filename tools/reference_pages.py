@@ -99,7 +99,7 @@ MOST = 10**6
 """Larger limits do not help a reader."""
 
 TABLES: dict[str, dict[str, str]] = {
-    "The comparison (`rows`; `harness.analysis.compare`)": baseline_comparison.COMPARISON_COLUMNS,
+    "The comparison (`rows`; `mless.compare`)": baseline_comparison.COMPARISON_COLUMNS,
     **{f"{side.heading} (`{side.key}`)": side.meanings for side in SIDE_TABLES if side.meanings},
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
