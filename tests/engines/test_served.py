@@ -200,11 +200,13 @@ def test_a_chat_server_gets_the_turns_the_template_switches_and_the_key(server, 
 
 
 @pytest.fixture
-def run_served(command, tmp_path, monkeypatch):
+def run_served(server, command, tmp_path, monkeypatch):
     """Runs the shipped config with four problems and these settings, into the folder `run`."""
     # a look-up of the served name would fail
     monkeypatch.setattr("harness.runs.versions_and_hashes._hub_commit", None)
-    constants = (f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", "audit=false")
+    arguments = {"tokenizer": TOY_MODEL, "model": "tiny", "base_url": server.url}
+    constants = [f"model.model_args.{name}={value}" for name, value in arguments.items()]
+    constants += [f"dataset={TOY_DATA}", "repeats=1", "gen_kwargs=greedy", "audit=false"]
 
     def run(*overrides):
         options = [f"--set={override}" for override in (*constants, *overrides)]
@@ -277,18 +279,12 @@ def test_the_example_config_runs_in_one_try_and_continues_after_the_server_died(
         return 200, completion(r"\boxed{1}")
 
     server.answer = answer
-    overrides = [
-        f"model.model_args.tokenizer={TOY_MODEL}",
-        "model.model_args.model=tiny",
-        f"model.model_args.base_url={server.url}",
-        "layouts=[raw]",
-    ]
-    stopped = run_served(*overrides, "model.model_args.num_concurrent=2")
+    stopped = run_served("layouts=[raw]", "model.model_args.num_concurrent=2")
     assert stopped.returncode == 2
     message = stopped.stderr.splitlines()[-1]
     assert "no completion of problem demo/" in message and " and 11 more: HTTP 400: " in message
     server.answer = always(completion(r"\boxed{1}", "length", 3))
-    succeeded(run_served(*overrides))
+    succeeded(run_served("layouts=[raw]"))
     frame = load_run(tmp_path / "run", replicates=True)
     assert len(frame) == 24 and (frame["finish_reason"] == "stop").sum() == 12
     assert set(frame["completion_tokens"]) == {3, 7}
@@ -394,14 +390,11 @@ def test_newer_apis_get_their_name_of_the_limit_and_no_refused_parameters(server
 
 
 @pytest.fixture
-def run_raw(server, run_served, command, tmp_path):
+def run_raw(run_served, command, tmp_path):
     """Runs two conditions of four problems; returns the result, with the table as one line."""
 
     def run():
         result = run_served(
-            f"model.model_args.tokenizer={TOY_MODEL}",
-            "model.model_args.model=tiny",
-            f"model.model_args.base_url={server.url}",
             "model.model_args.num_concurrent=1",
             "layouts=[raw]",
             "conditions=[wo,mless]",
