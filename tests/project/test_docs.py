@@ -24,6 +24,7 @@ from harness.yaml_settings import Strict, parse_overrides, validate
 from tests.conftest import PATIENCE, run_program, succeeded
 from tests.make import ROOT
 from tools import reference_pages
+from tools.size import GENERATED
 
 
 @pytest.mark.parametrize("page", ["statistics.md", "grading.md", "samples.md"])
@@ -213,6 +214,24 @@ def test_the_readmes_first_table_has_the_numbers_of_the_example():
     texts = pandas.read_csv(ROOT / "docs/figures/other-texts-by-task.csv").iloc[[0, 2]]
     ranks = re.findall(r"\| (\w+) \(rank (\d+) of 21\) \|", text)
     assert ranks == [(row.place, str(row.rank)) for row in texts.itertuples()]
+
+
+def test_every_command_of_a_page_has_its_options():
+    commands, checked = get_command(app).commands, 0
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+        text = "\n".join(blocks).replace("\\\n", " ")
+        for line in re.findall(r"^mless (?:'[^']*'|[^'\n])*", text, re.MULTILINE):
+            _, name, *arguments = shlex.split(line, comments=True)
+            if name in commands:
+                commands[name].make_context(name, arguments)
+                checked += 1
+    assert checked > 50
+
+
+def test_written_pages_have_at_most_15000_words():
+    pages = [page for page in (ROOT / "docs").glob("*.md") if page.name not in GENERATED]
+    assert sum(len(page.read_text().split()) for page in pages) <= 15_000
 
 
 def find_anchors(page):
