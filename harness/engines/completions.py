@@ -4,7 +4,10 @@ A backend that is not vLLM's leaves out what it does not report.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,9 @@ from harness.experiment.intervention_settings import find_gap
 from harness.experiment.plan import Request
 from harness.finish_reasons import read_reason
 
+DECODING = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+"""Arguments of vLLM's SamplingParams that decide which text tokens give."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
@@ -24,8 +30,8 @@ class Completion:
     Attributes:
         text: Special tokens other than the end are kept, as lm-eval keeps them.
         reasoning: Reasoning that a server returns apart from the text.
-        token_ids: Its tokens, with the end token; None where the backend does not report them.
-        completion_tokens: Their number; None where the backend does not report it.
+        completion_tokens: The number of its tokens, with the end token; None where the backend does
+            not report it.
         request_id: The engine's name of the request; empty for other backends.
         finish_reason: As the backend reports it; see `finish_reasons.read_reason`.
         prompt_tokens: Tokens of the prompt by a server's count; None where it reports none.
@@ -38,7 +44,6 @@ class Completion:
     text: str
     reasoning: str = ""
     request_id: str = ""
-    token_ids: Sequence[int] | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
     prompt_tokens: int | None = None
@@ -69,8 +74,13 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
         )
 
 
-def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
-    """The completions in vLLM's outputs, and whether any request ended without a completion."""
+def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completion], bool]:
+    """The completions in vLLM's outputs, and whether any request ended without a completion.
+
+    Args:
+        outputs: vLLM's outputs of finished requests.
+        tokenizer: vLLM's tokenizer, which decodes what vLLM has not decoded.
+    """
     completions = []
     for output in outputs:
         completion = output.outputs[0]
@@ -79,15 +89,51 @@ def read_outputs(outputs: Sequence[Any]) -> tuple[list[Completion], bool]:
             completions.append(
                 Completion(
                     request_id=output.request_id,
-                    # vLLM must generate a token after a gold answer, which is not used
-                    text="" if output.prompt_logprobs else completion.text,
-                    token_ids=tuple(completion.token_ids),
+                    text=_read_text(output, tokenizer),
                     completion_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
                     prompt_logprobs=_read_prompt_logprobs(output.prompt_logprobs or ()),
                 )
             )
     return completions, len(completions) < len(outputs)
+
+
+def _read_text(output: Any, tokenizer: Any) -> str:
+    """The text that vLLM gives if it decodes each token as soon as it is generated.
+
+    To decode all tokens at once takes a third of the time. The text may then differ where bytes
+    make no character, or where two added tokens follow each other, as vLLM puts no space between
+    these. vLLM's detokenizer then gets the tokens one after another.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+    completion = output.outputs[0]
+    if output.prompt_logprobs:  # vLLM must generate a token after a gold answer, which is not used
+        return ""
+    # before a stop string the text may be empty
+    if completion.text or isinstance(completion.stop_reason, str):
+        return str(completion.text)
+    token_ids = list(completion.token_ids)
+    if completion.finish_reason == "stop":
+        del token_ids[-1]
+    request: Any = SimpleNamespace(
+        request_id="",
+        prompt_token_ids=output.prompt_token_ids,
+        prompt_embeds=None,
+        sampling_params=SamplingParams(**DECODING),
+    )
+    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    # A tokenizer that is not fast has no stream. The last bytes may change the text before them, or
+    # begin a character, so that there is no text yet.
+    with suppress(Exception):
+        text: str = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
+        is_added = [token_id in detokenizer.added_token_ids for token_id in token_ids]
+        if "\ufffd" not in text and (True, True) not in pairwise(is_added):
+            return text
+    detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    detokenizer.update(token_ids, False)
+    return str(detokenizer.get_next_output_text(True, False))
 
 
 def _read_prompt_logprobs(positions: Sequence[Any]) -> list[tuple[float, int]]:
@@ -114,9 +160,10 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
         extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(
         **request.sampling.vllm(),
+        **DECODING,
         seed=request.seed,
-        skip_special_tokens=False,
-        spaces_between_special_tokens=False,
+        # else `_read_text` takes half of the time; stop strings are found in the text
+        detokenize=bool(request.sampling.stop),
         extra_args=extra or None,
         # vLLM then computes the whole prompt: it reads no cached prefix, whose log-probabilities
         # it would not have

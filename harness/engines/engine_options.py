@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from harness.constants import JsonObject
 from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError
@@ -56,6 +57,20 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if "dtype" in options:
         options["dtype"] = name_dtype(options["dtype"])
     return options
+
+
+def compilation_settings(options: Mapping[str, Any]) -> JsonObject:
+    """The engine argument `compilation_config`, to which mless adds settings.
+
+    Raises:
+        ConfigError: it is not a mapping.
+    """
+    compilation = options.get("compilation_config") or {}
+    if not isinstance(compilation, dict):
+        raise ConfigError(
+            f"model.model_args.compilation_config: expected a mapping, got {compilation!r}."
+        )
+    return compilation
 
 
 def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:

@@ -31,6 +31,7 @@ from harness.engines.completions import (
 from harness.engines.devices import gpu_driver
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
+    compilation_settings,
     engine_arguments,
     fit_to_cpu,
 )
@@ -68,6 +69,7 @@ CONFIG_FACTS = (
     "model_config.max_model_len",
     "model_config.quantization",
     "model_config.enforce_eager",
+    "compilation_config.custom_ops",
     "scheduler_config.max_num_seqs",
     "scheduler_config.max_num_batched_tokens",
     "scheduler_config.enable_chunked_prefill",
@@ -227,7 +229,9 @@ class VLLMEngine:
             # each step checks the rows of the step before, so those of the last step are checked
             # here
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
-        completions, self._is_aborted = read_outputs(outputs)
+        completions, self._is_aborted = read_outputs(
+            outputs, self._engine.output_processor.tokenizer
+        )
         return [self._add_attention(completion) for completion in completions]
 
     def _take_steps(self) -> list[Any]:
@@ -277,13 +281,18 @@ class VLLMEngine:
         workers: list[dict[str, Any]] = []
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
-        device_names = [worker.pop("device_name", None) for worker in workers]
+
+        def facts_of_workers(name: str) -> list[Any] | None:
+            values = [worker.pop(name, None) for worker in workers]
+            return [value for value in values if value] or None
+
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
-            "device_names": lambda: [name for name in device_names if name] or None,
+            "device_names": lambda: facts_of_workers("device_name"),
+            "cards": lambda: facts_of_workers("card"),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
@@ -338,6 +347,11 @@ def _choose_kernels(options: dict[str, Any]) -> None:
     """Set the variables that choose kernels."""
     if options.pop("batch_invariant", False):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        if device_type() == "cuda":
+            # else Inductor makes the compiled RMSNorm, which vLLM's invariant kernel then is not
+            compilation = compilation_settings(options)
+            operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
+            options["compilation_config"] = {**compilation, "custom_ops": operations}
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.engines import vllm_engine
+from harness.engines.engine_options import compilation_settings
 from harness.engines.vllm_engine import VLLMEngine
-from harness.errors import ModelError
+from harness.errors import ConfigError, ModelError
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
@@ -22,6 +23,38 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     with pytest.raises(ModelError, match="it does not start"):
         VLLMEngine({"pretrained": "x", "dtype": "float32", "batch_invariant": True})
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("device", "compilation", "expected"),
+    [
+        ("cuda", None, {"custom_ops": ["+rms_norm"]}),
+        (
+            "cuda",
+            {"custom_ops": ["none"], "cudagraph_mode": "NONE"},
+            {"custom_ops": ["none", "+rms_norm"], "cudagraph_mode": "NONE"},
+        ),
+        ("cpu", None, None),
+    ],
+)
+def test_batch_invariance_uses_vllms_kernel_of_rmsnorm_on_cuda(
+    monkeypatch, device, compilation, expected
+):
+    monkeypatch.setattr(vllm_engine.os, "environ", {})
+    monkeypatch.setattr(vllm_engine, "device_type", lambda: device)
+    options = {"batch_invariant": True, "compilation_config": compilation}
+    vllm_engine._choose_kernels(options)
+    assert options == {"compilation_config": expected}
+    assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
+    options = {"batch_invariant": False, "compilation_config": compilation}
+    vllm_engine._choose_kernels(options)
+    assert options == {"compilation_config": compilation}
+
+
+def test_compilation_settings_that_are_no_mapping_are_refused():
+    message = "compilation_config: expected a mapping, got 3"
+    with pytest.raises(ConfigError, match=message):
+        compilation_settings({"compilation_config": 3})
 
 
 def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatch):

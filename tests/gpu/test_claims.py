@@ -151,10 +151,10 @@ def sum_requests(count):
 
 
 def answer(engine, requests):
-    """The completions' tokens, by task and problem, with nothing cached before."""
+    """Texts and numbers of tokens, by task and problem, with nothing cached before."""
     assert engine._engine.reset_prefix_cache()
     return {
-        (request.task, request.problem_id): tuple(completion.token_ids)
+        (request.task, request.problem_id): (completion.text, completion.completion_tokens)
         for request, completion in chain.from_iterable(engine.stream(requests))
     }
 
@@ -190,7 +190,7 @@ def test_report_bfloat16_completions_that_differ_in_another_order_of_requests(ke
         facts = engine.facts()
     assert first.keys() == second.keys() and len(first) == len(requests)
     count = sum(first[name] != second[name] for name in first)
-    tokens = sum(map(len, first.values()))
+    tokens = sum(count for _, count in first.values())
     report(
         f"{count} of {len(first)} greedy completions ({count / len(first):.1%}; {tokens} tokens) "
         f"differ in another order of requests ({kernels}, {facts['cudagraph_mode']}, "

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from harness.constants import JsonObject
+from harness.engines.engine_options import compilation_settings
 from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import TARGETS, Intervention
@@ -156,15 +157,9 @@ def open_layers(options: JsonObject, layers: JsonObject) -> None:
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 
-        compilation = options.get("compilation_config") or {}
-        if not isinstance(compilation, dict):
-            raise ConfigError(
-                "model.model_args.compilation_config: interventions need a mapping, got "
-                f"{compilation!r}."
-            )
         operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
         options["compilation_config"] = {
             "splitting_ops": operations,
-            **compilation,
+            **compilation_settings(options),
             "cudagraph_mode": "FULL_AND_PIECEWISE",
         }
