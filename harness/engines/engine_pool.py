@@ -50,10 +50,14 @@ class EnginePool:
     Args:
         carrier: Starts the engines.
         size: The number of engines at most.
+
+    Attributes:
+        cards: The cards of each engine that has loaded the model, in the order of loading.
     """
 
     def __init__(self, carrier: RayCarrier, size: int) -> None:
         self._carrier, self._size = carrier, size
+        self.cards: list[Sequence[str] | None] = []
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
         self._fruitless_starts = 0
@@ -152,6 +156,7 @@ class EnginePool:
                 finished += self._read_results(engine, *result)
             else:
                 engine.facts = result
+                self.cards.append(result.get("cards"))
         return finished
 
     def _read_results(

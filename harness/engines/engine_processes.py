@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -145,7 +145,13 @@ class WorkerFacts:
                 return capability.as_version_str()
             return torch.backends.cpu.get_cpu_capability()
 
+        def card() -> str | None:
+            with suppress(NotImplementedError):  # on a CPU
+                return str(current_platform.get_device_uuid(self.local_rank))
+            return os.environ.get("CUDA_VISIBLE_DEVICES")
+
         getters: dict[str, Callable[[], Any]] = {
+            "card": card,
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
             "compute_capability": compute_capability,
             "cuda": lambda: torch.version.cuda or torch.version.hip,

@@ -89,6 +89,7 @@ class _Session:
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities by the sample's key and the answer's index."""
         self._has_reasoning = False
+        """Whether a completion has reasoning although the model's markers are unknown."""
         self._held = HeldReplies(plan)
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
@@ -144,7 +145,9 @@ class _Session:
             with self._progress:
                 stream = self._held.hold(backend.stream(self.missing))
                 self._take_completions(stream, scorer)
-        if self._has_reasoning and not (self._plan.thinking or self._plan.lacks_markers):
+            # further engines load after the session's note
+            self.timing["cards"] = getattr(backend, "cards", facts.get("cards"))
+        if self._has_reasoning:
             print_message(NO_MARKERS)
 
     def show(self, scores: Iterable[Score]) -> None:
@@ -185,7 +188,8 @@ class _Session:
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
         key, tokens = sample_key(request, self._setting), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
-        self._has_reasoning |= skip_reasoning(completion.text) != completion.text
+        if not (self._plan.thinking or self._plan.lacks_markers or self._has_reasoning):
+            self._has_reasoning = skip_reasoning(completion.text) != completion.text
         sample = Sample.of(
             self._requests[key],
             key,

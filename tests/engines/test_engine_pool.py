@@ -77,6 +77,7 @@ class FakeCarrier:
         engine = FakeEngine(len(self.engines))
         self.engines.append(engine)
         facts = {"max_num_seqs": self.sequences, "max_model_len": 100, "device_names": ["fake"]}
+        facts["cards"] = [f"card {engine.number}"]
         return engine, engine.call(self.load.get(engine.number, facts))
 
     def exchange(self, engine, new):
@@ -216,11 +217,15 @@ def test_no_more_engines_start_than_are_needed(sequences, at_once, count, engine
     assert len(carrier.engines) == engines
 
 
-def test_facts_are_those_of_the_first_engine_that_has_loaded():
+def test_facts_are_those_of_the_first_engine_that_has_loaded_and_cards_those_of_all():
+    pool = EnginePool(FakeCarrier(at_once=1), 3)
+    assert len(list(chain.from_iterable(pool.stream(make_requests(9))))) == 9
+    assert pool.cards == [["card 0"], ["card 1"], ["card 2"]]
     assert EnginePool(FakeCarrier(load={0: None}), 2).facts() == {
         "max_num_seqs": 10,
         "max_model_len": 100,
         "device_names": ["fake"],
+        "cards": ["card 1"],
         "engines": 2,
     }
 

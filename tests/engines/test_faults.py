@@ -136,6 +136,12 @@ def have_ended(processes):
     return alive(remaining) == []
 
 
+def count_engines(folder):
+    """The number of engines that have loaded the model."""
+    log = folder / "libraries.log"
+    return log.read_text(errors="replace").count("init engine") if log.exists() else 0
+
+
 def find_cores(processes):
     """Those of some processes that are vLLM's engines."""
     return [process for process in processes if "EngineCore" in " ".join(process.cmdline())]
@@ -378,11 +384,12 @@ def test_sigterm_while_ray_starts_is_an_interruption_too(folder):
     assert ray_files() == before
 
 
-def test_a_run_uses_the_engines_of_a_cluster_and_does_not_stop_it(our_run, folder):
+def test_a_run_has_an_engine_on_each_gpu_of_a_cluster_and_does_not_stop_it(our_run, folder):
+    """Ray believes that there are two GPUs, and one of the engines is killed."""
     port = find_port()
     temporary = tempfile.mkdtemp(dir="/tmp")  # short: sockets lie in it
     options = (
-        f"start --head --block --port={port} --num-cpus=1 --include-dashboard=false "
+        f"start --head --block --port={port} --num-cpus=1 --num-gpus=2 --include-dashboard=false "
         f"--temp-dir={temporary} --node-ip-address=127.0.0.1"
     )
     command = [str(Path(sys.executable).with_name("ray")), *options.split()]
@@ -393,7 +400,11 @@ def test_a_run_uses_the_engines_of_a_cluster_and_does_not_stop_it(our_run, folde
         try:
             address = {"RAY_ADDRESS": f"127.0.0.1:{port}", "RAY_AUTH_MODE": "disabled"}
             wait_until(lambda: answers(port), cluster, 0.5)
-            end(start(folder, options=TWO_ENGINES, environment=address))
+            options = ("--engines", "auto", *TWO_ENGINES[2:])
+            run = start(folder, options=options, environment=address)
+            wait_until(lambda: count_engines(folder) == 2, run, 0.1)
+            find_cores(descendants(cluster))[0].kill()
+            assert f"{LOST}The engine process died" in end(run)
             assert cluster.poll() is None, "the run must not stop a cluster of the user"
         finally:
             family = descendants(cluster)
@@ -401,4 +412,8 @@ def test_a_run_uses_the_engines_of_a_cluster_and_does_not_stop_it(our_run, folde
             cluster.wait(60)
             shutil.rmtree(temporary, ignore_errors=True)
     assert have_ended(family)
+    assert count_samples(folder) == count_samples(our_run)
     check_verdicts(folder, our_run)
+    cards = RunFiles(folder).receipt["timing"]["cards"]
+    # an engine that takes the place of another gets its card
+    assert sorted(cards[:2]) == [["0"], ["1"]] and len(cards) <= 3
