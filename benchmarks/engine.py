@@ -6,9 +6,11 @@ slashes (MATH500_PATH names the file; without it they are the tests' problems). 
 
 Two engines are started for each shape. The engine `plain` serves raw vLLM and `mless run` in turn.
 The engine `hooks` has the hooks of interventions and recording, which change the CUDA graphs; its
-sides have no journal and no grading. The prefix cache is emptied before each side. Seconds run from
-the first request to the last completion. The client's CPU time is that of its process, without the
-engine's and the graders' processes, until the last completion is graded.
+sides have no journal and no grading. Raw vLLM is measured first, between and last. A ratio that is
+not larger than that of its own slowest and fastest side is drift. The prefix cache is emptied
+before each side. Seconds run from the first request to the last completion. The client's CPU time
+is that of its process, without the engine's and the graders' processes, until the last completion
+is graded.
 
     python -m benchmarks.engine [--small] [--shape NAME ...]
 """
@@ -36,8 +38,10 @@ ENGINES = ("plain", "hooks")
 REQUESTS, TOKENS, CPU_TOKENS = 256, 512, 64
 """Requests of a side, which all run at once, and tokens of a completion on a GPU and on a CPU."""
 SMALL_REQUESTS, SMALL_TOKENS = 8, 32
-MAX_RELATIVE_TIME = {"mless": 1.03, "hooks": 1.03, "recording": 1.15, "intervention": 1.25}
-"""Targets on a GPU: seconds relative to raw vLLM, by the kind of a side."""
+MAX_RELATIVE_TIME = {"mless": 1.03, "recording": 1.15, "intervention": 1.25}
+"""Targets on a GPU: seconds relative to raw vLLM, by the kind of a side.
+
+Unused hooks have none: their engine has vLLM's V1 runner, and raw vLLM has the V2 runner."""
 MAX_CLIENT_US = 5.0
 """Target: the client's CPU time for a token of `mless run`, in microseconds."""
 
@@ -149,7 +153,7 @@ def average(repeats: Sequence[Side], name: str) -> float:
 
 
 def seconds_row(measure: str, repeats: Sequence[Side], raw: Sequence[Side]) -> Row:
-    """The time that a side takes, relative to raw vLLM."""
+    """The time that a side takes, relative to raw vLLM if the two are told apart."""
     seconds = average(repeats, "seconds")
     speed = average(repeats, "tokens") / seconds
     full_speed = average(repeats, "full_tokens") / average(repeats, "full_seconds")
@@ -159,15 +163,21 @@ def seconds_row(measure: str, repeats: Sequence[Side], raw: Sequence[Side]) -> R
     if max_ratio is None:
         return row(measure, text)
     ratio = seconds / average(raw, "seconds")
+    raw_seconds = [repeat["seconds"] for repeat in raw]
+    spread = max(raw_seconds) / min(raw_seconds)
+    text += f"; raw against raw {spread:.2f}"
+    if max(ratio, 1 / ratio) <= spread:
+        return row(measure, f"{text}: not told apart from drift", target=f"at most {max_ratio}")
     return row(measure, text, ratio=ratio, target=f"at most {max_ratio}", met=ratio <= max_ratio)
 
 
 def client_row(measure: str, repeats: Sequence[Side]) -> Row:
-    """The client's CPU time for a token."""
+    """The client's CPU time for a token and for a sample."""
     client, full = average(repeats, "client_us"), average(repeats, "full_client_us")
+    sample_us = client * average(repeats, "tokens") / average(repeats, "requests")
     text = (
-        f"{client:.2f} us a token, of which vLLM's step {average(repeats, 'step_us'):.2f}; "
-        f"{full:.2f} while all requests run"
+        f"{sample_us:,.0f} us a sample; {client:.2f} us a token, of which vLLM's step "
+        f"{average(repeats, 'step_us'):.2f}; {full:.2f} while all requests run"
     )
     if repeats[0]["kind"] == "raw":
         return row(measure, text)

@@ -53,7 +53,8 @@ def test_a_small_benchmark_runs_to_its_end(name):
         text = page[page.index(f"## {figures['title']}") :]
         assert len(figures["rows"]) >= 2
         ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
-        assert ratios and all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
+        assert ratios or "not told apart from drift" in text
+        assert all(math.isfinite(ratio) and ratio > 0 for ratio in ratios)
     else:
         text = run_module(f"benchmarks.{name}", "--small")
     # a header, its rule and two rows
