@@ -168,11 +168,9 @@ def _read_rows(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
     """The rows of tables of pyarrow; `path` is for messages."""
     import pyarrow
 
-    lists = (pyarrow.ListType, pyarrow.LargeListType, pyarrow.FixedSizeListType)
-
     def as_text(kind: Any) -> Any:
         """The type of a column; text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits."""
-        if isinstance(kind, lists):
+        if isinstance(kind, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType):
             return pyarrow.list_(as_text(kind.value_type))
         return pyarrow.string() if kind == pyarrow.float32() else kind
 

@@ -17,7 +17,7 @@ from importlib.metadata import requires, version
 
 from packaging.requirements import Requirement
 
-from harness.errors import HarnessError, explain_hub_error
+from harness.errors import HarnessError, explain_hub_error, print_message
 from harness.experiment.problems import (
     MATH500_REPOSITORY,
     PATH_VARIABLE,
@@ -91,6 +91,14 @@ def check_version(name: str) -> Check:
     specifier = next(need.specifier for need in _read_requirements() if need.name == name)
     is_tested = specifier.contains(state, prereleases=True)
     return Check(state, "" if is_tested else f"pip install '{name}{specifier}'")
+
+
+def remark_on_versions() -> None:
+    """Print a line for each package of a version that was not tested."""
+    for name in filter(package_version, BOUNDED):
+        check = check_version(name)
+        if check.fix:
+            print_message(f"{name} {check.state} was not tested with mless: {check.fix}")
 
 
 def explain_missing(error: Exception) -> str:

@@ -24,12 +24,12 @@ def doctor(
     from harness.installation import check_installation
 
     checks = check_installation()
-    columns = [*map(text_column, ("result", "subject", "found"))]
     rows = [
         {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
     ]
     # several checks may need the same packages
     fixes = [*dict.fromkeys(check.fix for check in checks if check.fix)]
+    columns = [*map(text_column, rows[0])]
     page = render([Table("Installation", rows, columns, fixes)])
     typer.echo(page)
     has_failed = any(check.result == "FAIL" for check in checks)

@@ -69,6 +69,7 @@ def run(
     from harness.execution.prepared_run import prepare
     from harness.execution.prepared_run import run as run_config
     from harness.experiment.run_config import config_of_model, load_config
+    from harness.installation import remark_on_versions
     from harness.yaml_settings import parse_overrides
 
     if (config is None) == (model is None):
@@ -88,6 +89,7 @@ def run(
     }
     if apply_chat_template is not None:
         values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
+    remark_on_versions()
     values = {key: value for key, value in values.items() if value is not None}
     # last, so that --set wins over the other options
     values |= parse_overrides(overrides)

@@ -1,6 +1,5 @@
 """Opens the engines that a run asks for: one in this process, or a pool of several."""
 
-import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -35,8 +34,8 @@ def check_engines(option: object, arguments: Mapping[str, Any]) -> int | str:
     if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", str(value)):
         raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
     engines = AUTO if value == AUTO else int(str(value))
-    if engines != 1 and importlib.util.find_spec("ray") is None:
-        raise ModuleNotFoundError(f"{name} is {engines}, which needs Ray", name="ray")
+    if engines != 1:
+        import ray  # noqa: F401 - here, so that a run without Ray ends before its plan is made
     return engines
 
 

@@ -64,3 +64,14 @@ def test_a_model_is_run_and_compared_and_a_failure_is_on_the_page(mless, tmp_pat
     process = mless("doctor", "--model", tmp_path, "-o", page)
     assert process.returncode == 2
     assert f"FAIL    {tmp_path}" in page.read_text()
+
+
+def test_before_a_run_a_line_names_each_untested_version(monkeypatch, command):
+    versions = {"lm-eval": "0.4.13", "transformers": "9.9", "vllm": "0.32.0+cpu"}
+    monkeypatch.setattr(installation, "version", versions.get)
+    monkeypatch.setattr(installation, "package_version", versions.get)
+    remark, refusal = command("run", "missing.yaml").stderr.splitlines()
+    assert remark.startswith(
+        "mless: transformers 9.9 was not tested with mless: pip install 'transformers<"
+    )
+    assert "missing.yaml" in refusal

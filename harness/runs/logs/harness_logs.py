@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 
+from harness.data_records import read_data
 from harness.errors import ConfigError, RunError, list_first, quote
 from harness.runs.logs.score_tables import ScoreTable, read_table
 
@@ -117,14 +118,12 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
 
 def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
     """Lighteval's details of a task, with the settings of the results file of the same date."""
-    from pyarrow.parquet import read_table as read_parquet
-
     rows = []
-    lines = read_parquet(path).to_pylist()
+    lines = list(read_data(path))
     if not lines:
         raise RunError(f"{path} has no row.")
-    for number, line in enumerate(lines):
-        doc, location = line["doc"], f"{path}, row {number}"
+    for location, line in lines:
+        doc = line["doc"]
         index = doc["gold_index"]
         indices = index if isinstance(index, list) else [index]
         metric, value = _choose_score(location, line["metric"], metric)
