@@ -166,7 +166,7 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"problem_id": "x"},
         {"sample_index": 1},
         {"replicate": 1},
-        {"again": 1},
+        {"duplicate_number": 1},
         {"intervention": {"layer": 0}},
     )
     settings = [replace(identity, **change).hash_setting() for change in identity_changes]
