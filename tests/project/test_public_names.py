@@ -48,13 +48,14 @@ def test_the_package_has_its_public_names_also_as_mless():
         _ = mless.nothing
 
 
-WITH_ENGINES = ("attention", "run")
+# the filter of the other tests makes errors of the warnings of vLLM and torch
+WITH_ENGINE = (pytest.mark.slow, pytest.mark.engine, pytest.mark.filterwarnings("ignore"))
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=(pytest.mark.slow, pytest.mark.engine) * (name in WITH_ENGINES))
+        pytest.param(name, marks=WITH_ENGINE if name in ("attention", "run") else ())
         for name in mless.__all__
     ],
 )
