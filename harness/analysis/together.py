@@ -20,7 +20,7 @@ RIGHT = -1
 def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
     """The columns of `TOGETHER_COLUMNS`, within a problem, draw of examples and sample index.
 
-    Each model and layout has a row of all conditions, if there are several, and one of each
+    Each model and layout has a row of its conditions, if there are several, and one of each
     condition with repeat runs. Wrong answers are the same if their strings are.
 
     Args:
@@ -34,7 +34,8 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         # the number of the row differs from all other answers
         answer=answers.fillna(frame.index.to_series()),
     )
-    first_runs = samples[samples["replicate"] == 0].assign(condition="all conditions")
+    name = f"all {frame['condition'].nunique()} conditions"
+    first_runs = samples[samples["replicate"] == 0].assign(condition=name)
     groups = pandas.concat([first_runs, samples]).groupby(
         [*keys, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )
