@@ -200,6 +200,6 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run):
 def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():
     verdicts = verdicts_by_count({"wo": {"correct": 9}, "control": {"incorrect": 9}})
     runs = [evaluation(verdicts, reference_conditions=CONTROL), evaluation(verdicts, model="n")]
-    message = "results/n: the condition 'control' is another one than in results/m"
+    message = "results/n: the condition 'control' differs from the one in results/m"
     with pytest.raises(ComparisonError, match=message):
         make_leaderboard(runs)

@@ -152,6 +152,7 @@ def test_reference_conditions_are_in_no_table_for_people():
     # programs get all conditions
     assert set(board.side_tables["mediators"]["condition"]) == set(chances)
     tables = show_side_tables(board)
+    assert list(cells_by_condition(tables.pop("together"))) == ["all 3 conditions"]
     assert list(tables) == ["mediators", "audit"]
     for table in tables.values():
         assert list(cells_by_condition(table)) == labels

@@ -189,10 +189,10 @@ def test_an_aborted_request_is_not_a_sample():
         return RequestOutput(reason, "prompt", [1], None, [completion], finished=True)
 
     reasons = ("stop", "abort", "length", "error")
-    finished, is_aborted = read_outputs([output(reason) for reason in reasons])
+    finished, is_aborted = read_outputs([output(reason) for reason in reasons], tokenizer=None)
     assert [output.request_id for output in finished] == ["stop", "length"]
     assert is_aborted
-    assert read_outputs([output("stop")])[1] is False
+    assert read_outputs([output("stop")], tokenizer=None)[1] is False
 
 
 @with_cases

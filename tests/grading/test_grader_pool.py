@@ -213,19 +213,22 @@ def test_workers_outlive_the_thread_that_started_them():
 
 
 @pytest.mark.parametrize(
-    "make_job", [partial(sum_job, 5), partial(audit_job, r"\boxed{2+1}")], ids=["answer", "audit"]
+    ("pool_name", "make_job"),
+    [("pool", partial(sum_job, 5)), ("auditing", partial(audit_job, r"\boxed{2+1}"))],
+    ids=["answer", "audit"],
 )
-def test_equal_jobs_are_done_once_and_remembered(auditing, make_job):
+def test_equal_jobs_are_done_once_and_remembered(request, pool_name, make_job):
+    pool = request.getfixturevalue(pool_name)
     worker = suspend_worker()
     for tag in range(5):
-        auditing.submit(tag, make_job(f"{tag} "))
-    assert len(auditing._results) == 2, "that of the fixture too"
+        pool.submit(tag, make_job(f"{tag} "))
+    assert len(pool._results) == 2, "that of the fixture too"
     worker.resume()
-    results = dict(auditing.drain())
+    results = dict(pool.drain())
     (result,) = set(results.values())
     assert len(results) == 5 and result.correct
     suspend_worker()  # from here on only the cache can answer
-    assert run_job(auditing, make_job("again ")) == result
+    assert run_job(pool, make_job("again ")) == result
 
 
 def test_long_text_and_unusual_characters_are_graded(auditing):
