@@ -81,7 +81,6 @@ def measure_contrasts(path: Path) -> pandas.DataFrame:
     about = Run.load(path).about
     design = {"contrasts": about["contrasts"], "primary": about["primary"]}
     table = compare(load_run(path), baseline="wo", **design)
-    table = table.replace({"baseline": {"": None}})
     columns = "condition baseline accuracy difference low high p p_adjusted role".split()
     return table[columns]
 
@@ -152,9 +151,6 @@ def measure_help(path: Path) -> pandas.DataFrame:
 
 def measure_interaction(frame: pandas.DataFrame) -> dict[str, object]:
     """How much less slashes change once the instruction is hidden, for new draws and problems."""
-    counts = frame.pivot_table(
-        index="draw", columns="problem_id", values="correct", aggfunc="sum", observed=True
-    )
     right = {
         name: rows.pivot_table(
             index="draw", columns="problem_id", values="correct", aggfunc="sum", observed=True
@@ -163,7 +159,7 @@ def measure_interaction(frame: pandas.DataFrame) -> dict[str, object]:
     }
     samples = right["wo"].notna().astype(int).to_numpy()
     changes = (right["slashes"] - right["wo"]) - (right["both"] - right["hidden"])
-    values = changes.reindex_like(counts).fillna(0).astype(int).to_numpy()
+    values = changes.fillna(0).astype(int).to_numpy()
     error, freedom = measure_error(values, samples, np.arange(values.shape[1]))
     mean = values.sum() / samples.sum()
     reach = float(t.ppf(0.975, freedom)) * error

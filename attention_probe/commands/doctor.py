@@ -36,9 +36,9 @@ def doctor(
     if model and not has_failed:
         from attention_probe.model_check import check_model
 
-        found, has_failed = check_model(model)
-        typer.echo(f"\n{found}")
-        output.write_text(f"```\n{page}\n\n{found}\n```\n", "utf-8")
+        report, has_failed = check_model(model)
+        typer.echo(f"\n{report}")
+        output.write_text(f"```\n{page}\n\n{report}\n```\n", "utf-8")
         typer.echo(f"page    {output}")
     if has_failed:
         raise typer.Exit(2)

@@ -83,7 +83,9 @@ def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path):
     pooled = next(
         line for line in text.splitlines() if "permuted - slashes" in line and "all tasks" in line
     )
-    assert " 100.0 " in pooled
+    # condition, baseline, accuracy, difference
+    assert pooled.split()[:6] == ["permuted", "-", "slashes", "slashes", "100.0", "100.0"]
     steps = [line for line in text.splitlines() if line.endswith("found")]
     assert [line.split()[-1] for line in steps] == ["found"] * 4
-    assert " 100.0 " in steps[-1]
+    # the name appears twice; no baseline and no accuracy, then the difference
+    assert steps[-1].split()[14:17] == ["NaN", "NaN", "100.0"]
