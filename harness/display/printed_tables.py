@@ -237,10 +237,10 @@ def _fit_width(grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]) -> lis
     """The lines of the header, without the columns that must become headings of groups.
 
     Columns of text before the first column of numbers can become such headings. A table of text
-    only keeps its last column.
+    only, such as one with paths, may be wider than the terminal.
     """
     # numbers are never headings, so these are the columns before the first column of numbers
-    most_columns = [*is_numeric[:-1], True].index(True)
+    most_columns = is_numeric.index(True) if any(is_numeric) else 0
     width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
     for group_columns in range(most_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]

@@ -1,3 +1,6 @@
+import os
+import re
+
 import pytest
 import torch
 
@@ -18,7 +21,6 @@ def check(subject):
 def test_the_installation_is_sound(mless):
     process = mless("doctor")
     assert process.returncode == 0, process.stdout
-    # a long path makes the table too wide, and then its lines begin with `ok, python`
     lines = [line for line in process.stdout.splitlines() if line.startswith(("ok", "note"))]
     assert [line.split()[1] for line in lines] == SUBJECTS
 
@@ -27,6 +29,13 @@ def test_a_failure_is_named_with_its_fix(mless):
     process = mless("doctor", MATH500_PATH="nowhere.jsonl")
     assert process.returncode == 2 and "FAIL    data" in process.stdout
     assert "\nData file nowhere.jsonl: No such file" in process.stdout
+
+
+def test_a_long_path_leaves_the_columns_as_they_are(mless, tmp_path):
+    path = tmp_path / ("x" * 80 + ".jsonl")
+    path.symlink_to(os.environ["MATH500_PATH"])
+    process = mless("doctor", MATH500_PATH=path)
+    assert re.search(f"\nok      data  .* problems from {path}\n", process.stdout)
 
 
 def test_an_unreachable_hub_is_not_a_failure():
