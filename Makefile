@@ -16,7 +16,7 @@ DEMO = products
 OUTPUT = results/$(DEMO)
 demo: .venv/installed
 	.venv/bin/mless run configs/runs/$(DEMO).yaml --output $(OUTPUT)
-	.venv/bin/mless figure configs/figures/flipped-$(DEMO).yaml --set prompts.run=$(OUTPUT) -o $(OUTPUT)
+	.venv/bin/mless figure configs/figures/fillers-$(DEMO).yaml --set prompts.run=$(OUTPUT) -o $(OUTPUT)
 	.venv/bin/mless report $(OUTPUT) -o $(OUTPUT)/report.html
 
 # The committed example run, results/example: generated where it is not whole (35 minutes on two busy cores; an
@@ -33,7 +33,6 @@ example: .venv/installed $(EXAMPLE)/run.json
 	.venv/bin/mless plot $(EXAMPLE) -o $(EXAMPLE)/figures
 	$(PROBE) --n 20 -o $(EXAMPLE)/drawn.traces
 	$(PROBE) --flip changed --controls -o $(EXAMPLE)/flipped.traces
-	.venv/bin/mless figure configs/figures/flipped-products.yaml --set prompts.run=$(EXAMPLE) -o $(EXAMPLE)/figures
 	.venv/bin/mless report $(EXAMPLE) -o $(EXAMPLE)/report.html
 	.venv/bin/mless heads $(EXAMPLE)/flipped.traces -o $(EXAMPLE)/attention.html
 	.venv/bin/python docs/notebooks/execute.py docs/notebooks/compare.ipynb

@@ -446,17 +446,12 @@ def same(trace, expected):
     return True
 
 
-def aligned_curve(traces, *, condition, baseline=None, problem_ids=None, **options):
+def aligned_curve(traces, *, condition, problem_ids=None, **options):
     """The curve of one head under one condition: its columns as arrays."""
     if problem_ids is None:
-        problem_ids = chosen_problems(traces, [condition, baseline or condition])
-    table = average_curve(
-        traces,
-        CurveSettings(**options),
-        condition=condition,
-        problem_ids=problem_ids,
-        baseline=baseline,
-    )
+        problem_ids = chosen_problems(traces, [condition])
+    settings = CurveSettings(**options)
+    table = average_curve(traces, settings, condition=condition, problem_ids=problem_ids)
     return SimpleNamespace(**{name: table[name].to_numpy() for name in table})
 
 

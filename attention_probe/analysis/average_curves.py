@@ -12,19 +12,18 @@ Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); S
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas
 
 from attention_probe.measure.field_definitions import SHARE
-from attention_probe.prompts.token_roles import FILLER
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.array_types import Floats, Integers
 from harness.constants import DEFAULT_SEED, Definition, View
 from harness.errors import ConfigError
-from harness.experiment.conditions import contrast_name
+from harness.experiment.prompts.built_prompts import FILLER
 
 BAND_RESAMPLES = 2000
 """Bootstrap samples of a curve's band."""
@@ -90,14 +89,11 @@ def average_curve(
     *,
     condition: str,
     problem_ids: Sequence[str],
-    baseline: str | None = None,
 ) -> pandas.DataFrame:
     """The curve of a head under a condition, one row per point.
 
     In the full view the mean is over the prompts whose filler stands at the same positions. They
-    must be more than half, and the note gives their number. Compared with a baseline without
-    filler, the attention summed over all tokens always falls, because of the softmax. That is
-    not a finding, and the note of the difference says so.
+    must be more than half, and the note gives their number.
 
     Args:
         traces: The traces.
@@ -105,13 +101,12 @@ def average_curve(
         condition: The condition whose prompts are averaged.
         problem_ids: The problems whose prompts are averaged. To compare conditions, pass
             `chosen_problems`.
-        baseline: A condition that is subtracted prompt by prompt, in the aligned view.
 
     Returns:
         Of each point:
 
-        - condition (`mless - wo` for a difference), layer and head (from 1), view, definition,
-          unit; first_token_excluded: whether x = 0 was left out. Nothing was renormalised.
+        - condition, layer and head (from 1), view, definition, unit; first_token_excluded:
+          whether x = 0 was left out. Nothing was renormalised.
         - x: the original token's position, or the position in the prompt as it was.
         - mean, low, high: the average weight and the ends of its band, NaN where fewer than two
           prompts contribute.
@@ -129,28 +124,26 @@ def average_curve(
     if settings.view == "full":
         records = _records_with_common_region(records)
         filler = np.flatnonzero(records[0].roles == FILLER)
-    averaged_ids = [record.problem_id for record in records]
+    note = None
+    if len(records) < len(problem_ids):
+        note = (
+            f"mean over the {len(records)} of {len(problem_ids)} prompts whose filler stands at "
+            "the shaded positions"
+        )
+    clusters = traces.clusters([record.problem_id for record in records])
     weights = settings.read_weights(header, records)
-    if baseline is not None:
-        baseline_records = [traces.get(problem_id, baseline) for problem_id in averaged_ids]
-        subtracted = settings.read_weights(header, baseline_records)
-        width = min(weights.shape[1], subtracted.shape[1])
-        # in the aligned view, both have the positions of the prompt without filler
-        weights = weights[:, :width] - subtracted[:, :width]
-    clusters = traces.clusters(averaged_ids)
-    notes = _notes(traces, condition, baseline, len(averaged_ids), len(problem_ids))
     points = average_columns(weights, clusters).rename_axis("x").reset_index()
     points = points[points["count"] > 0]
     return points.assign(
-        condition=condition if baseline is None else contrast_name(condition, baseline),
+        condition=condition,
         layer=settings.layer + 1,
         view=settings.view,
         definition=settings.definition,
         first_token_excluded=settings.first_x(header) > 0,
         unit=SHARE,
-        prompts=len(averaged_ids),
+        prompts=len(records),
         clusters=clusters.max() + 1,
-        note="; ".join(notes) or None,
+        note=note,
         head=settings.head + 1,
         in_filler=points["x"].isin(filler),
     )
@@ -167,24 +160,6 @@ def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
     low, high = bootstrap_band(table, clusters)
     averages = {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
     return pandas.DataFrame(averages)
-
-
-def _notes(
-    traces: AttentionTraces, condition: str, baseline: str | None, averaged: int, requested: int
-) -> Iterator[str]:
-    """What a reader of a curve must know."""
-    if averaged < requested:
-        yield (
-            f"mean over the {averaged} of {requested} prompts whose filler stands at the shaded "
-            "positions"
-        )
-    filled = {entry.condition for entry in traces.entries() if entry.filler_span}
-    # softmax guarantees a difference if only one of the two conditions has a filler
-    if baseline is not None and len({condition, baseline} & filled) == 1:
-        yield (
-            "all tokens' sum differs by the filler's mass: softmax guarantees it, "
-            "whatever is inserted"
-        )
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -208,7 +183,7 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
 
 
 def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
-    """The shared problems without controls, which are matched to them and averaged separately.
+    """The shared problems without controls, which are matched to them.
 
     Raises:
         ConfigError: there is none.

@@ -6,7 +6,6 @@ stamps above each panel (selected on outcome, published numbers), and counts and
 
 import textwrap
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT, INCHES, LETTER
-from harness.display.value_texts import label, visible
+from harness.display.value_texts import visible
 
 QUERIES = {
     "common": "common queries",
@@ -43,28 +42,20 @@ def draw_figure(
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
-    panels, has_bars = config.panels, int(config.bars is not None)
-    # matched controls have panels of their own, because curves of either kind cover each other
-    kinds = [kind for kind in ("curve", "control") if (curves["kind"] == kind).any()]
-    rows = has_bars + len(config.rows) * len(kinds)
+    has_bars = int(config.bars is not None)
+    rows = has_bars + len(config.rows)
     height = 0.7 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     with figure_style.drawing(height, note, title=config.title) as figure:
         grid = figure.add_gridspec(rows, len(config.heads))
-        for panel, kind in product(panels, kinds):
+        for panel in config.panels:
             panel_points = points_of(panel, curves)
-            kind_points = panel_points[panel_points["kind"] == kind]
-            row = has_bars + panel.row * len(kinds) + kinds.index(kind)
-            axes = figure.add_subplot(grid[row, panel.column])
-            _draw_panel(axes, panel, kind_points)
+            axes = figure.add_subplot(grid[has_bars + panel.row, panel.column])
+            _draw_panel(axes, panel, panel_points)
             _scale(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)
+            _shade_region(axes, panel, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
-            if kind == "control":
-                title = "Controls, not flipped"
-            if kind != kinds[-1]:
-                axes.set_xlabel("")
-            _shade_region(axes, panel, kind_points)
             stamp(axes, title, "selected on outcome" if panel_points["on_outcome"].any() else "")
         if config.bars is not None and bars is not None:
             axes = figure.add_subplot(grid[0, :])
@@ -81,8 +72,6 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """The curves: dotted where fewer than half reach."""
-    if panel.row_config.subtracted:
-        axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=0)
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     step = 0.5 if panel.limits else 0.2
     # the points have the order of the looks
@@ -132,11 +121,8 @@ def _scale(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     """
     axes.set_xlim(panel.limits or (0, points["x"].max()))
     points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
-    low = float(np.nanmin(points[["mean", "low"]])) if panel.row_config.subtracted else 0.0
-    high = float(np.nanmax(points[["mean", "high"]]))
-    span = (high - low) or 1.0
-    below = 0.05 if low else 0.0
-    axes.set_ylim(panel.y_limits or (low - below * span, high + 0.05 * span))
+    high = float(np.nanmax(points[["mean", "high"]])) or 1.0
+    axes.set_ylim(panel.y_limits or (0, 1.05 * high))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.column and len(panel.row_config.y_limits) == 1:
         axes.tick_params(labelleft=False)
@@ -152,9 +138,7 @@ def _label_axes(
     remark = f"({' and '.join(left_out)} left out)" if left_out else ""
     axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 18)}".rstrip())
     if panel.column == 0:
-        subtracted = panel.row_config.subtracted
-        quantity = f"Difference from {label(subtracted)}" if subtracted else config.y_label
-        axes.set_ylabel(f"{quantity}\n({QUERIES[panel_points['definition'].iloc[0]]})")
+        axes.set_ylabel(f"{config.y_label}\n({QUERIES[config.definition]})")
 
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
@@ -204,10 +188,9 @@ def _explain_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
 ) -> Iterator[str]:
     """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
-    drawn_curves = curves[curves["kind"] == "curve"]
-    counts = drawn_curves.groupby(["row", "column"])["prompts"].max().unique()
+    counts = curves.groupby(["row", "column"])["prompts"].max().unique()
     yield f"n = {', '.join(map(str, counts))} prompts a panel."
-    panels = [(panel, points_of(panel, drawn_curves)) for panel in config.panels]
+    panels = [(panel, points_of(panel, curves)) for panel in config.panels]
     visible_points = pandas.concat(
         panel_points[panel_points["x"].between(*(panel.limits or (0, np.inf)))]
         for panel, panel_points in panels
@@ -223,14 +206,12 @@ def _explain_figure(
         for panel, panel_points in panels
     ):
         yield "Axes with fixed ends cut off what lies above."
-    if drawn_curves["on_outcome"].any():
+    if curves["on_outcome"].any():
         flip = config.prompts.flip
         yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
-    if (curves["kind"] == "control").any():
-        yield "Controls: matched problems that were not flipped."
     for note in curves["note"].dropna().unique():
         yield f"{note[0].upper()}{note[1:]}."
-    yield EXPLANATIONS[drawn_curves["definition"].iloc[0]]
+    yield EXPLANATIONS[config.definition]
     if bars is not None:
         problems = bars["count"].min()
         yield f"Bars: {problems} problems." if problems else "Bars: published numbers."

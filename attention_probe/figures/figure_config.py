@@ -9,16 +9,12 @@ from pydantic import Field, StrictInt, model_validator
 
 from attention_probe.measure.activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.prompts_config import PromptsConfig
-from harness.analysis.problem_selection import CHANGED, CHANGES
 from harness.constants import BASELINE, STUDIED, Definition, View
 from harness.display.figures.figure_style import Look, looks
 from harness.display.value_texts import label
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import load_model_config
 from harness.yaml_settings import Strict, UserPath, read_values, validate
-
-Shown = Literal[View, "difference"]
-"""Also the paired difference of two conditions, token by token, in the aligned view."""
 
 Limits = tuple[float, float]
 MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
@@ -38,8 +34,8 @@ class SeriesConfig(Strict):
 class RowConfig(Strict):
     """One row of panels."""
 
-    view: Shown
-    """`full` (all tokens), `aligned` (those of all prompts), `difference` (aligned, less `wo`)."""
+    view: View
+    """`full` (all tokens) or `aligned` (those of all prompts)."""
     series: dict[str, SeriesConfig] = Field(min_length=1)
     """The lines of a panel: each condition with its settings, `{}` if it has none."""
     y_limits: tuple[Limits, ...] = ()
@@ -47,16 +43,10 @@ class RowConfig(Strict):
     region: str = "Inserted tokens"
     """The name of the filler's shaded region in the legend."""
 
-    @property
-    def subtracted(self) -> str | None:
-        """The condition that is subtracted from each."""
-        return BASELINE if self.view == "difference" else None
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.view != "aligned" and BASELINE in self.series:
-            reason = "is subtracted" if self.subtracted else "has no filler: use view `aligned`"
-            raise ValueError(f"series: {BASELINE} {reason}")
+        if self.view == "full" and BASELINE in self.series:
+            raise ValueError(f"series: {BASELINE} has no filler: use view `aligned`")
         return self
 
 
@@ -182,7 +172,7 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        has_curves, flip = self.kind == "curves", self.prompts.flip
+        has_curves = self.kind == "curves"
         if has_curves:
             keys = "`heads` and `rows`"
             is_complete = bool(self.heads and self.rows and not self.models)
@@ -201,13 +191,8 @@ class FigureConfig(Strict):
                 "traces: activations are measured, the engine does not record them",
             ),
             (
-                flip and not has_curves,
-                "prompts: a figure of activations cannot show controls: expected no `flip`",
-            ),
-            (
-                flip in (*CHANGES, CHANGED) and not self.prompts.controls,
-                "prompts: problems that flipped are compared with matched ones: "
-                "expected `controls: true`",
+                self.prompts.flip and not has_curves,
+                "prompts: activations are shown of problems with any outcome: expected no `flip`",
             ),
         ):
             if is_wrong:

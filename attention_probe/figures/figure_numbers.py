@@ -1,7 +1,5 @@
 """The numbers of a figure of attention curves: points, and accuracies of bars."""
 
-from itertools import product
-
 import numpy as np
 import pandas
 
@@ -9,7 +7,6 @@ from attention_probe.analysis.average_curves import (
     CurveSettings,
     average_curve,
     chosen_problems,
-    shared_problems,
 )
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig
 from attention_probe.traces import AttentionTraces
@@ -25,8 +22,7 @@ BARS = ("wo", "mless", "mful")
 def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
     """The curves of the panels of one model, one row per point.
 
-    All conditions of a panel have the same problems. Rows of the kind `control` are the curves of
-    matched problems that did not flip; they are averaged separately.
+    All conditions of a panel have the same problems.
 
     Args:
         config: The figure.
@@ -42,30 +38,20 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
     for panel in config.panels:
         if panel.head.model != model:
             continue
-        row_config, subtracted = panel.row_config, panel.row_config.subtracted
-        conditions = [*row_config.series]
-        if subtracted:
-            conditions.append(subtracted)
-        shared, chosen = shared_problems(traces, conditions), chosen_problems(traces, conditions)
-        problems = {"curve": chosen, "control": [name for name in shared if name not in chosen]}
+        conditions = panel.row_config.series
+        problem_ids = chosen_problems(traces, conditions)
         settings = CurveSettings(
             layer=panel.head.layer - 1,
             head=panel.head.head - 1,
-            view="full" if row_config.view == "full" else "aligned",
+            view=panel.row_config.view,
             definition=config.definition,
             exclude_first=config.exclude_first_token,
         )
-        for kind, condition in product(filter(problems.get, problems), row_config.series):
-            curve = average_curve(
-                traces,
-                settings,
-                condition=condition,
-                problem_ids=problems[kind],
-                baseline=subtracted,
-            )
+        for condition in conditions:
+            curve = average_curve(traces, settings, condition=condition, problem_ids=problem_ids)
             curve = curve.assign(
                 row=panel.row,
-                kind=kind,
+                kind="curve",
                 on_outcome=traces.header.flip is not None,
                 legend=panel.name(condition),
                 model=model,

@@ -105,23 +105,6 @@ def test_the_python_of_the_page_ranks_heads_without_controls(tmp_path, monkeypat
     assert float(difference) == pytest.approx(expected[index], abs=1e-5)
 
 
-def test_the_difference_is_paired_by_problem_in_any_order(traces):
-    options = {"baseline": "mless", "layer": 0, "head": 2}
-    curve = aligned_curve(traces, condition="random", problem_ids=["p3", "p0"], **options)
-    differences = []
-    for name in ("p0", "p3"):
-        random, mless = (
-            trace.mean_common[0, 2][trace.original_pos >= 0].astype(float)
-            for trace in (traces.get(name, condition) for condition in ("random", "mless"))
-        )
-        differences.append(random - mless)
-    np.testing.assert_allclose(curve.mean, np.mean(differences, axis=0)[:-1])
-    assert {*curve.condition} == {"random - mless"}
-    assert {*curve.note} == {None}
-    against_baseline = aligned_curve(traces, condition="mless", baseline="wo", **FIRST_HEAD)
-    assert "softmax guarantees it, whatever is inserted" in against_baseline.note[0]
-
-
 def test_a_shaded_region_and_its_mean_are_of_the_majority_that_share_it(traces):
     curve = full_curve(traces, condition="random", **FIRST_HEAD)
     assert curve.x[curve.in_filler].tolist() == [2, 3, 4, 5]

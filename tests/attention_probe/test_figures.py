@@ -31,7 +31,10 @@ CONDITIONS = ("wo", "mless", "mful", "random")
 
 
 def create_traces(path, *, controls=0, problems=5, model_type="qwen2"):
-    """Traces of a few prompts: spiky over the problem, low within the filler."""
+    """Traces of a few prompts: spiky over the problem, low within the filler.
+
+    Traces with controls are selected on outcome.
+    """
     header = make_header(
         layers=tuple(range(SHAPE[0])),
         head_count=SHAPE[1],
@@ -62,15 +65,8 @@ def traces(tmp_path_factory):
         yield traces
 
 
-@pytest.fixture(scope="module")
-def flipped(tmp_path_factory):
-    path = tmp_path_factory.mktemp("traces") / "flipped.traces"
-    with create_traces(path, controls=4) as traces:
-        yield traces
-
-
 def load(name, *overrides):
-    folder = TOY if name == "flipped-demo" else ROOT / "configs/figures"
+    folder = TOY if name == "fillers-demo" else ROOT / "configs/figures"
     return load_figure_config(folder / f"{name}.yaml", parse_overrides(overrides))
 
 
@@ -150,7 +146,7 @@ def test_legends_and_labels_cover_no_data_and_fit_the_page(name, traces):
 def test_heads_are_one_row_and_the_caption_explains_only_what_is_drawn(traces):
     heads = ", ".join(f"{{layer: 1, head: {head}}}" for head in range(7, 10))
     rows = "[{view: aligned, series: {wo: {}, mless: {}, mful: {}, random: {}}}]"
-    figure = draw(load("flipped-demo", f"heads=[{heads}]", f"rows={rows}"), traces)
+    figure = draw(load("fillers-demo", f"heads=[{heads}]", f"rows={rows}"), traces)
     assert not texts_on_lines(figure) and not cut_off(figure)
     heights = [round(axes.get_position().y0, 3) for axes in figure.axes]
     assert len(set(heights)) == 1
@@ -204,31 +200,14 @@ def test_labels_are_those_of_the_config_and_a_condition_has_one_colour_and_one_l
     assert legend_texts(legend) == [*study_names, "Inserted tokens"]
 
 
-def test_without_names_and_limits_looks_are_ours_and_controls_have_the_scale_of_their_head(flipped):
-    figure = draw(load("flipped-demo"), flipped)
+def test_without_names_looks_are_ours(traces):
+    figure = draw(load("fillers-demo"), traces)
     (legend,) = figure.legends
     assert legend_texts(legend) == ["w/o", "w/ Mless"]
     for axes in figure.axes:
         for name, line in lines_by_name(axes).items():
             look = LOOKS[{"w/o": "wo", "w/ Mless": "mless"}[name]]
             assert (to_hex(line.get_color()), line.get_marker()) == (look.colour, look.marker)
-    for axes, controls in zip(figure.axes[::2], figure.axes[1::2], strict=True):
-        assert axes.get_ylim() == controls.get_ylim()
-
-
-def test_a_difference_is_paired_has_a_band_and_names_what_is_subtracted(traces):
-    config = load("flipped-demo", "prompts={dataset: math500}")
-    curves = read(config, traces)
-    axes = draw(config, traces).axes[3]
-    assert axes.get_ylabel() == "Difference from w/o\n(common queries)"
-    points = curves[(curves["row"] == 1) & (curves["column"] == 0)]
-    assert set(points["condition"]) == {"mless - wo"}
-    differences = lines_by_name(axes)["w/ Mless"].get_ydata()[:62].tolist()
-    # with common queries, the two conditions of the fixture are equal
-    assert differences == points["mean"][:62].tolist() == [0] * 62
-    low, high = axes.get_ylim()
-    assert low <= points["low"].min() <= points["high"].max() <= high
-    assert len(axes.collections) == 1
 
 
 def test_positions_that_fewer_than_half_of_the_prompts_reach_are_dotted_without_band(traces):
@@ -266,27 +245,15 @@ def test_the_csv_contains_what_is_drawn(traces, tmp_path):
     assert table[table["kind"] == "published bar"]["mean"].tolist() == heights
 
 
-def test_every_panel_of_a_selection_on_outcome_has_a_stamp(flipped, traces):
-    config = load("flipped-demo")
-    figure = draw(config, flipped)
+def test_every_panel_of_a_selection_on_outcome_has_a_stamp_and_no_controls(tmp_path, traces):
+    config = load("fillers-demo", "prompts.flip=changed")
+    with create_traces(tmp_path / "flipped.traces", controls=4) as flipped:
+        figure = draw(config, flipped)
     for axes in figure.axes:
-        assert "selected on outcome" in texts(axes)
-    assert "Selected on outcome: changed. Controls: matched problems" in caption(figure)
-    points = read(config, flipped).groupby(["row", "column", "kind", "condition"], sort=False)
-    expected = {key[:3]: [] for key in points.groups}
-    for key, rows in points:
-        expected[key[:3]].append(rows[["x", "mean"]].to_numpy().tolist())
-    for column, axes in enumerate(figure.axes[::2]):
-        controls = figure.axes[2 * column + 1]
-        assert "Controls" in controls.get_title() and "Controls" not in axes.get_title()
-        assert colours(axes) == colours(controls)
-        for kind, panel in {"curve": axes, "control": controls}.items():
-            drawn = [*map(drawn_points, lines_by_name(panel, ":").values())]
-            assert drawn == expected[column // 3, column % 3, kind]
-    table = read(config, flipped)
-    assert table.groupby("kind")["prompts"].max().to_dict() == {"curve": 5, "control": 4}
-    assert table["on_outcome"].all()
-    assert not any(texts(axes) for axes in draw(config, traces).axes[:3])
+        assert texts(axes) == ["selected on outcome"]
+    assert "n = 5 prompts a panel" in caption(figure)
+    assert "Selected on outcome: changed." in caption(figure)
+    assert not any(texts(axes) for axes in draw(config, traces).axes)
 
 
 def test_published_accuracies_have_a_stamp_and_their_source(traces):
@@ -319,4 +286,4 @@ def test_bars_of_runs_have_the_intervals_of_the_tables_and_no_stamp(traces):
 def test_traces_of_controls_only_are_refused(tmp_path):
     with create_traces(tmp_path / "c.traces", problems=0, controls=2) as traces:
         with pytest.raises(ConfigError, match=r"c\.traces holds only controls"):
-            read(load("flipped-demo"), traces)
+            read(load("fillers-demo"), traces)

@@ -141,7 +141,7 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     before = {path.name for path in changed_run.iterdir()}
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
-    for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "flipped-demo.yaml")):
+    for kind, config in (("runs", TOY_CONFIG), ("figures", TOY / "fillers-demo.yaml")):
         (tmp_path / "configs" / kind).mkdir(parents=True)
         shutil.copy(config, tmp_path / "configs" / kind)
     command = ["make", "-f", ROOT / "Makefile", "-o", ".venv/installed", "demo", "DEMO=demo"]
@@ -149,7 +149,7 @@ def test_make_demo_draws_from_its_run_and_leaves_another_run_alone(tmp_path):
     options = {"cwd": tmp_path, "env": environment}
     process = succeeded(run_program(*command, "OUTPUT=results/demo-2", **options))
     assert "results/demo-2 is finished, nothing was left to do" in process.stderr
-    assert {"flipped-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
+    assert {"fillers-demo.png", "report.html"} <= {path.name for path in run.iterdir()}
     assert {path.name for path in changed_run.iterdir()} - before <= {".lock"}
 
 
