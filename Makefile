@@ -87,7 +87,7 @@ THREE = -n 3 --no-loadscope-reorder
 test: .venv/installed
 	.venv/bin/python -m pytest $(THREE) -m "not slow"
 
-test-long: .venv/installed .venv/inspect/installed
+test-long: .venv/installed .venv/inspect/installed .venv/triton/installed
 	.venv/bin/python -m pytest $(THREE)
 
 # The claims about engines, tests/gpu/claims.jobs, on a GPU: five minutes, with the Python of an environment into which
@@ -148,6 +148,11 @@ lint: .venv/installed
 # inspect_ai for `mless export`, in a folder of its own, because it asks for an older fsspec than cpu.lock has.
 .venv/inspect/installed: requirements/inspect.lock .venv/installed
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) -r $<
+	touch $@
+
+# Triton (285 MB), whose interpreter runs benchmarks/v2_hooks on a CPU. In the environment vLLM and torch would use it.
+.venv/triton/installed: .venv/installed
+	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) triton==3.9.0
 	touch $@
 
 .venv: .venv/installed
