@@ -30,8 +30,7 @@ GRADER_START_S = 120.0
 MESSAGE_BYTES = 4096
 """Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
 GRADER_NICENESS = 5
-"""Lower priority than the engine, which may need the same cores, but high enough that deadlines in
-wall-clock time remain meaningful."""
+"""Lower priority than the engine, which may need the same cores."""
 
 COMPARE = "compare"
 _BOOT = (
@@ -59,14 +58,16 @@ class GraderProcess:
     """A process that grades for one thread at a time. If it is lost, it is replaced.
 
     Args:
-        deadline_s: Seconds for one step.
+        cpu_s: Seconds of CPU time for one step.
+        deadline_s: Wall-clock seconds for one step.
         memory_bytes: The address space that the process may use.
         audits: Whether the process loads the other graders when it starts.
     """
 
-    def __init__(self, *, deadline_s: float, memory_bytes: int, audits: bool) -> None:
-        self._deadline_s = deadline_s
-        self._arguments = [str(Path(__file__).parents[2]), str(memory_bytes), str(int(audits))]
+    def __init__(self, *, cpu_s: int, deadline_s: float, memory_bytes: int, audits: bool) -> None:
+        self._cpu_s, self._deadline_s = cpu_s, deadline_s
+        limits = map(str, (cpu_s, memory_bytes, int(audits)))
+        self._arguments = [str(Path(__file__).parents[2]), *limits]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_expired = self._is_closing = False
 
@@ -155,7 +156,7 @@ class GraderProcess:
         timer.cancel()
         timer.join()
         # a process that has closed its pipe ends by itself, with an exit code that says why
-        end = self.end(patience_s=1.0) if self._has_expired or not answer else ""
+        exit_code = self.end(patience_s=1.0) if self._has_expired or not answer else 0
         # an answer counts even if this thread had to wait until it could read it
         if answer.endswith(b"\n"):
             try:
@@ -166,18 +167,23 @@ class GraderProcess:
                 raise LostProcess("crashed", "the grader answered nonsense") from None
         if self._has_expired:
             raise LostProcess("timeout", f"over {limit_s:g} s")
-        raise LostProcess("crashed", end)
+        if exit_code == -signal.SIGPROF:
+            raise LostProcess("timeout", f"over {self._cpu_s} s of CPU time")
+        end = f"was killed by signal {-exit_code}"
+        if exit_code >= 0:
+            end = f"ended with exit code {exit_code}"
+        raise LostProcess("crashed", f"the grader {end}")
 
     def _expire(self) -> None:
         self._has_expired = True
         if self._process:
             self._process.kill()
 
-    def end(self, patience_s: float = 0.0) -> str:
-        """Reap the process. Kill it if it does not end by itself. Return how it ended."""
+    def end(self, patience_s: float = 0.0) -> int:
+        """Reap the process. Kill it if it does not end by itself. Return its exit code."""
         process, self._process = self._process, None
         if not process:
-            return ""
+            return 0
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
         process.kill()
@@ -188,18 +194,17 @@ class GraderProcess:
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - MESSAGE_BYTES))
             lines = errors.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
         self._message = lines[-1] if lines else "no message"
-        if exit_code < 0:
-            return f"the grader was killed by signal {-exit_code}"
-        return f"the grader ended with exit code {exit_code}"
+        return exit_code
 
 
-def serve(memory_bytes: int, audits: int) -> None:
+def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
     """Run the program: prepare the process, and answer each line until input ends.
 
-    It uses neither clocks nor signals: the parent kills it if it takes too long. If the parent is
-    gone, the input ends, or the kernel kills the process.
+    The kernel kills it if a step takes too much CPU time, and the parent if it takes too long. If
+    the parent is gone, the input ends, or the kernel kills the process.
 
     Args:
+        cpu_s: Seconds of CPU time for one step.
         memory_bytes: The address space that the process may use.
         audits: Whether to load the other graders.
     """
@@ -217,6 +222,8 @@ def serve(memory_bytes: int, audits: int) -> None:
     gc.freeze()  # modules that are loaded stay, so the garbage collector can skip them
     try:
         for line in requests:
+            # each step begins anew; SIGPROF, which nothing catches, ends the process
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
             request = json.loads(line)
             # first comes null: the parent asks whether the process has started
             reply = _run_step(*request) if request else ({}, None)

@@ -126,13 +126,23 @@ def test_a_long_job_is_submitted_at_once_and_survives_the_absence_of_the_parent(
     assert audit.audit_reason is None and audit.authors_rule_strict and audit.math_verify
 
 
-def test_hostile_mathematics_costs_one_column_and_not_the_others(auditing):
+def test_hostile_mathematics_costs_one_column_and_not_the_others():
     """lm-eval's call of math_verify has no limit: it tries to compute this number."""
-    text = r"\boxed{3} and $(9^{9^{9}})!$ so $7^{7^{7^{7}}} = \sin(9^{9^{9}})$"
-    audit = run_job(auditing, audit_job(text))
-    assert audit.authors_rule
-    assert audit.math_verify is None or audit.audit_reason is None
-    assert run_job(auditing, sum_job(1)).correct
+    with GraderPool(workers=1, audits=True, cpu_s=1) as pool:
+        audit = run_job(pool, audit_job(r"\boxed{(9^{9^9})!}"))
+        assert audit.verdict == "refused" and audit.authors_rule is False
+        assert audit.audit_reason == "math_verify: over 1 s of CPU time"
+        assert run_job(pool, sum_job(1)).correct
+
+
+def test_time_in_which_other_processes_use_the_cores_does_not_count():
+    with GraderPool(workers=1, cpu_s=1) as pool:
+        run_job(pool, sum_job(1))
+        worker = suspend_worker()
+        pool.submit("waits", sum_job(5))
+        time.sleep(1.5)
+        worker.resume()
+        assert dict(pool.drain())["waits"].correct
 
 
 def test_an_audit_continues_after_a_lost_step(auditing):
