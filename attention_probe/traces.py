@@ -79,7 +79,6 @@ class Trace(TraceEntry):
     mean_common: NDArray[np.float32]
     rows: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.float32))
     norms: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    large_norms: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     activation_histogram: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     measures: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     activations: Mapping[str, float] = field(default_factory=dict)
@@ -148,7 +147,7 @@ class _HeaderFile(msgspec.Struct):
         arrays: The axes, unit and definition of each array.
     """
 
-    mless_traces: Literal[13]
+    mless_traces: Literal[14]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject
@@ -204,7 +203,7 @@ class AttentionTraces:
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(13, header, dict(receipt), quantities))
+            content = msgspec.to_builtins(_HeaderFile(14, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them

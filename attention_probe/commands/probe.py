@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from harness.commands.options import Metric, ProbeDevice
 from harness.constants import Choice, Dtype, JsonObject
-
-if TYPE_CHECKING:
-    from attention_probe.traces import AttentionTraces
 
 
 def probe(
@@ -123,11 +119,8 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
             f"traces  {output}",
             f"layers  {layers}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
+            f"next    mless heads {output} -o page.html",
         ]
-        if traces.header.options["norms"]:
-            lines += ["tokens of large norm, in the layer with most of them:"]
-            lines += [describe_norms(traces, condition) for condition in traces.conditions]
-        lines.append(f"next    mless heads {output} -o page.html")
     typer.echo("\n".join(lines))
 
 
@@ -139,20 +132,3 @@ def describe_checks(checks: Mapping[str, Any]) -> str:
         if name.endswith("_error")
     ]
     return f"self-check (largest error): {', '.join(errors) or 'none in an engine'}"
-
-
-def describe_norms(traces: AttentionTraces, condition: str) -> str:
-    """The share of tokens of large norm in each region, in the layer with most of them."""
-    import numpy as np
-
-    from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
-
-    entries = [entry for entry in traces.entries() if entry.condition == condition]
-    shares = [traces.get(entry.problem_id, condition).large_norms for entry in entries]
-    largest = np.mean(shares, axis=0).max(axis=0)
-    regions = [
-        f"{region} {share:.0%}"
-        for region, share in zip(TOKEN_REGIONS, largest, strict=True)
-        if isfinite(share)  # the prompts have such tokens
-    ]
-    return f"  {condition}: {', '.join(regions)}"

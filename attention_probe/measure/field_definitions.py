@@ -67,11 +67,6 @@ ARRAYS: dict[str, Quantity] = {
         "Euclidean norm of a token's hidden state after the layer; empty unless requested.",
         ("layer", "position"),
     ),
-    "large_norms": Quantity(
-        "share of tokens",
-        "Tokens of each of TOKEN_REGIONS whose norm is above prompt_fields.LARGE_NORM.",
-        ("layer", "region"),
-    ),
     "activation_histogram": Quantity(
         "activations",
         "See activations.measure_activations; empty unless requested.",

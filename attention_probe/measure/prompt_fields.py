@@ -17,14 +17,6 @@ from harness.engines.attention_sums import Weights, means
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, find_region_indices
 from harness.layers_and_heads import count_rows
 
-LARGE_NORM = 5
-"""Above this multiple of the median, a token's norm is large. After Layer 3 of SmolLM2-135M the
-first token has 7 to 12 times the median, its repeats 7 to 9, and 99 % of all other tokens at most
-1.3 (eight prompts of results/example under five conditions). The criterion of massive activations
-is another one: a single unit above 100 that is also above 1000 times the median magnitude of all
-units. In these prompts it holds from Layer 12 on, for the first token and repeats of `he`, and for
-no token after Layer 3. Source: https://arxiv.org/abs/2402.17762, section 2"""
-
 FieldsByCondition = dict[str, dict[str, Any]]
 """The measured fields of the `Trace` of each of a problem's prompts, by condition."""
 
@@ -89,18 +81,6 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     }
 
 
-def relate_norms(prompt: TokenizedPrompt, norms: NDArray[np.float32]) -> dict[str, Any]:
-    """The fields of a `Trace` from the norms [layer, position] of hidden states.
-
-    The median is that of the original tokens, because most tokens may be a filler's.
-    """
-    norms /= np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
-    in_region = np.eye(len(TOKEN_REGIONS), dtype=np.float32)[find_region_indices(prompt.roles)]
-    with np.errstate(invalid="ignore"):  # a prompt may have no token of a region
-        shares = (norms > LARGE_NORM) @ in_region / in_region.sum(axis=0)
-    return {"norms": norms, "large_norms": shares}
-
-
 def measure_problem(
     loaded: LoadedModel, prompts: PromptsByCondition, record: RecordOptions
 ) -> FieldsByCondition:
@@ -131,8 +111,10 @@ def measure_problem(
         fields = average_sums(prompt, sets, sums.cpu().numpy())
         fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
         if captured.norms:
-            norms = torch.stack([*captured.norms.values()])
-            fields |= relate_norms(prompt, norms.cpu().numpy())
+            norms = torch.stack([*captured.norms.values()]).cpu().numpy()
+            # of the original tokens, because most tokens may be a filler's
+            medians = np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
+            fields["norms"] = norms / medians
         if captured.activations is not None:
             problem = np.flatnonzero(common[condition] & prompt.has_role("problem"))
             activations = captured.activations[problem]

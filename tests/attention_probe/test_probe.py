@@ -143,24 +143,6 @@ def test_norms_are_relative_to_the_original_tokens(traces, full_model):
         assert_close(trace.norms, norms)
 
 
-def test_shares_of_large_norms_are_stored_and_printed(path, monkeypatch):
-    monkeypatch.setattr("attention_probe.measure.prompt_fields.LARGE_NORM", 1)
-    printed = probe(path, "--n 2 --conditions mless --norms")
-    with AttentionTraces(path) as traces:
-        shares = []
-        for trace in traces_under(traces, "mless"):
-            is_large = trace.norms[:, 1:] > 1
-            for region in ("instruction", "filler", "problem"):
-                in_region = positions_of(trace, region)
-                in_region = in_region[in_region > 0]
-                share = trace.large_norms[:, TOKEN_REGIONS.index(region)]
-                assert_close(share, is_large[:, in_region - 1].mean(axis=1))
-            shares.append(trace.large_norms[:, TOKEN_REGIONS.index("filler")])
-    assert 0 < np.mean(shares) < 1
-    assert f"filler {np.mean(shares, axis=0).max():.0%}" in printed
-    assert re.search(r"\n  wo: first \d+%, instruction \d+%, problem \d+%, other", printed)
-
-
 def test_activation_thresholds_are_those_of_the_baseline(traces):
     for trace in traces_under(traces, "wo"):
         baseline, filled = trace.activations, traces.get(trace.problem_id, "mless").activations
