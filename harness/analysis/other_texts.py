@@ -70,7 +70,7 @@ def text_table(
             locations[name] = condition.filler_tokens, placement, condition.other_changes
     for name, fields in reference_conditions.items():
         if fields["kind"] == OTHER_TEXT:
-            # a side of `mless compare` is not in `conditions`, so its name takes the place of these
+            # conditions of logs are not in `conditions`, so the name takes the place of these
             location = locations.setdefault(fields["of"], fields["of"])
             families.setdefault((fields["family"], location), []).append(name)
     rows: list[Row] = []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 import pandas
@@ -15,7 +13,7 @@ from harness.analysis.sample_scores import TABLE_NUMBERS
 from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
-from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
+from harness.experiment.conditions import POSITIVE_CONTROL
 from harness.runs.joined_runs import list_receipts, stack
 from harness.runs.run_reader import Run
 
@@ -68,56 +66,21 @@ class Side:
                     f"{path} has the conditions {list_first(conditions, 6)}: name one, as "
                     f"{path}:{condition}."
                 )
-        return cls.choose(run, condition, Path(path).resolve().name)
-
-    @classmethod
-    def choose(cls, run: Run, condition: str, run_name: str) -> Side:
-        """The side of a condition of a run.
-
-        Raises:
-            RunError: the run has no such condition.
-        """
-        samples = run.samples[run.samples["condition"] == condition]
+        samples = samples[samples["condition"] == condition]
         if samples.empty:
-            near = list_near(condition, run.samples["condition"].unique())
+            near = list_near(condition, conditions)
             raise RunError(f"{run.name} has no condition {condition!r}: expected one of {near}.")
+        file = Path(path).resolve()
         # a log or table of one condition has the name of its file
-        is_file = condition in ("log", Path(run_name).stem)
-        name = run_name if is_file else f"{run_name}:{condition}"
+        is_file = condition in ("log", file.stem)
+        name = file.name if is_file else f"{file.name}:{condition}"
         return cls(name=name, samples=samples, run=run)
-
-
-def read_references(
-    names: str, new: Side, metric: str | None = None, columns: str | None = None
-) -> list[Side]:
-    """The sides of other texts.
-
-    Args:
-        names: Separated by commas: conditions of the run of `new`, or what `Side.read` reads.
-        new: The tested side.
-        metric: See `Side.read`.
-        columns: See `Side.read`.
-
-    Raises:
-        RunError: there is no such condition, run or log.
-    """
-    sides = []
-    run_name, _, _ = new.name.rpartition(":")
-    for name in map(str.strip, names.split(",")):
-        # a folder may have the name of a condition, and the path "" is the current folder
-        is_path = ":" in name or Path(name).exists()
-        if name and is_path and name not in new.run.samples["condition"].unique():
-            sides.append(Side.read(name, metric, columns))
-        else:
-            sides.append(Side.choose(new.run, name, run_name))
-    return sides
 
 
 def compare_pair(
     old: Side,
     new: Side,
     score: str | None = None,
-    references: Sequence[Side] = (),
     *,
     common: bool = False,
 ) -> Leaderboard:
@@ -130,30 +93,18 @@ def compare_pair(
         old: The side that is the baseline.
         new: The other side.
         score: See `baseline_comparison.Design`.
-        references: Other texts, in whose range the difference is placed.
         common: See `make_leaderboard`.
 
     Raises:
         ComparisonError: a side is given twice, or has other problems, numbers of samples or
             graders.
-        ConfigError: the score is a number, and `references` were given.
     """
-    sides = (old, new, *references)
-    for side, other_side in combinations(sides, 2):
-        _refuse_incomparable(side, other_side)
+    _refuse_incomparable(old, new)
     names = [old.name, new.name]
     if old.name == new.name:
         names = [old.run.name, new.run.name]
-    samples = {name: side.samples for name, side in zip(names, sides, strict=False)}
+    samples = {names[0]: old.samples, names[1]: new.samples}
     reference_conditions: dict[str, JsonObject] = {}
-    for side in references:
-        name = f"{side.run.name} {side.name}"
-        samples[name] = side.samples
-        reference_conditions[name] = {
-            "kind": OTHER_TEXT,
-            "of": names[1],
-            "family": "texts named after the run",
-        }
     # the positive control shows whether a change from its run's baseline would be seen
     if (old.samples["condition"] == old.run.baseline).all():
         for name, fields in old.run.reference_conditions.items():
@@ -166,15 +117,12 @@ def compare_pair(
         "model": joined_frame["model"].iloc[0],
         "baseline": names[0],
         "reference_conditions": reference_conditions,
-        "looks": max(side.run.about.get("looks", 1) for side in sides),
+        "looks": max(side.run.about.get("looks", 1) for side in (old, new)),
         "greedy": old.run.about.get("greedy"),
-        "receipts": list_receipts(side.run for side in sides),
+        "receipts": list_receipts([old.run, new.run]),
     }
     run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
-    board = make_leaderboard([run], score=score, common=common)
-    if references and board.score in TABLE_NUMBERS:
-        raise ConfigError("--references: it is unknown whether higher scores are better.")
-    return board
+    return make_leaderboard([run], score=score, common=common)
 
 
 def _refuse_incomparable(old: Side, new: Side) -> None:

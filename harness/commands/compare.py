@@ -26,13 +26,6 @@ def compare(
             help="Exit with 0 if B is shown to lose less than POINTS, 1 if B is worse, else 3.",
         ),
     ] = None,
-    references: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,NAME,...",
-            help="Other texts, at least 8: conditions of B's run, or further runs or logs.",
-        ),
-    ] = None,
     form: FormatName = "text",
     explain: Explain = False,
 ) -> None:
@@ -40,30 +33,18 @@ def compare(
 
     A run without a condition means its baseline.
     """
-    from harness.analysis.pair_comparison import (
-        Side,
-        check_not_worse,
-        compare_pair,
-        read_references,
-    )
+    from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
     from harness.display.comparison_tables import show_comparison
-    from harness.display.side_tables import show_side_tables
     from harness.display.table_page import write_board
 
     new_side = Side.read(new, metric, columns)
-    sides = []
-    if references is not None:
-        sides = read_references(references, new_side, metric, columns)
     old_side = Side.read(old, metric, columns)
-    board = compare_pair(old_side, new_side, score, sides, common=common)
+    board = compare_pair(old_side, new_side, score, common=common)
     code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
         code = EXIT_CODES[result]
-    tables = [show_comparison(board)]
-    if sides:
-        tables.append(show_side_tables(board)["texts"])
-    typer.echo(write_board(board, tables, form, explain=explain))
+    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
     if message:
         typer.echo(f"mless: {message}", err=True)
     raise typer.Exit(code)

@@ -2,7 +2,6 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from harness.analysis import compare, holm
@@ -84,27 +83,6 @@ def test_the_exit_code_tells_whether_accuracy_fell(lost, options, code, message,
     assert process.returncode == code and message in process.stderr
     has_table = "old.jsonl" in process.stdout and "+/-" in process.stdout
     assert has_table == (code != 2), "points out of range are refused before the table"
-
-
-def test_other_texts_are_named_after_the_run(tmp_path, command, compare_logs):
-    scores = np.random.default_rng(1).permuted(np.tile(HALF, (9, 1)), axis=1)
-    paths = [log(tmp_path / f"text-{n}", row) for n, row in enumerate(scores)]
-    # a log of the same name as the baseline's
-    (tmp_path / "folder").mkdir()
-    paths[0] = log(tmp_path / "folder/old.jsonl", scores[0])
-    process = compare_logs(HALF, [1] * 400, "--references", ",".join(paths), "--format", "json")
-    table = json.loads(process.stdout)
-    (row,) = table["texts"]
-    expected = ["texts named after the run", 9, 1, "not shown"]
-    assert [row[key] for key in ("kind", "texts", "rank", "place")] == expected
-    process = compare_logs(HALF, [0, 0, *HALF[2:]], "--references", ",".join(paths[:7]))
-    text = " ".join(process.stdout.split())
-    assert "is not shown (7 texts named after the run: fewer than 8 texts)" in text
-
-
-@with_cases
-def test_other_texts_that_cannot_be_compared_are_refused(references, message, command):
-    refused(command("compare", WO, MLESS, "--references", references), message)
 
 
 def test_a_score_between_0_and_1_is_refused(compare_logs):
