@@ -1,7 +1,7 @@
 """A run from its plan to its receipt: its folder, its identity, and the files of a finished run."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from harness.runs.records import (
     DatasetFacts,
     Engine,
     Identity,
+    StoredPrompt,
     Task,
     as_json,
     stored_prompts,
@@ -38,6 +39,7 @@ from harness.runs.run_files import (
     RECEIPT,
     SCORES,
     RunFiles,
+    scored_now,
 )
 from harness.runs.run_folder import RunFolder, extend_identity
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
@@ -70,16 +72,16 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
     """
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
-    identity = run_identity(plan, sampling)
+    identity, prompts = run_identity(plan, sampling), stored_prompts(plan)
+    # not even opened, so that compressed files stay as they are
+    if is_finished(RunFiles(output), identity, prompts):
+        print_message(f"{output} is finished, nothing was left to do")
+        return output
     # It holds the lock, so nothing is generated twice by two processes.
-    with RunFolder(output, identity, stored_prompts(plan)) as folder:
+    with RunFolder(output, identity, prompts) as folder:
         try:
-            was_incomplete = generate_and_grade(
-                plan, sampling, folder, quiet=quiet, engines=engines
-            )
+            generate_and_grade(plan, sampling, folder, quiet=quiet, engines=engines)
             finish(RunFiles(output))
-            if not was_incomplete:
-                print_message(f"{output} is finished, nothing was left to do")
         except KeyboardInterrupt:
             raise RunInterrupted(
                 f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in "
@@ -240,6 +242,27 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
     return Engine(name=backend, version=version, device=device)
 
 
+def is_finished(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
+    """Whether the folder has this run, graded by this version, and the files of its receipt."""
+    with suppress(RunError):  # a damaged receipt is written again
+        return (
+            files.has_sample
+            and files.receipt["files"] == hash_files(files)
+            and files.scored_by == scored_now()
+            and files.identity == extend_identity(files, identity, prompts)
+        )
+    return False
+
+
+def hash_files(files: RunFiles) -> dict[str, str]:
+    """The hash of each file that a finished run needs."""
+    return {
+        PROMPTS: hash_stored(files.path / PROMPTS),
+        JOURNAL: files.journal.sha256,
+        SCORES: files.scores_journal.sha256,
+    }
+
+
 def finish(files: RunFiles) -> None:
     """Write the receipt, with which the run counts as finished.
 
@@ -252,11 +275,7 @@ def finish(files: RunFiles) -> None:
     stored_receipt: JsonObject = {}
     with suppress(RunError):
         stored_receipt = files.receipt
-    hashes = {
-        PROMPTS: hash_stored(files.path / PROMPTS),
-        JOURNAL: files.journal.sha256,
-        SCORES: files.scores_journal.sha256,
-    }
+    hashes = hash_files(files)
     if stored_receipt.get("files") == hashes:
         return  # files that did not change keep their date and versions
     config = sessions[-1]["config"]

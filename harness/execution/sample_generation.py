@@ -38,15 +38,15 @@ from harness.runs.stored_files import clear_messages
 
 def generate_and_grade(
     plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engines: int | str
-) -> bool:
-    """Make every missing sample and every missing score; return whether any was missing.
+) -> None:
+    """Make every missing sample and every missing score.
 
     Raises:
         JournalError: the journal holds samples that are not in the plan.
     """
     session = _Session(plan, sampling, folder, quiet=quiet)
     if session.is_finished:
-        return False
+        return
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         # first, so that the graders are busy while the model loads
         session.grade_recorded(scorer)
@@ -54,7 +54,6 @@ def generate_and_grade(
             session.generate(scorer, engines)
         session.show(scorer.finish())
     folder.note(TIMING, session.timing)
-    return True
 
 
 class _Session:

@@ -429,7 +429,10 @@ def test_an_unfinished_run_is_not_a_table(started_run):
         load_run(started_run)
 
 
-def test_a_finished_run_is_not_run_again(plan, finished_run, capsys):
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "compressed"])
+def test_a_finished_run_is_not_run_again(plan, finished_run, is_packed, capsys):
+    if is_packed:
+        compress(finished_run)
     before = hash_files(finished_run)
     execute(plan, output=finished_run, quiet=True)
     assert "is finished, nothing was left to do" in capsys.readouterr().err
