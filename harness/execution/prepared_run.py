@@ -54,7 +54,7 @@ def run(
         >>> config = mless.load_config("configs/runs/products.yaml", changes)
         >>> run = mless.run(config, limit=4, output="results/api")
         >>> len(run.samples)
-        8
+        24
     """
     prepared = prepare(config, limit=limit, output=output, engines=engines)
     print(describe_plan(prepared.plan, prepared.lines), file=sys.stderr)
