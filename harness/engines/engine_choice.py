@@ -81,4 +81,5 @@ def open_engines(
             f"{engine_gpus} GPUs of one machine, and the machines have {carrier.gpus}, with "
             f"{carrier.cores} CPU cores."
         )
-    return EnginePool(carrier, min(size, most))
+    compiles = not arguments.get("enforce_eager")
+    return EnginePool(carrier, min(size, most), compiles=compiles)

@@ -50,13 +50,15 @@ class EnginePool:
     Args:
         carrier: Starts the engines.
         size: The number of engines at most.
+        compiles: Whether vLLM compiles the model. The other engines then start when one has loaded
+            it, because they find its compiled model in vLLM's cache.
 
     Attributes:
         cards: The cards of each engine that has loaded the model, in the order of loading.
     """
 
-    def __init__(self, carrier: RayCarrier, size: int) -> None:
-        self._carrier, self._size = carrier, size
+    def __init__(self, carrier: RayCarrier, size: int, *, compiles: bool = False) -> None:
+        self._carrier, self._size, self._compiles = carrier, size, compiles
         self.cards: list[Sequence[str] | None] = []
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -121,6 +123,8 @@ class EnginePool:
 
     def _start(self, size: int) -> None:
         """Start the engines that are missing."""
+        if self._compiles and not self.cards:
+            size = 1
         while len(self._engines) < size and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))

@@ -270,6 +270,19 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
     assert carrier.closed
 
 
+@with_cases
+def test_if_a_model_is_compiled_one_engine_loads_it_before_the_others_start(
+    monkeypatch, eager, engines
+):
+    """The first engine fails."""
+    carrier = FakeCarrier(at_once=1, load={0: ModelError("killed")})
+    carrier.gpus, carrier.cores = [3], 1
+    monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
+    pool = open_engines({"enforce_eager": eager}, "auto", most=9, **OPTIONS)
+    counts = [len(carrier.engines) for _ in pool.stream(make_requests(9))]
+    assert counts[: len(engines)] == engines
+
+
 @pytest.fixture
 def fake_ray(monkeypatch):
     """A Ray whose connection fails as that of the real one does."""
