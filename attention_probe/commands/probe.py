@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.commands.options import Metric, ProbeDevice
+from harness.commands.options import LayoutName, Metric, ProbeDevice
 from harness.constants import Choice, Dtype, JsonObject
 
 
@@ -21,6 +21,7 @@ def probe(
         ),
     ] = None,
     metric: Metric = None,
+    layout: LayoutName = None,
     dataset: Annotated[str | None, typer.Option(help="Without a run: math500, or a file.")] = None,
     model: Annotated[
         str | None, typer.Option(help="Model folder or hub name; default: the run's.")
@@ -85,6 +86,7 @@ def probe(
     options = {
         "logs" if isinstance(run, dict) else "run": run,
         "metric": metric,
+        "layout": layout,
         "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
         "flip": flip,
         "controls": controls,

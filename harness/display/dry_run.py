@@ -147,6 +147,12 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
         yield f"note      {NO_MARKERS}"
     if plan.thinking and (form == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
+    raw_rows = [row for row in plan.rows if row[1].layout != Layout.CHAT]
+    if form == "line" and any(prompt.text.endswith("\n") for *_, prompt in raw_rows):
+        yield (
+            "note      a prompt ends with a line break: a completion that begins with another has "
+            "no answer, as its first line is empty"
+        )
     if form == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"

@@ -86,7 +86,9 @@ class Condition(Strict):
     """Its own system prompt, instead of the run's `instruction`."""
     answer_prefix: str = ""
     """The beginning of the model's answer, such as `Let me think.`"""
-    intervention: Annotated[tuple[Intervention, ...], BeforeValidator(as_list)] = ()
+    intervention: Annotated[
+        tuple[Intervention, ...], Field(min_length=1), BeforeValidator(as_list)
+    ] = ()
     """A change inside the model, or a list of changes. Those of an MLP are made in the order of the
     list; of several weights of a token the last one holds."""
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from harness.constants import DEFAULT_SEED, JsonObject
-from harness.errors import ConfigError, PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError, list_near
 from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict, UserPath
 
@@ -32,6 +32,8 @@ Resolved = JsonObject
 Parts = Mapping[str, Sequence[int]]
 """The positions of the tokens of each part of a prompt; see `built_prompts.find_parts`."""
 
+LARGEST_WEIGHT = 1e38
+"""A larger one would be infinite in float32."""
 Layers = Annotated[
     tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
 ]
@@ -126,7 +128,7 @@ class AttentionIntervention(_Layered):
     part: Literal["first", "instruction", "examples", "filler", "problem"]
     """`first` (the first token), `instruction`, `examples` with what separates them, `filler` with
     its separators, or `problem`. Later tokens are those after its last token."""
-    weight: float = Field(ge=0, allow_inf_nan=False)
+    weight: float = Field(ge=0, le=LARGEST_WEIGHT)
     """The factor of the attention, whose logarithm is added to the scores; 0 hides the part."""
     keep: int | None = Field(default=None, ge=1)
     """This number of the part's tokens is not changed."""
@@ -277,6 +279,14 @@ TARGETS = {
 }
 """What each kind changes; `outputs` are those of MLPs."""
 
+
+def _check_kind(values: Any) -> Any:
+    """Replaces pydantic's message, which does not name the key."""
+    if isinstance(values, Mapping) and (kind := values.get("kind")) not in TARGETS:
+        raise ValueError(f"kind: expected one of {list_near(str(kind), TARGETS)}, got {kind!r}")
+    return values
+
+
 Intervention = Annotated[
     AttentionIntervention
     | MLPOutputIntervention
@@ -284,6 +294,7 @@ Intervention = Annotated[
     | RedistributeIntervention
     | FunctionIntervention,
     Field(discriminator="kind"),
+    BeforeValidator(_check_kind),
 ]
 
 

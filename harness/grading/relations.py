@@ -67,8 +67,8 @@ _COEFFICIENT = re.compile(r"\A-|(?<![\^_\d])\d+\*?(?=[A-Za-z(\\|])")
 """A sign in front, or a number before an unknown: `2x`, `3(a+b)`; not the exponent of `a^2b`."""
 # `\pi`, `\sqrt`, `\log`: not names of an unknown
 _NO_NAMES = re.compile(
-    r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom|sum|prod|int|lim"
-    r"|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
+    r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom"
+    r"|sum|prod|int|lim|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
 )
 # `\text{not x}`, `\text{at least}`
 _HEDGED = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")

@@ -257,7 +257,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         layout = layouts[0]
     if layout not in layouts:
         raise ConfigError(
-            f"{run.name}: expected one of the layouts {', '.join(layouts)}, got {layout}. Name one."
+            f"{run.name}: expected --layout, or `layout` in a config, to be one of "
+            f"{', '.join(layouts)}, got {layout}."
         )
     # tokens of another instruction, and of the positive control's prefix, could not be aligned
     prompts = [

@@ -116,7 +116,7 @@ def test_repeats_and_layouts_of_a_run(repeated, layout):
 
 
 def test_one_of_several_layouts_has_to_be_named(repeated):
-    with pytest.raises(ConfigError, match="of the layouts raw, chat, as_published, got None"):
+    with pytest.raises(ConfigError, match="one of raw, chat, as_published, got None"):
         read_source(repeated)
 
 

@@ -58,6 +58,12 @@ def test_the_numbers_of_examples_copies_and_clusters_are_printed(tmp_path):
     assert f"{count} others" in one_line(text)
 
 
+@with_cases
+def test_notes_on_the_end_of_prompts(tmp_path, changes, is_noted):
+    text = describe_plan(make_plan(config(tmp_path, **changes), limit=6))
+    assert ("note      a prompt ends with a line break" in text) == is_noted
+
+
 def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_that_does():
     files = (resources.folder("configs") / "runs").glob("*-*-*.yaml")
     configs = {file.stem: load_config(file) for file in files}
