@@ -31,7 +31,7 @@ COMMANDS = {
     "Read the result": {
         "harness.commands.table": "mless table results/example --mediators --audit",
         "harness.commands.compare": "mless compare results/example:random results/example:mless",
-        "harness.commands.show": "mless show results/example --changed",
+        "harness.commands.show": "mless show results/example 4x7",
         "harness.commands.plot": "mless plot results/example --kind forest -o figures",
         "harness.commands.report": "mless report results/example -o report.html",
         "harness.commands.export": "mless export results/example -o logs",

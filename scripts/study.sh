@@ -30,7 +30,6 @@ for model in "$@"; do
     fi
     take mless run --model "$model" --output "$run" --quiet "${run_options[@]}" || continue
     runs+=("$run")
-    take mless show "$run" --changed > "$run/flipped.txt"
     take mless probe "$run" --flip changed --controls --layers 1-3 --rows last:16 -o "$run/flipped.traces" \
         && take mless heads "$run/flipped.traces" -o "$run/attention.html"
     take mless report "$run" -o "$run/report.html"

@@ -86,7 +86,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     Raises:
         ConfigError: the source lacks what the criterion names, or too few problems match.
     """
-    require_verdicts(source, criterion)
+    _require_verdicts(source, criterion)
     classified = _classify_problems(source, criterion)
     candidates = _list_candidates(source.name, classified, criterion)
     problems = [problem for problem in candidates if criterion.selects(problem.outcome)]
@@ -152,7 +152,7 @@ def _list_candidates(
     return [problem for problem in problems if any(map(problem.has_id, criterion.ids))]
 
 
-def require_verdicts(source: Source, criterion: Criterion) -> None:
+def _require_verdicts(source: Source, criterion: Criterion) -> None:
     """Refuse a source without the conditions or the verdicts that the criterion needs.
 
     A missing condition is allowed if it is the default and no flip is requested.

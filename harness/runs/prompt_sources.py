@@ -57,11 +57,6 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         return [score.verdict for _, score in self.graded_samples if score.verdict]
 
     @property
-    def answers(self) -> list[str | None]:
-        """The answer of each sample; None where a completion has no answer."""
-        return [score.answer for _, score in self.graded_samples]
-
-    @property
     def parts(self) -> list[tuple[str, str]]:
         """Role and text of the full prompt, in order; text outside all segments is `template`."""
         requested = self.requested

@@ -134,7 +134,8 @@ def test_the_metric_and_the_filter_of_logs_of_another_task_can_be_chosen(filtere
     assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
     prompt = source.problems[3].prompts["mless"]
     assert prompt.requested.segments == () and prompt.doc["answer"] == "3"
-    assert [*prompt.verdicts, *prompt.answers] == ["correct", "boxed"]
+    ((_, score),) = prompt.graded_samples
+    assert (score.verdict, score.answer) == ("correct", "boxed")
     run = Run.load(filtered_logs, metric="exact_match,last")
     assert run.samples["correct"].tolist() == [False] * 40
     line = receipt_line({"name": "logs", **run.about})

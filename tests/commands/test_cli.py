@@ -128,7 +128,7 @@ def test_a_problem_is_shown(command):
     for text in (
         prompt.prompt,
         prompt.completions[0],
-        f"-> completion: {prompt.verdicts[0]}, answer {prompt.answers[0]}",
+        f"-> completion: {prompt.verdicts[0]}, answer {prompt.graded_samples[0][1].answer}",
         f"answer {prompt.doc['answer']}",
     ):
         assert one_line(text) in words

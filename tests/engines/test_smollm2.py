@@ -128,7 +128,6 @@ def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path)
     traces, page = tmp_path / "drawn.traces", tmp_path / "report.html"
     for command in (
         f"table {folder} --explain",
-        f"show {folder} --changed",
         f"probe {folder} --n 4 --layers 1-2 --conditions {conditions} -o {traces}",
         f"heads {traces} -o {tmp_path}/attention.html",
         f"report {folder} -o {page}",

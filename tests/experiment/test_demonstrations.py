@@ -281,8 +281,6 @@ def test_tables_show_the_draws(run, command):
         "p are for these examples",
     ):
         assert text in page
-    changed = command("show", run, "--changed", "--condition", "x", "--layout", "raw").stdout
-    assert "x - wo: 5 of 10 problems by prompt, changed A problem can" in one_line(changed)
     problem = load_run(run)["problem_id"][0]
     all_draws, second_draw = (
         command("show", run, name).stdout for name in (problem, f"{problem}#2")

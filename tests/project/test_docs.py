@@ -175,7 +175,7 @@ def test_the_script_of_the_study_takes_each_step_and_leaves_out_what_fails(tmp_p
     script = ["bash", ROOT / "scripts/study.sh", "new", "org/missing", "org/quiet"]
     process = run_program(*script, cwd=tmp_path, env=environment)
     calls = [shlex.split(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    names = ["run", "run", "show", "probe", "report", *["figure"] * 5, "table"]
+    names = ["run", "run", "probe", "report", *["figure"] * 5, "table"]
     assert [name for name, *_ in calls] == names
     assert process.stderr.count("not completed: mless ") == 2
     assert all((ROOT / arguments[0]).is_file() for name, *arguments in calls if name == "figure")

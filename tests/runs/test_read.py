@@ -309,14 +309,14 @@ def test_runs_of_other_problems_are_refused(old, new, message):
 def test_every_command_refuses_damaged_runs_in_one_line(tmp_path, name, command):
     folder = tmp_path / "run"
     shutil.copytree(GREEDY_RUN, folder)
-    output = ["--changed"] if name == "show" else []
+    output = ["demo/prealgebra/7.json"] if name == "show" else []
     if name in ("plot", "report"):
         output = ["-o", tmp_path / "out"]
 
     def refuse(message, *arguments):
         refused(command(name, *arguments), message)
 
-    refuse("--metric acc", folder, "--metric", "acc")
+    refuse("--metric acc", folder, *output, "--metric", "acc")
     (folder / RECEIPT).write_bytes(b'{"tasks":\xff}')
     refuse("run.json is incomplete or damaged", folder, *output)
     shutil.copy(GREEDY_RUN / RECEIPT, folder)
