@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.probed_model import Measure, flatten_prompts, open_model
 from attention_probe.prompts.prompts_config import PromptsConfig, open_source
-from attention_probe.prompts.token_roles import (
-    PromptsByCondition,
-    TokenizedPrompt,
-    tokenize_problem,
-)
+from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
 from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.problem_selection import Criterion, count_flips, select
@@ -23,12 +20,14 @@ from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.prompts.prompt import Layout
 from harness.runs import versions_and_hashes
-from harness.runs.prompt_sources import AnsweredProblem, Source
+from harness.runs.prompt_sources import Source
 from harness.runs.records import as_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_read_facts = attrgetter("prompt_sha256", "intervention", "outcome", "control")
+"""The facts in which a stored trace must agree with its prompt."""
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
 
@@ -75,12 +74,12 @@ def run_probe(
         ConfigError: a condition is not in the source, or fewer problems match than were requested.
     """
     settings = settings.complete_from(source)
-    problems = {problem.id: problem for problem in select(source, criterion)}
+    problems = select(source, criterion)
     tokenizer = settings.load_tokenizer()
     # Before any weights are loaded: a prompt that differs is then found within seconds.
     prompts = {
-        problem_id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
-        for problem_id, problem in problems.items()
+        problem.id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
+        for problem in problems
     }
     selection = {
         # a figure's prompts are a criterion too, with further fields
@@ -98,7 +97,7 @@ def run_probe(
     if (path / HEADER).exists():
         with AttentionTraces(path) as traces:
             traces.join_header(header)
-            refuse_differing_traces(traces, prompts, problems)
+            refuse_differing_traces(traces, prompts)
             if not select_missing(traces, prompts):
                 advance(len(prompts), len(prompts))
                 return traces.receipt
@@ -108,26 +107,21 @@ def run_probe(
         )
         # The model is open, so one that cannot be probed leaves no folder behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:
-            refuse_differing_traces(traces, prompts, problems)
-            add_missing_traces(traces, prompts, problems, measure, advance)
+            refuse_differing_traces(traces, prompts)
+            add_missing_traces(traces, prompts, measure, advance)
     return receipt
 
 
 def refuse_differing_traces(
-    traces: AttentionTraces,
-    prompts: Mapping[str, PromptsByCondition],
-    problems: Mapping[str, AnsweredProblem],
+    traces: AttentionTraces, prompts: Mapping[str, PromptsByCondition]
 ) -> None:
     """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
     for prompt in flatten_prompts(prompts):
         if not traces.has(prompt.problem_id, prompt.condition):
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)
-        problem = problems[prompt.problem_id]
-        stored = (trace.prompt_sha256, trace.intervention, trace.outcome, trace.control)
-        selected = (prompt.prompt_sha256, prompt.intervention, problem.outcome, problem.is_control)
-        token_ids = prompt.token_ids.tolist()
-        if stored != selected or trace.token_ids.tolist() != token_ids:
+        has_other_facts = _read_facts(trace) != _read_facts(prompt)
+        if has_other_facts or trace.token_ids.tolist() != prompt.token_ids.tolist():
             raise PromptMismatchError(
                 f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with "
                 "another prompt or intervention, or from another selection. Choose another "
@@ -153,7 +147,6 @@ def select_missing(
 def add_missing_traces(
     traces: AttentionTraces,
     prompts: Mapping[str, PromptsByCondition],
-    problems: Mapping[str, AnsweredProblem],
     measure: Measure,
     advance: Advance,
 ) -> None:
@@ -167,22 +160,9 @@ def add_missing_traces(
         measured_fields = measure(by_condition)
         for condition, prompt in by_condition.items():
             if not traces.has(prompt.problem_id, condition):
-                problem = problems[prompt.problem_id]
-                traces.append(make_trace(problem, prompt, measured_fields[condition]))
+                traces.append(Trace(**vars(prompt), **measured_fields[condition]))
         finished += 1
         advance(finished, len(prompts))
-
-
-def make_trace(
-    problem: AnsweredProblem, prompt: TokenizedPrompt, measured_fields: JsonObject
-) -> Trace:
-    """The trace of one prompt of a selected problem, with its measured fields."""
-    # all fields of the prompt but the positions are the trace's
-    fields = vars(prompt) | measured_fields
-    del fields["positions"]
-    return Trace(
-        cluster=problem.cluster, outcome=problem.outcome, control=problem.is_control, **fields
-    )
 
 
 def make_header(

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from attention_probe.measure.field_definitions import ARRAYS, MEASURES
+from attention_probe.prompts.token_roles import PromptFacts, TokenizedPrompt
 from harness.array_types import Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
@@ -28,53 +29,20 @@ from harness.layers_and_heads import count_from_one
 from harness.runs.journal import changed_settings, differences
 from harness.runs.records import fit
 from harness.runs.run_folder import lock, refuse_foreign
-from harness.runs.stored_files import clear_messages, write_atomic, write_whole
+from harness.runs.stored_files import clear_messages, open_atomic, write_whole
 
 HEADER = "header.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TraceEntry:
-    """The facts that identify a trace.
-
-    Attributes:
-        problem_id: The problem's id in its source.
-        condition: The prompt's condition.
-        cluster: Shared by problems that count as one, such as one problem with several draws of
-            examples; empty if the problem stands alone.
-        outcome: The problem's change between the selection's two conditions, such as
-            `wrong_to_right`.
-        control: Whether it was selected as an unflipped control.
-        prompt_sha256: Hash of the prompt's text, as in the run.
-        intervention: The run's intervention under which it was measured.
-        filler_span: Half-open positions of the filler; None without one.
-    """
-
-    problem_id: str
-    condition: str
-    cluster: str = ""
-    outcome: str | None
-    control: bool
-    prompt_sha256: str
-    filler_span: tuple[int, int] | None
-    intervention: list[JsonObject] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Trace(TraceEntry):
+class Trace(TokenizedPrompt):
     """What was measured of one prompt; ARRAYS and MEASURES define the arrays, their axes and units.
 
     Attributes:
-        tokens: The text of each token, for people. It is empty where a token continues a character
-            that the token before it begins.
         measures: [layer, head] arrays by name; each name is in MEASURES.
         activations: Statistics of the first MLP by name; see `measure_activations`.
     """
 
-    tokens: tuple[str, ...]
-    token_ids: NDArray[np.int32]
-    roles: NDArray[np.int8]
-    original_pos: NDArray[np.int32]
     mean_all: NDArray[np.float32]
     mean_common: NDArray[np.float32]
     rows: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0, 0, 0), np.float32))
@@ -175,7 +143,7 @@ class AttentionTraces:
         self.header, self.receipt = file.header, file.receipt
         self.path = path
         self._lock = lock
-        self._files: dict[tuple[str, str], tuple[Path, TraceEntry]] = {}
+        self._files: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """By problem and condition, in the order in which they were added."""
         # names are numbers with leading zeros, so this is the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
@@ -225,10 +193,8 @@ class AttentionTraces:
         # A damaged file may have been deleted, so the next number is not the number of files.
         last = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
         trace_path = self.path / f"{last + 1:08d}.safetensors"
-        with clear_messages(trace_path), write_atomic(trace_path) as temporary:
-            temporary.write_bytes(
-                safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)})
-            )
+        with clear_messages(trace_path), open_atomic(trace_path) as file:
+            file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
         self._add_entry(trace_path, facts)
 
     def join_header(self, header: TraceHeader) -> TraceHeader:
@@ -268,7 +234,7 @@ class AttentionTraces:
         clusters = [names[problem_id] for problem_id in problem_ids]
         return np.unique(clusters, return_inverse=True)[1]
 
-    def entries(self) -> list[TraceEntry]:
+    def entries(self) -> list[PromptFacts]:
         """The facts of all traces, in the order in which they were added."""
         return [entry for _, entry in self._files.values()]
 
@@ -301,7 +267,7 @@ class AttentionTraces:
             self._lock.release()
 
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
-        entry = msgspec.convert(facts, TraceEntry)
+        entry = msgspec.convert(facts, PromptFacts)
         self._files[entry.problem_id, entry.condition] = path, entry
 
 

@@ -421,6 +421,7 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **ch
         "token_ids": random.integers(0, 1000, total).astype(np.int32),
         "roles": np.where(original < 0, FILLER, 0).astype(np.int8),
         "original_pos": original,
+        "positions": np.arange(total, dtype=np.int32),
         "mean_all": mean_all,
         "mean_common": mean_common,
         "activation_histogram": random.integers(0, 1000, 101).astype(np.int32),

@@ -51,6 +51,7 @@ ARRAYS: dict[str, Quantity] = {
     "original_pos": Quantity(
         "position", "The token's position without filler; -1 for inserted tokens.", _TOKEN
     ),
+    "positions": Quantity("position", "The token's position in the model.", _TOKEN),
     "mean_all": Quantity(
         SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE
     ),

@@ -31,33 +31,54 @@ positions. A config cannot name a condition like this, because names have no plu
 ROLES = built_prompts.TOKEN_ROLES
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizedPrompt:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptFacts:
+    """What identifies a prompt of a selected problem.
+
+    Attributes:
+        problem_id: The problem's id in its source.
+        condition: The prompt's condition.
+        cluster: Shared by problems that count as one, such as one problem with several draws of
+            examples; empty if the problem stands alone.
+        outcome: The problem's change between the selection's two conditions, such as
+            `wrong_to_right`.
+        control: Whether it was selected as an unflipped control.
+        prompt_sha256: Hash of the prompt's text, as in the run.
+        filler_span: First filler token and the one after the last; examples may lie in between.
+            None without a filler.
+        intervention: The run's intervention while the model read the prompt.
+    """
+
+    problem_id: str
+    condition: str
+    cluster: str = ""
+    outcome: str | None
+    control: bool
+    prompt_sha256: str
+    filler_span: tuple[int, int] | None
+    intervention: list[JsonObject] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenizedPrompt(PromptFacts):
     """A prompt's tokens. All arrays have one entry for each token.
 
     Attributes:
-        condition, problem_id, prompt_sha256: Which prompt; the hash is of its text.
+        tokens: The text of each token, for people: see `token_texts`. It is empty where a token
+            continues a character that the token before it begins.
         token_ids: int32; the prompt's tokens.
         roles: int8; index into `ROLES`, see `BuiltPrompt.token_roles`.
-        tokens: The text of each token, for people: see `token_texts`.
         original_pos: int32; position of the same token in the baseline's prompt. `ABSENT` for
             inserted tokens (filler and its separator) and for those that the tokenizer merged
             differently. In the baseline it is 0, 1, 2, ...
         positions: int32; the token's position in the model: 0, 1, 2, ... except in a position gap.
-        filler_span: First filler token and the one after the last; examples may lie in between.
-        intervention: The run's intervention while the model read the prompt.
     """
 
-    condition: str
-    problem_id: str
-    prompt_sha256: str
+    tokens: tuple[str, ...]
     token_ids: NDArray[np.int32]
     roles: NDArray[np.int8]
-    tokens: tuple[str, ...]
     original_pos: NDArray[np.int32]
     positions: NDArray[np.int32]
-    filler_span: tuple[int, int] | None
-    intervention: list[JsonObject] | None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -110,40 +131,30 @@ def tokenize_problem(
             not in the text.
     """
     sources = {name: without_gap(name, problem.prompts) for name in conditions}
-    built_prompts = {
-        name: _build_prompt(problem, name, tokenizer)
-        for name in dict.fromkeys((BASELINE, *sources.values()))
-    }
-    aligned = align_prompts(problem.id, built_prompts, tokenizer)
+    baseline = _build_prompt(problem, BASELINE, tokenizer)
     tokenized = {}
     for name, source in sources.items():
-        prompt = aligned[source]
+        built = _build_prompt(problem, source, tokenizer)
+        # the model's tokenizer is known, so both are set
+        assert built.token_ids is not None and built.offsets is not None
+        in_filler = np.flatnonzero(built.token_roles == FILLER)
+        prompt = TokenizedPrompt(
+            problem_id=problem.id,
+            condition=source,
+            cluster=problem.cluster,
+            outcome=problem.outcome,
+            control=problem.is_control,
+            prompt_sha256=built.prompt_sha256,
+            filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
+            intervention=built.intervention,
+            tokens=token_texts(built.token_ids, built.offsets.tolist(), built.text, tokenizer),
+            token_ids=np.array(built.token_ids, np.int32),
+            roles=built.token_roles,
+            original_pos=find_originals(built, baseline),
+            positions=np.arange(len(built.token_ids), dtype=np.int32),
+        )
         tokenized[name] = prompt if name == source else prompt.position_gap()
     return tokenized
-
-
-def align_prompts(
-    problem_id: str, prompts: Mapping[str, BuiltPrompt], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, TokenizedPrompt]:
-    """The built prompts of a problem by condition, aligned to the baseline's, which is included."""
-    aligned = {}
-    for condition, prompt in prompts.items():
-        # the model's tokenizer is known, so both are set
-        assert prompt.token_ids is not None and prompt.offsets is not None
-        in_filler = np.flatnonzero(prompt.token_roles == FILLER)
-        aligned[condition] = TokenizedPrompt(
-            condition=condition,
-            problem_id=problem_id,
-            prompt_sha256=prompt.prompt_sha256,
-            token_ids=np.array(prompt.token_ids, np.int32),
-            roles=prompt.token_roles,
-            tokens=token_texts(prompt.token_ids, prompt.offsets.tolist(), prompt.text, tokenizer),
-            original_pos=find_originals(prompt, prompts[BASELINE]),
-            positions=np.arange(len(prompt.token_ids), dtype=np.int32),
-            filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
-            intervention=prompt.intervention,
-        )
-    return aligned
 
 
 def without_gap(name: str, conditions: Collection[str]) -> str:

@@ -89,23 +89,17 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
-    """`write_atomic` with an open file, whose content is on the disk before it becomes `path`."""
-    with write_atomic(path) as partial, partial.open("wb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Open a file to write to. It becomes `path` if the block succeeds, else it is removed.
 
-
-@contextmanager
-def write_atomic(path: Path) -> Iterator[Path]:
-    """Yield a path to write to. The file becomes `path` if the block succeeds, else it is removed.
-
-    A missing folder is made.
+    Its content is on the disk before that. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.part")
     try:
-        yield partial
+        with partial.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
         # Within a folder a rename is atomic: readers see the old file or the complete new one.
         partial.replace(path)
     finally:

@@ -27,11 +27,10 @@ from harness.execution.sample_generation import session_facts
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.grading import GRADERS
 from harness.grading.answer_grading import GRADER_VERSION
-from harness.runs import stored_files
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
 from harness.runs.run_folder import RunFolder, extend_identity
-from harness.runs.stored_files import hash_stored, write_atomic, write_whole
+from harness.runs.stored_files import hash_stored, open_atomic, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program
 from tests.make import (
@@ -302,13 +301,13 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
 ):
     keys = {sample.key for sample in RunFiles(finished_run).journal.records}
     larger = make_plan(load_config(TOY_CONFIG), limit=7)
-    write_atomic = stored_files.write_atomic
 
     def fail_to_write(path):
-        return write_atomic(path / "in a file" if path.name == killed else path)
+        return open_atomic(path / "in a file" if path.name == killed else path)
 
     with monkeypatch.context() as patched, pytest.raises(JournalError):
-        patched.setattr(stored_files, "write_atomic", fail_to_write)
+        for module in ("journal", "run_folder"):
+            patched.setattr(f"harness.runs.{module}.open_atomic", fail_to_write)
         finish_run(larger, finished_run)
     execute(plan, output=finished_run, quiet=True)
     assert len(load_run(finished_run)) == 20, "it is still complete"
@@ -410,8 +409,8 @@ def test_a_full_disk_while_finishing_is_reported_and_the_run_can_be_finished_lat
 @pytest.mark.parametrize("error", [OSError, ValueError, KeyboardInterrupt])
 def test_a_file_is_written_whole_or_not_at_all_whatever_happens(tmp_path, error):
     write_whole(tmp_path / "file", "before")
-    with pytest.raises(error), write_atomic(tmp_path / "file") as partial:
-        partial.write_text("half")
+    with pytest.raises(error), open_atomic(tmp_path / "file") as partial:
+        partial.write(b"half")
         raise error
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "before")]
 
