@@ -21,36 +21,26 @@ from harness.runs.run_reader import Run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Leaderboard:
-    """All tables of some runs.
+class Leaderboard(Design):
+    """All tables of some runs, with the design of their comparison.
+
+    If the endpoint of the runs is `answer_logprob`, the score is `gold_first`.
 
     Attributes:
         comparison: `analysis.compare`.
         side_tables: All other tables, by their name in JSON and in `display.side_tables`. Some have
             no rows.
-        baseline: The condition that the others are compared with.
-        contrasts: The registered tests. None if there are none; then all tests are one family.
-        primary: The registered primary contrast. None if the runs name none or different ones.
-        reference_conditions: Those of the runs, by name, with their kind, `of` and number.
-        by: Columns that the rows are split by, besides model, layout and condition.
         clusters: The number of clusters of problems; 0 if each problem is a cluster.
         copies: The number of problems whose question is that of an earlier problem.
         omitted: The number of problems that are left out, because not all models have them.
-        score: See `Design`; `gold_first` if the runs' endpoint is `answer_logprob`.
         receipt: An entry for each run: source, versions, hashes, settings.
     """
 
     comparison: pandas.DataFrame
     side_tables: Mapping[str, pandas.DataFrame]
-    baseline: str
-    contrasts: Sequence[str] | None
-    primary: str | None
-    reference_conditions: ReferenceConditions
-    by: tuple[str, ...]
     clusters: int
     copies: int
     omitted: int
-    score: str | None
     receipt: tuple[Mapping[str, Any], ...]
 
 
@@ -108,17 +98,12 @@ def make_leaderboard(
         **_make_side_tables(frame, outcomes, design, join_conditions(runs)),
     }
     return Leaderboard(
+        **vars(design),
         comparison=place_contrasts(comparison, side_tables["texts"]),
         side_tables=side_tables,
-        baseline=design.baseline,
-        contrasts=design.contrasts,
-        primary=design.primary,
-        reference_conditions=design.reference_conditions,
-        by=tuple(by),
         clusters=clusters if clusters < len(problems) else 0,
         copies=len(problems) - questions,
         omitted=omitted_problems,
-        score=score,
         receipt=tuple(receipt for run in runs for receipt in run.receipts),
     )
 
