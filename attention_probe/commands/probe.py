@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -113,24 +112,19 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
     """Print what a folder of traces holds, and how exact it is."""
     from attention_probe.traces import AttentionTraces
 
+    errors = [
+        f"{name.removesuffix('_error')} {check:.1e}"
+        for name, check in receipt.get("self_check", {}).items()
+        if name.endswith("_error")
+    ]
     with AttentionTraces(output) as traces:
         layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
         lines = [
             *traces.header.stamps,
-            describe_checks(receipt.get("self_check", {})),
+            f"self-check (largest error): {', '.join(errors) or 'none in an engine'}",
             f"traces  {output}",
             f"layers  {layers}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
             f"next    mless heads {output} -o page.html",
         ]
     typer.echo("\n".join(lines))
-
-
-def describe_checks(checks: Mapping[str, Any]) -> str:
-    """The self-check in one line."""
-    errors = [
-        f"{name.removesuffix('_error')} {check:.1e}"
-        for name, check in checks.items()
-        if name.endswith("_error")
-    ]
-    return f"self-check (largest error): {', '.join(errors) or 'none in an engine'}"

@@ -57,8 +57,7 @@ def read_view(path: Path) -> AttentionView:
     if not header.options.get("rows"):
         notes.append(NO_ROWS)
     facts = {
-        # all runs have a folder of the name `attention`, so the run's name stands before it
-        "name": path.name if path.suffix else f"{path.absolute().parent.name}/{path.name}",
+        "name": path.absolute().name,
         "model": label_model(header.model),
         "layers": [layer + 1 for layer in header.layers],
         "queried": "problem",

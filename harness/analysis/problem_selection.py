@@ -87,8 +87,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         ConfigError: the source lacks what the criterion names, or too few problems match.
     """
     _require_verdicts(source, criterion)
-    classified = _classify_problems(source, criterion)
-    candidates = _list_candidates(source.name, classified, criterion)
+    candidates = _list_candidates(source, criterion)
     problems = [problem for problem in candidates if criterion.selects(problem.outcome)]
     if len(problems) < (criterion.n or 1):
         counts = "".join(
@@ -108,7 +107,9 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     if criterion.controls:
         # controls are taken from all problems, also from those that were not requested
         unflipped = [
-            problem for problem in classified if problem.outcome in ("both_right", "both_wrong")
+            problem
+            for problem in _classify_problems(source, criterion)
+            if problem.outcome in ("both_right", "both_wrong")
         ]
         problems += match_controls(problems, unflipped, generator)
     return tuple(problems)
@@ -119,9 +120,7 @@ def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
 
     Empty if nothing was graded.
     """
-    classified = _classify_problems(source, criterion)
-    candidates = _list_candidates(source.name, classified, criterion)
-    counts = Counter(problem.outcome for problem in candidates)
+    counts = Counter(problem.outcome for problem in _list_candidates(source, criterion))
     return {} if None in counts else {name: counts[name] for name in (*FLIPS, UNDECIDED)}
 
 
@@ -133,19 +132,18 @@ def _classify_problems(source: Source, criterion: Criterion) -> list[AnsweredPro
     return [replace(problem, outcome=criterion.classify(problem)) for problem in source.problems]
 
 
-def _list_candidates(
-    name: str, problems: Sequence[AnsweredProblem], criterion: Criterion
-) -> Sequence[AnsweredProblem]:
-    """The problems with the criterion's ids, by default all.
+def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
+    """The classified problems with the criterion's ids, by default all.
 
     Raises:
-        ConfigError: there is no problem with one of the ids; `name` is their source's.
+        ConfigError: there is no problem with one of the ids.
     """
+    problems = _classify_problems(source, criterion)
     for problem_id in criterion.ids:
         if not any(problem.has_id(problem_id) for problem in problems):
             near = list_near(problem_id, [problem.id for problem in problems])
             raise ConfigError(
-                f"{name} has no problem with the id {problem_id!r}: expected one of {near}."
+                f"{source.name} has no problem with the id {problem_id!r}: expected one of {near}."
             )
     if not criterion.ids:
         return problems
@@ -202,5 +200,5 @@ def match_controls(
             ),
         )
         unused_controls.remove(nearest)
-        controls.append(replace(nearest, matched_to=problem.id))
+        controls.append(replace(nearest, is_control=True))
     return controls

@@ -86,7 +86,7 @@ class AnsweredProblem:
         prompts: By condition.
         outcome: The outcome of a selected problem under the criterion's baseline and condition;
             None if nothing was graded.
-        matched_to: For a control, the id of the problem that it is matched to.
+        is_control: Whether the problem did not flip, and was selected to match one that did.
     """
 
     id: str
@@ -95,16 +95,11 @@ class AnsweredProblem:
     cluster: str = ""
     prompts: Mapping[str, AnsweredPrompt]
     outcome: str | None = None
-    matched_to: str | None = None
+    is_control: bool = False
 
     def has_id(self, problem_id: str) -> bool:
         """As `AnsweredPrompt.has_id`, of any of its prompts."""
         return any(prompt.has_id(problem_id) for prompt in self.prompts.values())
-
-    @property
-    def is_control(self) -> bool:
-        """Whether the problem did not flip, and was selected to match a problem that did."""
-        return self.matched_to is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -281,7 +281,7 @@ def test_controls_have_the_subject_and_if_possible_the_level_and_occur_once(prob
     selected = select(source, Criterion(**CONTROLLED))
     assert [problem.id for problem in selected[:3]] == ["f1", "f2", "f3"]
     assert [problem.is_control for problem in selected] == [False] * 3 + [True] * 3
-    facts = [[problem.id, problem.matched_to, problem.outcome] for problem in selected[3:]]
+    facts = [[problem.id, problem.outcome] for problem in selected[3:]]
     assert facts == controls
 
 
