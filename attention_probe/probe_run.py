@@ -16,7 +16,7 @@ from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_pro
 from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.problem_selection import Criterion, count_flips, select
-from harness.constants import BASELINE, JsonObject
+from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.prompts.prompt import Layout
 from harness.runs import versions_and_hashes
@@ -88,12 +88,7 @@ def run_probe(
         "problems": len(problems),
     }
     facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
-    header = make_header(
-        settings,
-        layout=source.layout,
-        is_checked=source.kind != "log",
-        flip=criterion.flip,
-    )
+    header = make_header(settings, source, criterion.flip)
     if (path / HEADER).exists():
         with AttentionTraces(path) as traces:
             traces.join_header(header)
@@ -165,28 +160,21 @@ def add_missing_traces(
         advance(finished, len(prompts))
 
 
-def make_header(
-    settings: ProbeSettings,
-    *,
-    layout: str,
-    is_checked: bool,
-    flip: str | None,
-) -> TraceHeader:
+def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> TraceHeader:
     """The facts that all traces of a folder share.
 
     Args:
         settings: What is recorded.
-        layout: The layout of all prompts.
-        is_checked: Whether mless built the prompts, and so checked that the problem's tokens are
-            the same under all conditions.
+        source: The problems and their prompts.
         flip: The outcome by which the problems were selected; None if by none.
     """
     record, config = settings.record, settings.load_config()
     name = smollm2_model.resolve_model(str(settings.model))
     fingerprint = versions_and_hashes.model_fingerprint(name, settings.arguments.get("revision"))
     options: JsonObject = {name: getattr(record, name) for name in ("activations", "norms", "rows")}
-    # Fillers may then merge with other tokens, so the common tokens depend on the conditions.
-    if layout == Layout.AS_PUBLISHED or not is_checked:
+    # Fillers may then merge with other tokens, so the common tokens depend on the conditions. In
+    # logs nothing has checked that they do not.
+    if source.layout == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     options["model_type"] = config.model_type
     return TraceHeader(
@@ -195,8 +183,7 @@ def make_header(
         layers=tuple(sorted(set(settings.layers))),
         head_count=int(config.num_attention_heads),
         conditions=settings.conditions,
-        baseline=BASELINE,
-        layout=layout,
+        layout=source.layout,
         dtype=settings.dtype,
         options=options,
         flip=flip,

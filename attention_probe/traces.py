@@ -66,7 +66,6 @@ class TraceHeader:
         layers: Indices of the recorded decoder layers, from 0, ascending.
         head_count: Query heads of a layer.
         conditions: In the order of figures; there may be more after a folder is continued.
-        baseline: The condition that `original_pos` and the common queries refer to.
         layout: How the prompts were built.
         dtype: Type that the layers were computed in.
         options: Further settings that the numbers depend on, such as stored rows.
@@ -78,7 +77,6 @@ class TraceHeader:
     layers: tuple[int, ...]
     head_count: int
     conditions: tuple[str, ...]
-    baseline: str
     layout: str
     dtype: str
     options: JsonObject

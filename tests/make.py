@@ -378,7 +378,6 @@ def make_header(**changes):
         "layers": LAYERS,
         "head_count": HEADS,
         "conditions": ("wo", *FILLED),
-        "baseline": "wo",
         "layout": "raw",
         "dtype": "float32",
         "options": {},
