@@ -80,7 +80,7 @@ def test_the_source_of_a_run_has_its_prompts_and_verdicts(demo):
             assert (problem.subject, problem.level) == (sample["subject"], sample["level"])
 
 
-SHARED = "condition layout prompt prompt_sha256 doc answers verdicts"
+SHARED = "condition layout prompt prompt_sha256 doc verdicts"
 
 
 def describe(source):
@@ -88,7 +88,8 @@ def describe(source):
     for problem in source.problems:
         yield replace(problem, prompts={})
         for prompt in problem.prompts.values():
-            yield [getattr(prompt, name) for name in SHARED.split()], prompt.completions
+            answers = [score.answer for _, score in prompt.graded_samples]
+            yield [getattr(prompt, name) for name in SHARED.split()], answers, prompt.completions
 
 
 def test_the_logs_of_lm_eval_have_the_same_prompts_and_verdicts(demo, tmp_path):
