@@ -173,9 +173,9 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
 def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
     generator = torch.Generator().manual_seed(1)
     outputs, source = torch.randn(6, 300, generator=generator), torch.randn(300) * 9
-    change = {"tokens": [41, 43, 99], "seed": 0}
+    change, is_changed = {"seed": 0}, torch.tensor([0, 1, 0, 1, 0, 0]) == 1
     changed = {
-        name: change_outputs(outputs, torch.arange(40, 46), {**change, "from": name}, source)
+        name: change_outputs(outputs, is_changed, {**change, "from": name}, source)
         for name in ("first", "ordinary", "random", "permuted", "permuted_own", "removed")
     }
     for name, rows in changed.items():
@@ -192,9 +192,7 @@ def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
     assert_near(changed["removed"] @ source, torch.zeros(2), atol=1e-2)
     removed = own - changed["removed"]
     assert_near(torch.cosine_similarity(removed, source[None]).abs(), torch.ones(2))
-    reseeded = change_outputs(
-        outputs, torch.arange(40, 46), {**change, "seed": 1, "from": "random"}, source
-    )
+    reseeded = change_outputs(outputs, is_changed, {**change, "seed": 1, "from": "random"}, source)
     assert (reseeded[1] != changed["random"][0]).all()
 
 

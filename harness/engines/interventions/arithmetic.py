@@ -184,29 +184,29 @@ def change_activations(activations: Tensor, positions: Tensor, intervention: Cha
     return changed.to(activations.dtype)
 
 
-def change_outputs(outputs: Tensor, indices: Tensor, change: Change, source: Tensor) -> Tensor:
+def change_outputs(outputs: Tensor, is_changed: Tensor, change: Change, source: Tensor) -> Tensor:
     """Outputs [token, unit] of an MLP, with those of some tokens replaced.
 
     Args:
         outputs: The outputs.
-        indices: [token] The index of each token in its sequence.
+        is_changed: [token] Whether the token is one of the change's `tokens`.
         change: A change of the kind `mlp_output`.
-        source: [unit] The output in the same layer of the last token of the change's `source`.
+        source: [unit] or [token, unit] The output in the same layer of the last token of the
+            change's `source`.
     """
-    own, source, units = outputs.float(), source.float(), len(source)
+    own, source, units = outputs.float(), source.float(), source.shape[-1]
     numbers = draw(torch.zeros(1, device=source.device, dtype=torch.long), units, change["seed"])[0]
-    norm, order = source.norm(), numbers.argsort(stable=True)
+    norm, order = source.norm(dim=-1, keepdim=True), numbers.argsort(stable=True)
     if change["from"] == "random":
         # normal numbers have no preferred direction; 0 and 1 would be infinite
         direction = torch.special.ndtri(numbers.clamp(1e-6, 1 - 1e-6))
         source = direction * norm / direction.norm()
     elif change["from"] == "permuted":
-        source = source[order]
+        source = source[..., order]
     elif change["from"] == "permuted_own":
         source = own[:, order]
     elif change["from"] == "removed":
-        source = own - (own @ source / norm**2)[:, None] * source
-    is_changed = torch.isin(indices, copy_to(indices.device, change["tokens"]))
+        source = own - (own * source).sum(-1, keepdim=True) / norm**2 * source
     return torch.where(is_changed[:, None], source.to(outputs.dtype), outputs)
 
 

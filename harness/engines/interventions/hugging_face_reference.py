@@ -18,6 +18,7 @@ from harness.engines.interventions.arithmetic import (
     change_activations,
     change_outputs,
     changes_of,
+    copy_to,
     tabulate_changes,
 )
 from harness.experiment.intervention_settings import find_gap
@@ -119,7 +120,8 @@ class ReferenceModel:
         changed = outputs
         for change in changes_of(self._changes, layer, "outputs"):
             source = self._sources[tuple(change["source"])][layer]
-            changed = change_outputs(changed[0], self._positions, change, source)[None]
+            is_changed = torch.isin(self._positions, copy_to(outputs.device, change["tokens"]))
+            changed = change_outputs(changed[0], is_changed, change, source)[None]
         if isinstance(outputs, Tensor):  # experts may also return the choice of them
             self._last_outputs[layer] = changed[0, -1].clone()
         return changed

@@ -72,13 +72,8 @@ class WorkerInterventions:
         self._config = worker.vllm_config
         self._block = self._config.cache_config.block_size
         config = self._config.model_config.hf_text_config
-        # vLLM looks these methods up on the instance, so ours take their place for this worker
-        # alone
-        self._prepare = self._runner._prepare_inputs
-        self._runner._prepare_inputs = self.prepare
-        self._is_uniform_decode = self._runner._is_uniform_decode
-        self._runner._is_uniform_decode = self.may_use_full_graph
         self._layer_count = config.num_hidden_layers
+        self._hook_runner()
         self._changed_layers = {*layers["attention"]}
         self._recorded_layers = {*layers.get("recorded", ())}
         self._head_count = self._config.model_config.get_num_attention_heads(
@@ -100,6 +95,14 @@ class WorkerInterventions:
                 )
             block.mlp = _Output(block.mlp, layer)
         _installed[:] = [self]
+
+    def _hook_runner(self) -> None:
+        # vLLM looks these methods up on the instance, so ours take their place for this worker
+        # alone
+        self._prepare = self._runner._prepare_inputs
+        self._runner._prepare_inputs = self.prepare
+        self._is_uniform_decode = self._runner._is_uniform_decode
+        self._runner._is_uniform_decode = self.may_use_full_graph
 
     def reserve_memory(self, available: int) -> int:
         """The bytes that remain for vLLM's cache.
@@ -396,7 +399,8 @@ class WorkerInterventions:
         for group in self._groups_of(layer, "outputs"):
             rows, (change, *_) = group.rows.flatten(), group.changes
             source = self._sources[tuple(change["source"])][layer]
-            out[rows] = change_outputs(out[rows], group.indices.flatten(), change, source)
+            is_changed = torch.isin(group.indices.flatten(), copy_to(out.device, change["tokens"]))
+            out[rows] = change_outputs(out[rows], is_changed, change, source)
             self.applied += len(rows)
 
     def _compute_sources(self) -> None:
