@@ -68,8 +68,7 @@ class ProbeSettings:
                 device.
         """
         excluded = [name for name in self.conditions if name.endswith(GAP)]
-        measured = ("activations", "norms")
-        excluded += [f"--{name}" for name in measured if getattr(self.record, name)]
+        excluded += [f"--{name}" for name in ("activations", "norms") if getattr(self.record, name)]
         if self.device:
             excluded.append(f"--device {self.device}")
         if self.engine is not None and excluded:

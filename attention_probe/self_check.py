@@ -58,8 +58,7 @@ def self_check(
         "eager_error": largest_difference(sums, eager_sums(loaded, token_ids)),
     }
     if float32_model is not None:
-        float32_sums = captured_sums(float32_model, token_ids)
-        checks["dtype_error"] = largest_difference(sums, float32_sums)
+        checks["dtype_error"] = largest_difference(sums, captured_sums(float32_model, token_ids))
     return checks
 
 

@@ -82,11 +82,6 @@ class TraceHeader:
     options: JsonObject
     flip: str | None
 
-    @property
-    def stamps(self) -> tuple[str, ...]:
-        """Warnings that must stand wherever numbers of these traces are shown."""
-        return ("selected on outcome",) if self.flip else ()
-
     def axis_index(self, axis: Literal["layer", "head"], index: int) -> int:
         """Where the model's layer or head of this index, from 0, stands on its axis.
 
@@ -113,7 +108,7 @@ class _HeaderFile(msgspec.Struct):
         arrays: The axes, unit and definition of each array.
     """
 
-    mless_traces: Literal[14]
+    mless_traces: Literal[15]
     header: TraceHeader
     receipt: JsonObject
     arrays: JsonObject
@@ -169,7 +164,7 @@ class AttentionTraces:
             quantities = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(14, header, dict(receipt), quantities))
+            content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), quantities))
             with clear_messages(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them

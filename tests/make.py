@@ -434,7 +434,9 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **ch
 
 def write_traces(path, traces, **header):
     """Write a file of traces."""
-    with AttentionTraces.create(path, make_header(**header), receipt={"seed": 1}) as file:
+    criterion = {"baseline": "wo", "condition": "mless", "flip": "changed"}
+    receipt = {"seed": 1, "selection": {"criterion": criterion}}
+    with AttentionTraces.create(path, make_header(**header), receipt=receipt) as file:
         for trace in traces:
             file.append(trace)
     return path

@@ -111,6 +111,7 @@ def probe(
 def show_traces(output: Path, receipt: JsonObject) -> None:
     """Print what a folder of traces holds, and how exact it is."""
     from attention_probe.traces import AttentionTraces
+    from harness.layers_and_heads import count_from_one
 
     errors = [
         f"{name.removesuffix('_error')} {check:.1e}"
@@ -118,12 +119,11 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
         if name.endswith("_error")
     ]
     with AttentionTraces(output) as traces:
-        layers = ", ".join(str(layer + 1) for layer in traces.header.layers)
         lines = [
-            *traces.header.stamps,
+            *(["selected on outcome"] if traces.header.flip else []),
             f"self-check (largest error): {', '.join(errors) or 'none in an engine'}",
             f"traces  {output}",
-            f"layers  {layers}",
+            f"layers  {count_from_one(traces.header.layers)}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
             f"next    mless heads {output} -o page.html",
         ]

@@ -19,9 +19,7 @@ from harness.display.report.report_samples import pack
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 
-NO_FINDING = (
-    "That inserted tokens take attention from the others is not a finding: softmax guarantees it."
-)
+NO_FINDING = "Inserted tokens always take attention from the others, which is not a finding."
 NO_ROWS = (
     "These traces have no rows, so only means are shown. "
     "mless probe ... --rows last:16 stores the rows of the last 16 tokens."
@@ -45,7 +43,16 @@ def read_view(path: Path) -> AttentionView:
         for problem_id in shared_problems(traces, conditions):
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
             masses = {name: _list_masses(trace) for name, trace in by_condition.items()}
-            problems.append({"id": problem_id, "masses": masses})
+            first = by_condition[conditions[0]]
+            problems.append(
+                {
+                    "id": problem_id,
+                    "gold_answer": first.gold_answer,
+                    "outcome": first.outcome,
+                    "control": first.control,
+                    "masses": masses,
+                }
+            )
             prompts = {
                 name: describe_prompt(
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
@@ -53,9 +60,6 @@ def read_view(path: Path) -> AttentionView:
                 for name, trace in by_condition.items()
             }
             packed.append(pack(prompts))
-    notes = [*header.stamps, NO_FINDING]
-    if not header.options.get("rows"):
-        notes.append(NO_ROWS)
     facts = {
         "name": path.absolute().name,
         "model": label_model(header.model),
@@ -63,7 +67,8 @@ def read_view(path: Path) -> AttentionView:
         "queried": "problem",
         "conditions": describe_conditions(conditions),
         "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
-        "notes": notes,
+        "notes": [NO_FINDING] if header.options.get("rows") else [NO_FINDING, NO_ROWS],
+        "selection": traces.receipt.get("selection"),
         "problems": problems,
     }
     return AttentionView(facts=facts, prompts=packed, receipt=traces.receipt)

@@ -43,6 +43,7 @@ class PromptFacts:
         outcome: The problem's change between the selection's two conditions, such as
             `wrong_to_right`.
         control: Whether it was selected as an unflipped control.
+        gold_answer: The problem's; empty if its source has none.
         prompt_sha256: Hash of the prompt's text, as in the run.
         filler_span: First filler token and the one after the last; examples may lie in between.
             None without a filler.
@@ -57,6 +58,7 @@ class PromptFacts:
     prompt_sha256: str
     filler_span: tuple[int, int] | None
     intervention: list[JsonObject] | None = None
+    gold_answer: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,6 +146,7 @@ def tokenize_problem(
             cluster=problem.cluster,
             outcome=problem.outcome,
             control=problem.is_control,
+            gold_answer=str(problem.prompts[BASELINE].doc.get("answer", "")),
             prompt_sha256=built.prompt_sha256,
             filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
             intervention=built.intervention,

@@ -15,6 +15,7 @@ from harness.engines.completions import Completion
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
+from harness.runs.run_reader import Run
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
 from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
@@ -309,6 +310,9 @@ def test_the_probe_from_the_command_line(path, monkeypatch):
     printed = run_command(*command)
     assert "selected on outcome" in printed
     assert "3 problems under wo, " in printed
+    golds = {prompt.problem_id: prompt.golds[0] for prompt in Run.load(GREEDY_RUN).prompts}
+    with AttentionTraces(path) as traces:
+        assert all(trace.gold_answer == golds[trace.problem_id] for trace in traces)
     with monkeypatch.context() as patch:  # all traces exist
         patch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
         assert run_command(*command) == printed

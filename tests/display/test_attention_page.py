@@ -411,6 +411,23 @@ def test_the_page_of_python_has_the_means_of_its_grid(tab, tmp_path):
 
 
 @in_a_browser
+@pytest.mark.parametrize(("control", "note"), [(False, "selected on outcome"), (True, "control")])
+def test_the_question_its_gold_answer_and_its_flip_stand_above_the_tokens(
+    tab, tmp_path, control, note
+):
+    facts = {"gold_answer": "4", "outcome": "wrong_to_right", "control": control}
+    path = write_pairs(tmp_path / "flipped.traces", problems=1, **facts)
+    page = tmp_path / "page.html"
+    page.write_text(make_page([read_view(path)]))
+    tab.resize(1280)
+    tab.open(page)
+    about = f"Gold answer: 4. w/o to w/ Mless: wrong to right ({note})."
+    assert re.fullmatch(rf"Add.*A {re.escape(about)}", tab.text(".about"), re.DOTALL)
+    top = "document.querySelector('.pair .tokens').getBoundingClientRect().top"
+    assert tab.run(top) < 400
+
+
+@in_a_browser
 def test_blanks_line_breaks_and_hidden_characters_are_visible(opened):
     words = opened.run(
         "[...document.querySelectorAll('.pair > section:first-child .token:not(.absent)')]"

@@ -3,10 +3,11 @@
   const root = document.querySelector(".attention");
   if (!root) return;
   const $ = (selector) => root.querySelector(selector);
-  const NAMES = { first: "first token", other: "template, separators" };
+  const NAMES = { first: "first token", other: "template, separators", demonstration: "examples" };
   const STRONGEST = 5; // tokens in each list
   const choice = Object.fromEntries([...root.querySelectorAll("select")].map((select) => [select.name, select]));
   const nameOf = (region) => NAMES[region] || region;
+  const spaced = (outcome) => outcome.replaceAll("_", " ");
 
   let facts = null; // of all views
   let view = null; // the facts of the chosen traces
@@ -92,6 +93,23 @@
     const index = pairs[place][number];
     if (isGroup(prompt, index)) return [`filler of ${prompt.size[index]} tokens`];
     return [make("code", {}, spell(prompt.text[index])), ` token ${prompt.position[index] + 1}, ${nameOf(index ? roleOf(prompt, index) : "first")}`];
+  }
+
+  // ---- the problem --------------------------------------------------------------------------------------------------
+
+  /** The question, its gold answer, and whether it flipped between the two conditions by which problems were selected. */
+  function drawAbout() {
+    const { gold_answer: gold, outcome, control } = problem();
+    const { prompt } = sides[0];
+    const question = prompt.text.filter((_, index) => roleOf(prompt, index) === "problem").join("").trim();
+    const facts = gold ? [`Gold answer: ${gold}.`] : [];
+    if (outcome) {
+      const { baseline, condition, flip } = view.selection.criterion;
+      const labelOf = (wanted) => view.conditions.find(({ name }) => name === wanted)?.label ?? wanted;
+      const note = control ? " (control)" : flip ? " (selected on outcome)" : "";
+      facts.push(`${labelOf(baseline)} to ${labelOf(condition)}: ${spaced(outcome)}${note}.`);
+    }
+    $(".about").replaceChildren(make("strong", {}, plain(question)), " ", ...plain(facts.join(" ")));
   }
 
   // ---- the grid of heads --------------------------------------------------------------------------------------------
@@ -181,7 +199,7 @@
       class: "text tokens", tabindex: "0", role: "group", "data-side": number,
       "aria-label": `Tokens, ${side.label}. Left and right arrow: whose attention is shown. Up and down: read a token. Escape: mean.`,
     }, nodes.flat().filter(Boolean));
-    return make("section", { class: `s${side.slot}` }, name, make("p", { class: "small" }, "The five strongest tokens"), make("ol", { class: "strongest" }), text);
+    return make("section", { class: `s${side.slot}` }, name, text, make("p", { class: "small" }, "The five strongest tokens"), make("ol", { class: "strongest" }));
   }
 
   function paint() {
@@ -286,7 +304,8 @@
 
   function setView() {
     view = facts.views[choice.view.value];
-    fill(choice.problem, view.problems.map(({ id }, number) => [number, id]));
+    const options = view.problems.map(({ id, outcome }, number) => [number, outcome ? `${id}, ${spaced(outcome)}` : id]);
+    fill(choice.problem, options.sort(([a], [b]) => Boolean(view.problems[a].control) - Boolean(view.problems[b].control)));
     const names = view.conditions.map(({ name, label }) => [name, label]);
     fill(choice.left, names);
     fill(choice.right, names, names[1]?.[0]);
@@ -322,6 +341,7 @@
     $(".pair").classList.toggle("one", sides.length < 2);
     cells = sides.map(({ number }) => new Map([...$(`.pair > section:nth-child(${number + 1})`).querySelectorAll(".token")].map((token) => [Number(token.dataset.place), token])));
     key = null;
+    drawAbout();
     drawGrid();
     paint();
     readOut(["Point at a token or a head to read its numbers."]);
