@@ -13,7 +13,6 @@ from typing import Any
 from harness.constants import JsonObject
 from harness.display.progress import Progress, progress_bar
 from harness.engines.interventions.intervention_check import (
-    REFERENCE,
     ask_reference,
     describe_agreement,
 )
@@ -33,7 +32,6 @@ from harness.runs import versions_and_hashes
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
 from harness.runs.run_files import RunFiles
 from harness.runs.run_folder import RunFolder
-from harness.runs.stored_files import clear_messages
 
 
 def generate_and_grade(
@@ -160,12 +158,12 @@ class _Session:
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference."""
-        config, folder = self._plan.config, self._folder.path
+        config = self._plan.config
         arguments = dict(self._plan.model_arguments)
         if config.interventions:
             print_message("Hugging Face answers the first prompts of every arm")
-            with progress_bar("arms") as advance, clear_messages(folder / REFERENCE):
-                reference = ask_reference(self._plan, self._requests.values(), folder, advance)
+            with progress_bar("arms") as advance:
+                reference = ask_reference(self._plan, self._requests.values(), advance)
             layers = opened_layers(config.interventions)
             arguments["interventions"] = {"layers": layers, "reference": reference}
         return arguments

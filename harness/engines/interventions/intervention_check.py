@@ -4,12 +4,10 @@ Every engine answers a few prompts of every arm. It must give the answers of Hug
 same arithmetic: the same tokens until the first near-tie, with the same log-probabilities.
 """
 
-import json
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from harness.constants import JsonObject
@@ -32,35 +30,26 @@ FLOAT32_BOUND, HALF_PRECISION_BOUND = 1e-3, 0.2
 """The largest difference of a log-probability between the engine and Hugging Face, by type. In
 float32 they differ by rounding alone: with SmolLM2 by up to 3e-5."""
 
-REFERENCE = "reference.json"
-"""The file in a run's folder with the answers of Hugging Face under each intervention."""
-
 
 def ask_reference(
     plan: Plan,
     requests: Iterable[Request],
-    folder: Path,
     advance: Callable[[int, int], None],
 ) -> JsonObject:
-    """Have Hugging Face answer the first prompts of every arm, unless the folder has its answers.
+    """Have Hugging Face answer the first prompts of every arm.
 
     Args:
         plan: The run's plan.
         requests: All requests of the run.
-        folder: The run's folder.
         advance: Called with the number of answered arms, and with that of all arms.
 
     Returns:
-        Questions and answers as plain values, which are stored in the folder.
+        Questions and answers as plain values.
 
     Raises:
         ModelError: Hugging Face cannot load the model or answer.
     """
-    path = folder / REFERENCE
     questions = _make_questions(plan, requests)
-    reference: JsonObject = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    if reference.get("questions") == questions:
-        return reference
     replies: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
     spawn = multiprocessing.get_context("spawn")
@@ -83,12 +72,7 @@ def ask_reference(
             raise ModelError(
                 f"Hugging Face cannot answer under the interventions: {message}"
             ) from error
-    reference = {"questions": questions, "answers": replies}
-    draft = folder / f"draft-{REFERENCE}"
-    draft.write_text(json.dumps(reference), encoding="utf-8")
-    # renamed when it is complete, so that a killed process leaves no incomplete file
-    draft.replace(path)
-    return reference
+    return {"questions": questions, "answers": replies}
 
 
 def _generate(questions: JsonObject, name: str) -> list[JsonObject]:
@@ -120,16 +104,13 @@ def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
             continue
         question = {"token_ids": request.prompt_token_ids, "intervention": request.intervention}
         questions_of_arm.append(question)
-    questions = {
+    return {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
         "layers": opened_layers(config.interventions)["activations"],
         "arms": arms,
     }
-    # stored questions have lists in place of tuples, and both are compared
-    plain: JsonObject = json.loads(json.dumps(questions, default=dict))
-    return plain
 
 
 def salted_prompt(
@@ -155,7 +136,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
         As `compare_with_reference`.
 
     Raises:
-        EngineError: an arm does not answer as in Hugging Face.
+        EngineError: as `compare_with_reference`.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -184,18 +165,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                 name, _, index = output.request_id.rpartition(" ")
                 replies[name][int(index)] = _read_reply(output.outputs[0])
     engine.collective_rpc("mless_check_rows")
-    agreement = compare_with_reference(replies, reference)
-    counts = []
-    for name, prompt_count in agreement["prompts"].items():
-        agreeing = agreement["agreements"][name]
-        if agreeing < prompt_count:
-            counts.append(f"{name} {agreeing} of {prompt_count}")
-    if counts:
-        raise EngineError(
-            "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
-            f"{', '.join(counts)}."
-        )
-    return agreement
+    return compare_with_reference(replies, reference)
 
 
 def _read_reply(completion: Any) -> dict[str, list[Any]]:
@@ -236,25 +206,29 @@ def compare_with_reference(
         reference: As `ask_reference` returns it.
 
     Returns:
-        By arm `prompts` and `agreements`: the number of prompts, and of those with agreeing
-        answers. `bound` and `largest`: the largest difference of a log-probability that agrees, and
-        the largest in these replies.
+        `prompts`, their number by arm. `bound` and `largest`: the largest difference of a
+        log-probability that agrees, and the largest in these replies.
+
+    Raises:
+        EngineError: an arm does not answer as in Hugging Face.
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompts, agreements, largest = {}, {}, 0.0
+    prompts, faults, largest = {}, [], 0.0
     for name, arm_replies in replies.items():
         pairs = zip(arm_replies, reference["answers"][name], strict=True)
         distances = [distance(reply, expected, bound) for reply, expected in pairs]
         prompts[name] = len(distances)
-        agreements[name] = sum(difference <= bound for difference in distances)
         largest = max([largest, *distances])
-    return {
-        "prompts": prompts,
-        "bound": bound,
-        "largest": largest,
-        "agreements": agreements,
-    }
+        agreeing = sum(difference <= bound for difference in distances)
+        if agreeing < len(distances):
+            faults.append(f"{name} {agreeing} of {len(distances)}")
+    if faults:
+        raise EngineError(
+            "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
+            f"{', '.join(faults)}."
+        )
+    return {"prompts": prompts, "bound": bound, "largest": largest}
 
 
 def describe_agreement(agreement: JsonObject) -> str:
