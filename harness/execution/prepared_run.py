@@ -9,7 +9,6 @@ from harness.display.progress import progress_bar
 from harness.engines.backends import check_backend
 from harness.errors import ModelError
 from harness.execution.run_execution import (
-    choose_eager,
     describe_folder,
     execute,
     fill_open_settings,
@@ -115,7 +114,8 @@ def prepare(
         if not tokenizer_only:
             raise
         lines.append(f"layers    not checked: {error}")
-    stored_ids = stored_example_ids(folder)
     with progress_bar("prompts") as advance:
-        plan = make_plan(config, limit=limit, stored_ids=stored_ids, advance=advance)
-    return PreparedRun(choose_eager(plan, folder), folder, engines, lines)
+        plan = make_plan(
+            config, limit=limit, stored_ids=stored_example_ids(folder), advance=advance
+        )
+    return PreparedRun(plan, folder, engines, lines)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -49,10 +48,6 @@ PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
 then not reused.
 """
-COMPILED_TOKENS = 250_000
-"""From this number of tokens on compiling pays off on a CPU. For SmolLM2 on two cores it took 50 s
-more to load, and then generated 720 instead of 630 tokens per second (`timing` in the receipts of
-`mless run --model smollm2 --max-gen-toks 64` with 1,000 answers, and `enforce_eager`)."""
 
 
 def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) -> Path:
@@ -109,8 +104,9 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     """The config with the settings that the user left open.
 
     These are the layouts, the type that vLLM computes in (`dtype`), and whether it compiles
-    (`enforce_eager`). They are taken from the run in the folder. For a new run the type suits this
-    processor, the plan sets the layouts, and `choose_eager` follows.
+    (`enforce_eager`). They are taken from the run in the folder. For a new run the plan sets the
+    layouts, and on a CPU the type suits the processor and nothing is compiled: for SmolLM2 on two
+    cores this would take 50 s, and give 720 instead of 630 tokens per second.
 
     Raises:
         RunError: the folder's journal cannot be read.
@@ -126,28 +122,13 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
         if "enforce_eager" in stored_arguments:
             arguments.setdefault("enforce_eager", stored_arguments["enforce_eager"])
         layouts = layouts or tuple(map(Layout, stored["layouts"]))
-    elif model.backend == "vllm" and not computes_bf16() and device_type() == "cpu":
-        dtype = "float32"
+    elif model.backend == "vllm" and device_type() == "cpu":
+        arguments.setdefault("enforce_eager", True)
+        dtype = None if computes_bf16() else "float32"
     if dtype and arguments.get("dtype") in (None, "auto"):
         arguments["dtype"] = dtype
     model = model.model_copy(update={"model_args": arguments})
     return config.model_copy(update={"model": model, "layouts": layouts})
-
-
-def choose_eager(plan: Plan, output: Path) -> Plan:
-    """The plan without compilation, if that is faster: a new run of few tokens on a CPU."""
-    config, model = plan.config, plan.config.model
-    is_short = plan.size * config.max_gen_toks < COMPILED_TOKENS
-    on_cpu = model.backend == "vllm" and device_type() == "cpu"
-    if (
-        not (is_short and on_cpu)
-        or "enforce_eager" in model.model_args
-        or RunFiles(output).has_sample
-    ):
-        return plan
-    arguments = {**model.model_args, "enforce_eager": True}
-    model = model.model_copy(update={"model_args": arguments})
-    return replace(plan, config=config.model_copy(update={"model": model}))
 
 
 def stored_example_ids(output: Path) -> ExampleIds | None:

@@ -131,7 +131,8 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_
 
     for dtype, expected in ((None, "float32"), ("auto", "float32"), ("bfloat16", "bfloat16")):
         assert fill(dtype).identity()["model"]["model_args"]["dtype"] == expected
-        assert fill(dtype, device="cuda") == fill(dtype, bf16=True)
+        kept = [fill(dtype, device="cuda"), fill(dtype, bf16=True)]
+        assert [config.model.model_args["dtype"] for config in kept] == [dtype, dtype]
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     folder = write_run(tmp_path / "old", right, limit=1, model=model)
     assert fill(None, folder=folder).model.model_args["dtype"] is None, "the model's own type"

@@ -6,8 +6,7 @@ import pytest
 
 from harness import load_config, load_run
 from harness.errors import HarnessError
-from harness.execution.run_execution import choose_eager, fill_open_settings
-from harness.experiment.plan import make_plan
+from harness.execution.run_execution import fill_open_settings
 from harness.runs.run_files import JOURNAL, PROMPTS, RunFiles
 from tests.conftest import needs_vllm
 from tests.make import (
@@ -170,24 +169,19 @@ def test_a_lost_example_is_named(make_run, write_data):
         make_run(right, **write_data(rows), fewshot={"num_fewshot": 2})
 
 
-def test_few_tokens_are_not_compiled_on_a_cpu_and_a_continued_run_keeps_its_choice(
-    tmp_path, make_run
-):
+def test_nothing_is_compiled_on_a_cpu_and_a_continued_run_keeps_its_choice(tmp_path, make_run):
     run = make_run(right)  # its config names no choice
     config = tmp_path / "run.yaml"
 
-    def find_choice(limit, folder, **arguments):
+    def find_choice(folder, **arguments):
         overrides = {f"model.model_args.{name}": value for name, value in arguments.items()}
-        settings = load_config(config, {"max_gen_toks": 1024, **overrides})
-        settings = fill_open_settings(settings, folder)
-        plan = choose_eager(make_plan(settings, limit=limit), folder)
-        return plan.model_arguments.get("enforce_eager")
+        settings = fill_open_settings(load_config(config, overrides), folder)
+        return settings.model_arguments().get("enforce_eager")
 
-    assert find_choice(2, tmp_path / "new") is True
-    assert find_choice(300, tmp_path / "new") is None
-    assert find_choice(2, tmp_path / "new", enforce_eager=False) is False
-    assert find_choice(2, run) is None
+    assert find_choice(tmp_path / "new") is True
+    assert find_choice(tmp_path / "new", enforce_eager=False) is False
+    assert find_choice(run) is None
     model = CONFIG["model"]
     arguments = {**model["model_args"], "enforce_eager": True}
     eager = write_run(tmp_path / "eager", right, model={**model, "model_args": arguments})
-    assert find_choice(300, eager) is True
+    assert find_choice(eager) is True
