@@ -27,8 +27,6 @@ LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
 CSV_SUFFIXES = (".csv", ".tsv")
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
-_REPEATED = object()
-"""Marks an object with a duplicate key; the value is that key."""
 
 _LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
@@ -214,8 +212,6 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
         record = entry if is_array else _decode(entry, location)
         if not isinstance(record, dict):
             raise DataError(f"{location}: expected a JSON object{form}, got {entry!r:.40}.")
-        if _REPEATED in record:
-            raise DataError(f"{location}: the key {record[_REPEATED]!r} appears twice.")
         yield location, record
 
 
@@ -229,9 +225,14 @@ def _decode(text: str, location: str) -> Any:
 
 
 def _as_object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """An object of JSON; a key that appears twice is marked, because here its line is unknown."""
+    """An object of JSON.
+
+    Raises:
+        ValueError: a key appears twice.
+    """
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
-        record[_REPEATED] = next(key for key in keys if keys.count(key) > 1)
+        key = max(keys, key=keys.count)
+        raise ValueError(f"the key {key!r} appears twice")
     return record

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from attention_probe.figures.figure_config import FigureConfig
-from harness.experiment.conditions import KINDS, Condition, named_conditions
+from harness.experiment.conditions import KINDS, NAMED_CONDITIONS, Condition
 from harness.experiment.run_config import RunConfig
 
 LAYERS = {"type": ["integer", "string", "array"], "items": {"type": "integer", "minimum": 1}}
@@ -55,7 +55,7 @@ def config_schema(config: type[RunConfig] | type[FigureConfig]) -> dict[str, Any
 def _add_forms(run: dict[str, Any], conditions: dict[str, type[Condition]]) -> None:
     """Add the forms of conditions, a sweep in their place, and the number of other texts."""
     keys = run["properties"]
-    forms: list[Any] = [{"enum": [*named_conditions()]}]
+    forms: list[Any] = [{"enum": [*NAMED_CONDITIONS]}]
     forms += [{"$ref": f"#/$defs/{name}"} for name in conditions]
     keys["conditions"]["items"] = {"anyOf": forms}
     run["required"].remove("conditions")

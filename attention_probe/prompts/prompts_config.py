@@ -10,7 +10,7 @@ from pydantic import model_validator
 from attention_probe.prompts.token_roles import GAP
 from harness.analysis.problem_selection import Criterion
 from harness.constants import BASELINE
-from harness.experiment.conditions import as_condition, named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS, as_condition
 from harness.experiment.problems import AnyDataset, open_dataset
 from harness.experiment.prompts.prompt import Layout
 from harness.runs.prompt_sources import Source, build_source
@@ -66,7 +66,7 @@ def open_source(
         layout = prompts.layout and str(prompts.layout)
         return source_of(Run.load(run, metric=prompts.metric), layout=layout)
     assert prompts.dataset is not None  # because the config has exactly one source
-    names = [name.removesuffix(GAP) for name in conditions] or named_conditions()
+    names = [name.removesuffix(GAP) for name in conditions] or NAMED_CONDITIONS
     return build_source(
         open_dataset(prompts.dataset),
         [as_condition(name) for name in dict.fromkeys((BASELINE, *names))],

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
-from harness.engines.completions import Completion, FinishedRequests
+from harness.engines.completions import DECODING, Completion, FinishedRequests
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
 from harness.engines.server_replies import describe_error, read_reply
 from harness.errors import ConfigError, EngineError, ModelError, list_first
@@ -283,7 +283,7 @@ class ServedModel:
         if self._served and self._served["owned_by"] == "vllm":
             values |= request.sampling.vllm()
             # so that the texts are those that our own engine would return
-            values |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+            values |= DECODING
         if request.seed is not None:
             values["seed"] = request.seed
         values[self._arguments.max_tokens_name] = values.pop("max_tokens")

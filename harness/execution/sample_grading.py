@@ -38,18 +38,14 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     # the text before the next question is complete, even if the limit ended the completion
     if reason == "length" and completion != sample.completion:
         reason = "stop"
-    return GradeJob(
+    return GradeJob.of(
+        prompt.doc,
         completion=start + prefix + completion,
-        target=prompt.doc["answer"],
-        alternatives=tuple(prompt.doc.get("alternatives") or ()),
-        choices=tuple(prompt.doc.get("choices") or ()),
         finish_reason=reason,
         line=is_line,
         thinking=prompt.thinking,
-        decimal=prompt.doc.get("decimal"),
         # the completion above begins with the prefix, so the prompt must not end with it
         prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
-        solution=prompt.doc.get("solution") or "",
     )
 
 

@@ -27,12 +27,14 @@ from harness.experiment.conditions import (
 from harness.experiment.intervention_settings import names_filler
 from harness.yaml_settings import validate
 
-_CONTROL = {"kind": POSITIVE_CONTROL}
-ANSWER_AT_ONCE = Condition(
-    name="answer-at-once", answer_prefix="The final answer is $\\boxed{"
-).model_copy(update=_CONTROL)
+# not validated, because a config cannot set the kind
+ANSWER_AT_ONCE = Condition.model_construct(
+    name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL
+)
 """The positive control: the model must answer without reasoning."""
-NO_EXAMPLES = Condition(name="no-examples").model_copy(update={**_CONTROL, "has_examples": False})
+NO_EXAMPLES = Condition.model_construct(
+    name="no-examples", kind=POSITIVE_CONTROL, has_examples=False
+)
 """The positive control if all conditions are answered at once: the question without examples."""
 SIGN_NAMES = {
     "/": "slash",

@@ -14,7 +14,6 @@ Source: Shi et al., "Meaningless Tokens, Meaningful Gains", arXiv 2510.01032, se
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -122,14 +121,9 @@ class Condition(Strict):
         return 0
 
     @property
-    def is_exact(self) -> bool:
-        """Whether every prompt must have exactly the stated number of filler tokens."""
-        return self.stated_token_count is not None
-
-    @property
     def filler_tokens(self) -> int | None:
         """The exact number of filler tokens in every prompt; None if there is no such number."""
-        return self.stated_token_count if self.is_exact else None
+        return self.stated_token_count
 
     @property
     def other_changes(self) -> str:
@@ -173,7 +167,7 @@ class Condition(Strict):
 
     def recorded(self) -> str | dict[str, Any]:
         """The entry of a config from which `as_condition` reads this condition again."""
-        if self == named_conditions().get(self.name):
+        if self == NAMED_CONDITIONS.get(self.name):
             return self.name
         values = self.model_dump(mode="json")
         return {key: value for key, value in values.items() if value not in (None, "", [])}
@@ -241,9 +235,9 @@ class UnitCondition(FilledCondition):
     """The number of filler tokens."""
 
     @property
-    def is_exact(self) -> bool:
+    def filler_tokens(self) -> int | None:
         """Blank units cannot promise a number of tokens, since tokenizers merge blanks."""
-        return bool(self.unit.strip())
+        return self.count if self.unit.strip() else None
 
 
 class SentenceCondition(FilledCondition):
@@ -286,16 +280,14 @@ FAMILIES = {str(kind.family): kind for kind in KINDS if kind.family}
 """The kinds of filler of which a run can draw other texts, by the family's name."""
 
 
-@cache
-def named_conditions() -> dict[str, Condition]:
-    """The study's four conditions by name, in the order of tables and figures."""
-    return {
-        BASELINE: Condition(name=BASELINE),
-        STUDIED: UnitCondition(name=STUDIED, unit="/"),
-        "mful": UnitCondition(name="mful", unit="he"),
-        # the number was drawn at random once
-        "random": SentenceCondition(name="random", sentence=4),
-    }
+NAMED_CONDITIONS = {
+    BASELINE: Condition(name=BASELINE),
+    STUDIED: UnitCondition(name=STUDIED, unit="/"),
+    "mful": UnitCondition(name="mful", unit="he"),
+    # the number was drawn at random once
+    "random": SentenceCondition(name="random", sentence=4),
+}
+"""The study's four conditions by name, in the order of tables and figures."""
 
 
 def as_condition(value: Any) -> Condition:
@@ -305,13 +297,12 @@ def as_condition(value: Any) -> Condition:
         ConfigError: the entry is neither, describes no condition, or has the name of a condition of
             the study.
     """
-    study = named_conditions()
-    if isinstance(value, str) and value in study:
-        return study[value]
+    if isinstance(value, str) and value in NAMED_CONDITIONS:
+        return NAMED_CONDITIONS[value]
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"Expected a condition, one of {list_near(str(value), study)}, or a mapping such as "
-            f"{{name: dots, unit: '.'}}, got {value!r}."
+            f"Expected a condition, one of {list_near(str(value), NAMED_CONDITIONS)}, or a mapping "
+            f"such as {{name: dots, unit: '.'}}, got {value!r}."
         )
     where = f"condition {value.get('name', '')!r}"
     values = {key: content for key, content in value.items() if content is not None}
@@ -324,7 +315,7 @@ def as_condition(value: Any) -> Condition:
         raise ConfigError(
             f"{where} changes nothing: expected one of {', '.join((*FILLERS, *PROMPT_KEYS))}."
         )
-    if condition.name in study:
+    if condition.name in NAMED_CONDITIONS:
         raise ConfigError(f"{where} has the name of a condition of the study.")
     return condition
 

@@ -112,29 +112,12 @@ class Sampling:
         return {name: getattr(self, name) for name in changed}
 
 
-def resolve_sampling(
-    choice: Literal["greedy", "model_default"] | ExplicitSampling,
-    max_tokens: int,
-    stop: tuple[str, ...],
-    generation_config: Mapping[str, Any] | None,
-) -> Sampling:
-    """The effective parameters for the `gen_kwargs` of a run config.
-
-    Args:
-        choice: The value of `gen_kwargs`.
-        max_tokens: The maximum number of generated tokens.
-        stop: Stop strings.
-        generation_config: The model's generation_config, which only `model_default` reads.
+def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a generation_config, for `gen_kwargs: model_default`.
 
     Raises:
-        ModelError: `model_default` with a generation_config that vLLM cannot follow.
+        ModelError: vLLM cannot follow it.
     """
-    values: dict[str, Any] = {"max_tokens": max_tokens, "stop": stop}
-    if choice == "greedy":
-        return Sampling(**values)
-    if choice != "model_default":
-        return Sampling(source="explicit", **values, **choice.model_dump())
-    assert generation_config is not None  # its reader refuses a model without it
     unsupported = [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]
     if unsupported:
         raise ModelError(
@@ -143,14 +126,14 @@ def resolve_sampling(
         )
     # greedy decoding of plain `generate` ignores all parameters but this penalty
     names: tuple[str, ...] = ("repetition_penalty",)
+    values: dict[str, Any] = {"source": "model_default"}
     if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
         values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
         names = _FIELDS
-    values |= {
+    return values | {
         name: generation_config[name] for name in names if generation_config.get(name) is not None
     }
-    return Sampling(source="model_default", **values)
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:

@@ -82,8 +82,8 @@ class FillerIntervention(_Layered):
             )
         return self
 
-    def resolve(self, location: str, parts: Parts, token_ids: Sequence[int]) -> Resolved:
-        """The intervention on one prompt; `location` is for error messages.
+    def resolve(self, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+        """The intervention on one prompt.
 
         Raises:
             PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
@@ -92,8 +92,8 @@ class FillerIntervention(_Layered):
         size = len(inserted)
         if not size or inserted[-1] - inserted[0] >= size:
             raise PromptMismatchError(
-                f"{location}: expected a filler of consecutive tokens, and without them the "
-                "prompt of the baseline."
+                "expected a filler of consecutive tokens, and without them the prompt of the "
+                "baseline."
             )
         start = inserted[0]
         resolved: dict[str, Any] = {
@@ -112,11 +112,11 @@ class FillerIntervention(_Layered):
         return resolved
 
 
-def check_size(location: str, part: str, size: int, fewest: int) -> None:
+def check_size(part: str, size: int, fewest: int) -> None:
     """Raise PromptMismatchError if a part has fewer tokens than an intervention needs."""
     if size < fewest:
         raise PromptMismatchError(
-            f"{location}: part {part}: expected {fewest} or more tokens in the prompt, got {size}."
+            f"part {part}: expected {fewest} or more tokens in the prompt, got {size}."
         )
 
 
@@ -146,14 +146,14 @@ class AttentionIntervention(_Layered):
             raise ValueError("which: expected keep or count beside it")
         return self
 
-    def find_ranges(self, location: str, parts: Parts) -> list[list[float]]:
+    def find_ranges(self, parts: Parts) -> list[list[float]]:
         """Ranges of tokens as start, end, the position of the first later token, and the weight.
 
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part.
         """
         tokens, number = parts[self.part], self.keep or self.count or 1
-        check_size(location, self.part, len(tokens), number)
+        check_size(self.part, len(tokens), number)
         spare = len(tokens) - number
         first = {"first": 0, "middle": spare // 2, "last": spare}[self.which or "first"]
         chosen = tokens[first : first + number]
@@ -191,8 +191,8 @@ class MLPOutputIntervention(_Layered):
     seed: int = DEFAULT_SEED
     """The seed of direction and permutation, which are the same in all layers."""
 
-    def resolve(self, location: str, parts: Parts, token_ids: Sequence[int]) -> Resolved:
-        """The intervention on one prompt; `location` is for error messages.
+    def resolve(self, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+        """The intervention on one prompt.
 
         Its `source` is the beginning of the prompt up to the token whose output is used.
 
@@ -200,11 +200,11 @@ class MLPOutputIntervention(_Layered):
             PromptMismatchError: the prompt has too few tokens of this part, or no instruction.
         """
         tokens = [position for position in parts[self.part] if position]
-        check_size(location, self.part, len(tokens), self.count or 1)
+        check_size(self.part, len(tokens), self.count or 1)
         end = 1
         if self.origin == "ordinary":
             instruction = parts["instruction"]
-            check_size(location, "instruction", len(instruction), 1)
+            check_size("instruction", len(instruction), 1)
             end = instruction[-1] + 1
         return {
             "kind": self.kind,
@@ -217,8 +217,8 @@ class MLPOutputIntervention(_Layered):
 
 
 class _SameOnAllPrompts(_Layered):
-    def resolve(self, location: str, *_: object) -> Resolved:
-        """The intervention on any prompt; `location` is for error messages."""
+    def resolve(self, *_: object) -> Resolved:
+        """The intervention on any prompt."""
         return self.model_dump() | {"layers": self.layer_indices}
 
 
@@ -255,7 +255,7 @@ class FunctionIntervention(_SameOnAllPrompts):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the function."""
 
-    def resolve(self, location: str, *_: object) -> Resolved:
+    def resolve(self, *_: object) -> Resolved:
         """The intervention, which is the same on all prompts.
 
         Raises:
@@ -264,10 +264,8 @@ class FunctionIntervention(_SameOnAllPrompts):
         try:
             sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
         except OSError as error:
-            raise ConfigError(
-                f"{location}: the function's file {self.file}: {error.strerror}."
-            ) from None
-        return {**super().resolve(location), "file": str(self.file.resolve()), "sha256": sha256}
+            raise ConfigError(f"the function's file {self.file}: {error.strerror}.") from None
+        return {**super().resolve(), "file": str(self.file.resolve()), "sha256": sha256}
 
 
 TARGETS = {
@@ -312,7 +310,7 @@ def names_filler(interventions: Any) -> bool:
 
 
 def resolve_interventions(
-    interventions: Sequence[Intervention], location: str, parts: Parts, token_ids: Sequence[int]
+    interventions: Sequence[Intervention], parts: Parts, token_ids: Sequence[int]
 ) -> list[Resolved]:
     """The changes of one prompt by a list of interventions.
 
@@ -327,9 +325,9 @@ def resolve_interventions(
     weights: dict[int, list[list[float]]] = {}  # by layer
     for intervention in interventions:
         if intervention.kind != "attention":
-            changes.append(intervention.resolve(location, parts, token_ids))
+            changes.append(intervention.resolve(parts, token_ids))
             continue
-        ranges = intervention.find_ranges(location, parts)
+        ranges = intervention.find_ranges(parts)
         for layer in intervention.layer_indices:
             weights.setdefault(layer, []).extend(ranges)
     for layer, ranges in sorted(weights.items()):

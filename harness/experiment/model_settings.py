@@ -47,18 +47,13 @@ class ModelConfig(Strict):
 
     @field_validator("model_args")
     @classmethod
-    def _refuse_secrets(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key in find_secrets(arguments):
             raise ConfigError(
                 f"model.model_args{key} looks like a secret, and a config is copied into journal, "
                 "receipt and logs. Remove it and set the variable that the library reads instead: "
                 "HF_TOKEN for the hub, OPENAI_API_KEY for a server."
             )
-        return arguments
-
-    @field_validator("model_args")
-    @classmethod
-    def _name_dtype(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         if arguments.get("dtype") is None:
             return arguments
         return {**arguments, "dtype": name_dtype(arguments["dtype"])}

@@ -158,7 +158,14 @@ def make_plan(
         # the tokenizer adds all tokens except the last, which is the letter
         token_ids, _ = encode("A", model.tokenizer)
         raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
-    settings = PromptSettings(template=config.template, question=config.question, thinking=thinking)
+    settings = PromptSettings(
+        template=config.template,
+        question=config.question,
+        thinking=thinking,
+        # the prompt must end within the answer's line: a model that begins a new line would end
+        # its completion before the answer
+        asks_in_text=config.fewshot is not None or config.answer == "line",
+    )
     if config.endpoint == ANSWER_LOGPROB and model is not None:
         # of all problems, so that a limit does not change the other answers
         other_answers = draw_other_answers(
@@ -234,7 +241,7 @@ def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
 
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
-) -> tuple[Sequence[Problem], Sequence[ExampleSet | None], ExampleIds | None]:
+) -> tuple[Sequence[Problem], Sequence[ExampleSet], ExampleIds | None]:
     """Split the problems into those of the run and examples, with the examples' ids."""
     fewshot, problems = config.fewshot, dataset.problems
     if isinstance(fewshot, ExamplesConfig):
@@ -249,10 +256,7 @@ def _split_problems(
         return fewshot.split(
             problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
         )
-    # the prompt must end within the answer's line: a model that begins a new line would end
-    # its completion before the answer
-    example_set = ExampleSet(draw=0, examples=()) if config.answer == "line" else None
-    return problems, [example_set], None
+    return problems, [ExampleSet(draw=0, examples=())], None
 
 
 def _choose_layouts(
@@ -288,7 +292,7 @@ def _choose_layouts(
 def _build_tasks(
     config: RunConfig,
     dataset: Dataset,
-    example_sets: Sequence[ExampleSet | None],
+    example_sets: Sequence[ExampleSet],
     model: ModelTokenizer | None,
     settings: PromptSettings,
     advance: Callable[[int, int], None],
@@ -310,15 +314,10 @@ def _build_tasks(
         ]
         if not conditions:
             continue
-        problems: Sequence[Problem] = dataset.problems
+        problems, draw = example_set.select(dataset.problems), example_set.draw
         instruction = config.instruction
-        draw = 0
-        if example_set is not None:
-            problems, draw = example_set.select(problems), example_set.draw
-            if not has_examples:
-                example_set = replace(example_set, examples=())
-            if config.fewshot and config.fewshot.instructions:
-                instruction = config.fewshot.instructions[max(draw - 1, 0)]
+        if config.fewshot and config.fewshot.instructions:
+            instruction = config.fewshot.instructions[max(draw - 1, 0)]
         sample = 0
         if config.has_fresh_samples:
             sample = repeat * config.draws + max(draw, 1)
@@ -326,7 +325,8 @@ def _build_tasks(
             settings,
             layout=layout,
             instruction=instruction,
-            example_set=example_set,
+            examples=example_set.examples if has_examples else (),
+            draw=draw,
             sample=sample,
         )
         groups.append((problems, conditions, group_settings))

@@ -2,9 +2,7 @@
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -29,7 +27,7 @@ from harness.experiment.conditions import (
     read_contrast,
 )
 from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
-from harness.experiment.generation_settings import ExplicitSampling, Sampling, resolve_sampling
+from harness.experiment.generation_settings import ExplicitSampling, Sampling, read_model_default
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
@@ -241,19 +239,14 @@ class RunConfig(Strict):
     def _find_contrast_faults(self) -> Iterator[str]:
         names = self.condition_names
         listed = ", ".join(names)
-        pairs = Counter(map(frozenset, self.tested))
+        pairs = {*map(frozenset, self.tested)}
         # without contrasts a single condition is compared with `wo` of another run
         unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
         for name in sorted(unknown_names):
             yield f"contrasts: {name} is not a condition of this run: {listed}"
-        refused = [
-            contrast_name(*pair)
-            for pair in self.tested
-            if len({*pair}) < 2 or pairs[frozenset(pair)] > 1
-        ]
-        if refused and self.contrasts:
-            yield f"contrasts: expected different pairs, each once, got {', '.join(refused)}"
         contrasts = [contrast_name(*pair) for pair in self.tested]
+        if self.contrasts and (len(pairs) < len(contrasts) or min(map(len, pairs)) < 2):
+            yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
         if self.primary not in (None, *contrasts):
             expected = ", ".join(contrasts) or "(none)"
             yield f"primary: expected one of the contrasts {expected}, got {self.primary!r}"
@@ -365,13 +358,18 @@ class RunConfig(Strict):
 
         Raises:
             ConfigError: a prompt has several greedy samples, which would be equal.
-            ModelError: `model_default`, and there is no generation_config.
+            ModelError: `model_default`, and vLLM cannot follow the generation_config.
         """
-        # the answer is the first line, so the completion may end there
-        until = (*self.until, *(["\n"] if self.answer == "line" else []))
-        sampling = resolve_sampling(self.gen_kwargs, self.max_gen_toks, until, generation_config)
+        values: dict[str, Any] = {}
+        if self.gen_kwargs == "model_default":
+            values = read_model_default(generation_config or {})
+        elif isinstance(self.gen_kwargs, ExplicitSampling):
+            values = {"source": "explicit", **self.gen_kwargs.model_dump()}
         if self.omits_temperature:
-            sampling = replace(sampling, source="server_default", temperature=None)
+            values |= {"source": "server_default", "temperature": None}
+        # the answer is the first line, so the completion may end there
+        until = (*self.until, "\n") if self.answer == "line" else self.until
+        sampling = Sampling(max_tokens=self.max_gen_toks, stop=until, **values)
         if self.repeats_per_draw > 1 and sampling.greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "
@@ -476,7 +474,7 @@ def load_config(
     """Read and check a run config; `overrides` are new values, by dotted keys.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
-    override of `conditions` may name conditions of the file, and drops contrasts of all others.
+    override of `conditions` may name conditions of the file, and drops its contrasts.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
@@ -498,23 +496,8 @@ def load_config(
         for index, entry in enumerate(values["conditions"]):
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
-        _drop_contrasts(values, {"contrasts", "primary"} - overrides.keys())
+        values |= dict.fromkeys({"contrasts", "primary"} - overrides.keys())
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
-
-
-def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
-    """Drop contrasts of conditions that the config lacks, from the values of these keys."""
-    entries = values["conditions"]
-    if values.get("sweep"):
-        entries = entries + expand_sweep(values["sweep"])
-    names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
-    for key in keys:
-        contrasts = values.get(key)
-        if isinstance(contrasts, str) and not names.issuperset(read_contrast(contrasts)):
-            values[key] = None
-        elif isinstance(contrasts, list) and contrasts:
-            remaining = [text for text in contrasts if names.issuperset(read_contrast(text))]
-            values[key] = remaining if remaining else None
 
 
 def config_of_model(

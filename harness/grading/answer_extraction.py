@@ -4,10 +4,10 @@ Where answers are letters of choices, also what the answer must be.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import Literal
+from typing import Any, Literal, Self
 
 from msgspec import Struct
 
@@ -78,6 +78,18 @@ class GradeJob:
     choices: tuple[str, ...] = ()
     prompt: str = ""
     solution: str = ""
+
+    @classmethod
+    def of(cls, doc: Mapping[str, Any], **fields: Any) -> Self:
+        """The job for a completion of a problem in a document of lm-eval."""
+        return cls(
+            target=doc["answer"],
+            alternatives=tuple(doc.get("alternatives") or ()),
+            choices=tuple(doc.get("choices") or ()),
+            decimal=doc.get("decimal"),
+            solution=doc.get("solution") or "",
+            **fields,
+        )
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
 from harness.errors import ConfigError
-from harness.experiment.conditions import FILLERS, Condition, as_condition, named_conditions
+from harness.experiment.conditions import FILLERS, NAMED_CONDITIONS, Condition, as_condition
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
@@ -61,7 +61,7 @@ def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
 
 
 wo, mless, mful, random_sentence = (
-    partial(_documents, condition) for condition in named_conditions().values()
+    partial(_documents, condition) for condition in NAMED_CONDITIONS.values()
 )
 """Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
 wo_as_published, mless_as_published = (
@@ -101,25 +101,15 @@ def grade_responses(
     with GraderPool(audits=True) as pool:
         for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for index, completion in enumerate(completions):
-                pool.submit((row, index), _make_job(completion, doc))
+                # the authors' rule reads the prompt too; a chat template adds no boxes to it
+                prompt = doc.get("system", "") + doc.get("user", "")
+                pool.submit((row, index), GradeJob.of(doc, completion=completion, prompt=prompt))
         grades = dict(pool.drain())
     texts_by_document = []
     for row, completions in enumerate(responses):
         texts = [json.dumps(asdict(grades[row, index])) for index in range(len(completions))]
         texts_by_document.append(texts)
     return texts_by_document
-
-
-def _make_job(completion: str, doc: Mapping[str, Any]) -> GradeJob:
-    return GradeJob(
-        completion=completion,
-        target=doc["answer"],
-        alternatives=tuple(doc.get("alternatives") or ()),
-        choices=tuple(doc.get("choices") or ()),
-        # the authors' rule reads the prompt too; a chat template adds no boxes to it
-        prompt=doc.get("system", "") + doc.get("user", ""),
-        solution=doc.get("solution") or "",
-    )
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:

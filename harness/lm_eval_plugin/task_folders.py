@@ -15,7 +15,7 @@ import yaml
 from harness import resources, smollm2_model
 from harness.constants import BASELINE
 from harness.errors import ConfigError, list_near
-from harness.experiment.conditions import PROMPT_KEYS, Condition, as_condition, named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS, PROMPT_KEYS, Condition, as_condition
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
@@ -59,7 +59,7 @@ def write_wrapped(
     tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
     baseline, *built_conditions = build_checked_prompts(
         [Problem(id="problem", problem=_QUESTION, answer="?")],
-        [named_conditions()[BASELINE], *wrapped_conditions],
+        [NAMED_CONDITIONS[BASELINE], *wrapped_conditions],
         PromptSettings(),
         tokenizer,
         max_gen_toks=0,
@@ -117,7 +117,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
             not possible before a question.
     """
     if text is None:
-        return list(named_conditions().values())
+        return list(NAMED_CONDITIONS.values())
     # YAML needs brackets around a list, which users may leave out
     values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
     conditions = list(map(as_condition, values)) if isinstance(values, list) else []

@@ -34,7 +34,6 @@ from harness.errors import (
 )
 from harness.execution.regrading import regrade
 from harness.experiment.conditions import as_condition
-from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.other_answers import draw_other_answers, find_form
 from harness.experiment.plan import make_plan, make_requests, sample_key
 from harness.runs.records import AnswerScore, Sample
@@ -331,7 +330,7 @@ def test_label_answer_and_end_are_scored_without_blanks_around_the_answer(
     toy_tokenizer, changes, expected
 ):
     if examples := changes.pop("examples", None):
-        changes["example_set"] = ExampleSet(draw=0, examples=TOY_PROBLEMS[1 : 1 + examples])
+        changes |= {"examples": TOY_PROBLEMS[1 : 1 + examples], "asks_in_text": True}
     assert score_prompts(toy_tokenizer, **changes)[0] == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 from harness import Run, load_run
 from harness.analysis.problem_selection import FLIPS, Criterion, count_flips, select
 from harness.errors import ConfigError, PromptMismatchError, RunError
-from harness.experiment.conditions import named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.problems import Dataset
 from harness.runs.prompt_sources import AnsweredProblem, build_source
 from harness.runs.run_files import RunFiles
@@ -180,7 +180,7 @@ def test_a_prompt_whose_hash_differs_is_refused(tmp_path):
 
 def build_toy_source(count, tokenizer):
     dataset = Dataset(name="demo", source="here", problems=TOY_PROBLEMS[:count])
-    return build_source(dataset, list(named_conditions().values()), tokenizer, "raw")
+    return build_source(dataset, list(NAMED_CONDITIONS.values()), tokenizer, "raw")
 
 
 def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):

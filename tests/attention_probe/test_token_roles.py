@@ -10,7 +10,7 @@ from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ABSENT, ROLES, common_tokens, tokenize_problem
 from harness import Run, errors
 from harness.constants import SEPARATOR
-from harness.experiment.conditions import Placement, UnitCondition, as_condition, named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS, Placement, UnitCondition, as_condition
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.experiment.prompts.tokenizer import encode, token_texts
@@ -107,7 +107,7 @@ def test_prompts_are_aligned_exactly_in_every_tokenizer(any_tokenizer):
         placed = dict(PLACED)
         if first != later and layout == "raw":
             del placed[Placement.BEFORE_SYSTEM]  # see the test below
-        conditions = [*named_conditions().values(), *placed.values()]
+        conditions = [*NAMED_CONDITIONS.values(), *placed.values()]
         for problem in make_source(PROBLEMS[20:], any_tokenizer, layout, conditions).problems:
             tokenized = tokenize_all(problem, any_tokenizer)
             assert_aligned(tokenized)
@@ -156,7 +156,7 @@ def test_the_second_of_two_separators_is_inserted(toy_tokenizer, placement):
 @with_cases
 def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
     tokenizer = build_tokenizer(kind, bos=False)
-    conditions = named_conditions().values()
+    conditions = NAMED_CONDITIONS.values()
     source = make_source(TOY_PROBLEMS[:20], tokenizer, "as_published", conditions)
     for problem in source.problems:
         tokenized = tokenize_all(problem, tokenizer)

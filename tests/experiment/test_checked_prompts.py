@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
-from harness.experiment.conditions import as_condition, named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS, as_condition
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings
@@ -11,7 +11,7 @@ from harness.experiment.prompts.tokenizer import ModelTokenizer
 from tests.conftest import build_tokenizer
 from tests.make import TOY_PROBLEMS, with_cases
 
-WO, MLESS = (named_conditions()[name] for name in ("wo", "mless"))
+WO, MLESS = (NAMED_CONDITIONS[name] for name in ("wo", "mless"))
 
 
 def make_problems(**texts):

@@ -12,10 +12,10 @@ from harness.execution.run_execution import execute
 from harness.experiment.condition_entries import read_conditions
 from harness.experiment.conditions import (
     FILLERS,
+    NAMED_CONDITIONS,
     SENTENCES,
     Condition,
     as_condition,
-    named_conditions,
 )
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.prompts.fillers import draw_words
@@ -51,7 +51,7 @@ def names_of(conditions):
 
 
 def test_named_conditions_are_those_of_the_study():
-    assert list(named_conditions()) == ["wo", "mless", "mful", "random"]
+    assert list(NAMED_CONDITIONS) == ["wo", "mless", "mful", "random"]
     assert fit_filler(MLESS, None) == " ".join("/" * 55)
     assert fit_filler(as_condition("mful"), None).split() == ["he"] * 55
 

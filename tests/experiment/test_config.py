@@ -5,12 +5,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import load_config
+from harness import RunConfig, load_config
 from harness.engines.completions import read_outputs, sampling_parameters
 from harness.engines.engine_options import engine_arguments, fit_to_cpu
 from harness.errors import ModelError
 from harness.experiment.conditions import contrast_name
-from harness.experiment.generation_settings import ExplicitSampling, resolve_sampling, sample_seed
+from harness.experiment.generation_settings import ExplicitSampling, sample_seed
 from harness.experiment.model_settings import ModelConfig
 from harness.experiment.run_config import config_of_model
 from harness.yaml_settings import parse_overrides
@@ -112,12 +112,11 @@ CONTRASTED = {
 }
 
 
-@with_cases
-def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(
-    load, conditions, contrasts, primary
-):
-    config = load(f"conditions=[{conditions}]", **CONTRASTED)
-    assert (config.contrasts and [*config.contrasts], config.primary) == (contrasts, primary)
+def test_the_contrasts_of_a_file_hold_for_its_own_conditions(load):
+    config = load("conditions=[wo, mless, random]", **CONTRASTED)
+    assert (config.contrasts, config.primary) == (None, None)
+    config = load("conditions=[wo, mless]", "primary=mless - wo", **CONTRASTED)
+    assert (config.contrasts, config.primary) == (None, "mless - wo")
 
 
 def test_a_condition_of_the_file_is_requested_by_its_name(load):
@@ -145,7 +144,8 @@ GENERATION_CONFIG = {
 
 
 def resolve(choice, generation_config=None):
-    return resolve_sampling(choice, 9, ("x",), generation_config)
+    config = RunConfig(**MINIMAL, gen_kwargs=choice, max_gen_toks=9, until=["x"])
+    return config.resolve_sampling(generation_config)
 
 
 @with_cases

@@ -11,7 +11,6 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
-from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.problems import DatasetConfig, open_dataset
 from harness.grading import GradeJob, GraderPool
 from tests.experiment.test_checked_prompts import MLESS, WO, build
@@ -182,8 +181,7 @@ def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, t
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
     write_records(path, [*lines, {"problem": "3?", "answer": f"3{token}"}])
     *problems, example = read(path).problems
-    example_set = ExampleSet(draw=0, examples=(example,))
-    first, second = build(toy_tokenizer, WO, MLESS, problems=problems, example_set=example_set)
+    first, second = build(toy_tokenizer, WO, MLESS, problems=problems, examples=(example,))
     text = "its text or answer has the control token"
     assert first.notes == tuple(f"problem {number}: {text} {token!r}." for number in (1, 3))
     assert second.notes == ()

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ from harness.display.report.report_samples import read_samples
 from harness.errors import PromptMismatchError
 from harness.execution.run_execution import run_identity
 from harness.experiment.conditions import Placement, as_condition
-from harness.experiment.fewshot_examples import ExampleSet, FewshotConfig
+from harness.experiment.fewshot_examples import FewshotConfig
 from harness.experiment.plan import make_plan, make_requests
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.experiment.prompts.prompt import (
@@ -145,14 +146,14 @@ def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
 def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
     """Of one example and a filler of two slashes. `|` is the separator."""
     condition = as_condition({"name": "x", "unit": "/", "count": 2, **keys})
-    example_set = ExampleSet(draw=0, examples=(PRODUCTS[0],))
+    settings = PromptSettings(asks_in_text=True, examples=(PRODUCTS[0],), instruction="Go.")
     question = Problem(id="q", problem="Why?", answer="1")
     raw, chat = (
         build_prompt(
             question,
             condition,
             filler_text="/ /",
-            settings=PromptSettings(layout=layout, example_set=example_set, instruction="Go."),
+            settings=replace(settings, layout=layout),
         )
         for layout in (Layout.RAW, Layout.CHAT)
     )
@@ -166,9 +167,7 @@ def test_a_template_is_the_form_of_examples_and_question(keys, text, turns):
 @with_cases
 def test_without_its_filler_a_prompt_loses_the_gap_too(template, example, question):
     condition = as_condition({"name": "x", "template": template})
-    settings = PromptSettings(
-        example_set=ExampleSet(draw=0, examples=(PRODUCTS[0],)), instruction="Go."
-    )
+    settings = PromptSettings(examples=(PRODUCTS[0],), instruction="Go.")
     problem = Problem(id="q", problem="Why?", answer="1")
     prompt = build_prompt(problem, condition, filler_text="", settings=settings)
     assert prompt.text == f"Go. \n\n{example}{question}"
@@ -197,7 +196,8 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
     for layout in layouts(any_tokenizer):
         if layout is Layout.CHAT and "[INST]" in any_tokenizer.chat_template:
             continue  # a template that drops the assistant's turns, which is refused
-        _, *filled = build(any_tokenizer, WO, *conditions, layout=layout, example_set=example_set)
+        shared = {"layout": layout, "examples": example_set.examples, "asks_in_text": True}
+        _, *filled = build(any_tokenizer, WO, *conditions, **shared)
         for task in filled:
             assert filler_sizes(task) == {28 if task.condition.template else 7}
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from harness.errors import ModelError, explain_hub_error
-from harness.experiment.conditions import named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.built_prompts import measure_prompt
 from harness.experiment.prompts.chat_template import (
@@ -30,7 +30,7 @@ def with_template(tokenizer, template):
 
 def build(tokenizer, problem="Find $x$.", name="wo", layout=Layout.CHAT):
     """A prompt of one problem, and its text as the model receives it."""
-    condition = named_conditions()[name]
+    condition = NAMED_CONDITIONS[name]
     prompt = build_prompt(
         Problem(id="p", problem=problem, answer="1"),
         condition,
@@ -47,7 +47,7 @@ def test_a_real_vocabulary_gives_the_ids_of_its_own_library(kind):
     from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
     original = MistralTokenizer.from_file(vocabulary_file(kind)).instruct_tokenizer.tokenizer
-    for name in named_conditions():
+    for name in NAMED_CONDITIONS:
         _, text = build(tokenizer, name=name, layout=Layout.RAW)
         assert list(encode(text, tokenizer)[0]) == original.encode(text, bos=True, eos=False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError, RunError
-from harness.experiment.conditions import named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.prompts.tokenizer import encode, fit_filler, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
 from tests.conftest import installed
@@ -94,7 +94,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
     messages = write_wrapped(
         folder, "gsm8k", 'random, {name: counted, text: "Count: 1 2 3"}', TOY_MODEL
     )
-    sentence = fit_filler(named_conditions()["random"], toy_tokenizer)
+    sentence = fit_filler(NAMED_CONDITIONS["random"], toy_tokenizer)
     assert read_task(folder / "gsm8k_random.yaml")["filler"] == sentence + SEPARATOR
     assert f"gsm8k_random: 55 filler tokens in the tokenizer of {TOY_MODEL}" in messages
     token_count = len(toy_tokenizer("Count: 1 2 3", add_special_tokens=False)["input_ids"])
@@ -109,7 +109,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
 @with_cases
 def test_the_count_holds_at_the_start_and_after_a_line_break(before, any_tokenizer):
     """And after a blank it does not: the first token covers both, as docs/lm_eval_tasks.md says."""
-    filler = fit_filler(named_conditions()["mless"], None)
+    filler = fit_filler(NAMED_CONDITIONS["mless"], None)
     _, spans = encode(f"{before}{filler}{SEPARATOR}Question: A", any_tokenizer)
     start, end = len(before), len(before) + len(filler)
     touching = [(low, high) for low, high in spans if low < high and low < end and start < high]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import product
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, quote
@@ -78,7 +77,7 @@ def choose_template(model: str, templates: Any, name: object) -> str | None:
 def apply_chat_template(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[Mapping[str, str]],
-    switches: Mapping[str, Any] = MappingProxyType({}),
+    switches: Mapping[str, Any] = {},
 ) -> str:
     """Render a chat by the model's template, with PINNED_DATE as today's date.
 
@@ -113,9 +112,7 @@ def apply_chat_template(
     return text
 
 
-def has_system_turn(
-    tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any] = MappingProxyType({})
-) -> bool:
+def has_system_turn(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, Any] = {}) -> bool:
     """Whether the chat template prints a system turn. Some refuse it, and some drop it silently."""
     if not tokenizer.chat_template:
         return True

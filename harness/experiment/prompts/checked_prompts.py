@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.constants import MAX_GEN_TOKS
-from harness.errors import ConfigError, PromptMismatchError
+from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.conditions import Condition, UnitCondition
 from harness.experiment.intervention_settings import find_gap, resolve_interventions
 from harness.experiment.problems import Problem
@@ -110,14 +110,14 @@ def build_checked_prompts(
             layout=settings.layout,
             problems=tuple(problems),
             prompts=prompts,
-            draw=settings.example_set.draw if settings.example_set else 0,
+            draw=settings.draw,
             sample=settings.sample,
         )
         if model is not None:
             task = _check_prompts(task, reference)
             if number == 0:  # once, because all conditions have the same problems
-                examples = settings.example_set.examples if settings.example_set else ()
-                notes = (*_find_control_tokens([*problems, *examples], model), *task.notes)
+                asked = [*problems, *settings.examples]
+                notes = (*_find_control_tokens(asked, model), *task.notes)
                 task = replace(task, notes=notes)
             if settings.scored_form is not None:
                 task = _add_answers(task, settings, model)
@@ -230,11 +230,13 @@ def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) ->
         location = f"problem {problem.id}"
         faults |= dict.fromkeys(_find_faults(location, condition, prompt, reference))
         if condition.intervention:
-            location = f"{condition.name}, {location}"
             parts = find_parts(prompt, reference)
-            changes = resolve_interventions(
-                condition.intervention, location, parts, prompt.token_ids or ()
-            )
+            try:
+                changes = resolve_interventions(
+                    condition.intervention, parts, prompt.token_ids or ()
+                )
+            except HarnessError as error:
+                raise type(error)(f"{condition.name}, {location}: {error}") from None
             # with a gap the filler is not in the prompt
             prompt = reference if find_gap(changes)[1] else prompt
             prompt = replace(prompt, intervention=changes)
@@ -251,10 +253,10 @@ def _find_faults(
     location: str, condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
 ) -> Iterator[tuple[bool, str]]:
     """Find the broken guarantees of a prompt: whether each is a violation, and its sentence."""
-    filler_tokens = prompt.filler_tokens
+    filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
     if prompt.straddling:
         yield (
-            condition.is_exact,
+            is_exact,
             f"{location}: {prompt.straddling} tokens cover both filler and neighbouring text.",
         )
     if condition.stated_token_count is not None:
@@ -265,10 +267,10 @@ def _find_faults(
             if isinstance(condition, UnitCondition):
                 reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
             remedy = ""
-            if condition.is_exact:
+            if is_exact:
                 remedy = " To allow any number of tokens, write the filler as `text`."
             yield (
-                condition.is_exact,
+                is_exact,
                 f"{reason}expected {expected} filler tokens, got {filler_tokens}.{remedy}",
             )
     if prompt.problem_token_ids != reference.problem_token_ids:

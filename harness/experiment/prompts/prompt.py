@@ -12,8 +12,8 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, cycle, groupby
 from typing import Any, Literal
@@ -27,7 +27,6 @@ from harness.experiment.conditions import (
     FilledCondition,
     Placement,
 )
-from harness.experiment.fewshot_examples import ExampleSet
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.template import (
     CHOICES,
@@ -152,7 +151,9 @@ class PromptSettings:
         instruction: Replaces the instruction of the layout. The condition's own replaces both.
         template: The run's template of examples and question.
         question: The run's template of the question, if it differs from the examples'.
-        example_set: The examples before the question.
+        asks_in_text: Whether QUESTION_AND_ANSWER is the default template in `raw`.
+        examples: The examples before the question.
+        draw: The number of the draw of examples, from 1; 0 if there is at most one draw.
         sample: The number of the only sample with these prompts, from 1; 0: all samples have them.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
@@ -166,7 +167,9 @@ class PromptSettings:
     instruction: str | None = None
     template: str | None = None
     question: str | None = None
-    example_set: ExampleSet | None = None
+    asks_in_text: bool = False
+    examples: tuple[Problem, ...] = ()
+    draw: int = 0
     sample: int = 0
     has_system_turn: bool = True
     thinking: Markers = ()
@@ -192,8 +195,8 @@ class PromptSettings:
         Raises:
             ConfigError: only the problem or only a template has choices.
         """
-        asks_in_text = self.example_set is not None and self.layout is Layout.RAW
-        default = QUESTION_AND_ANSWER if asks_in_text else ONLY_PROBLEM
+        is_in_text = self.asks_in_text and self.layout is Layout.RAW
+        default = QUESTION_AND_ANSWER if is_in_text else ONLY_PROBLEM
         if problem.choices:
             default = default.replace("{problem}", "{problem}\n{choices}")
         templates = condition.choose_templates(self.template or default, self.question)
@@ -207,21 +210,6 @@ class PromptSettings:
                     f"then; problem {problem.id} has {len(problem.choices)}."
                 )
         return example, question
-
-
-@dataclass(kw_only=True)
-class _Draft:
-    """The segments of a prompt before its filler is inserted. Some segments may have no text.
-
-    Attributes:
-        system: The system turn: the instruction and a separator.
-        blocks: The segments of each example, and of the question.
-        answer: The beginning of the model's answer.
-    """
-
-    system: list[Segment]
-    blocks: list[list[Segment]]
-    answer: list[Segment]
 
 
 def build_prompt(
@@ -242,30 +230,37 @@ def build_prompt(
     separator, row = settings.separator, problem.row
     example_form, question_form = settings.parse_templates(condition, problem)
     is_chat, is_raw = (settings.layout is layout for layout in (Layout.CHAT, Layout.RAW))
-    blocks = []
-    for example in settings.example_set.examples if settings.example_set else ():
-        blocks.append(_fill_example(example_form, example, filler_text, is_chat=is_chat))
-    question = _fill(question_form.question, problem, filler_text)
     instruction = fill_columns(settings.choose_instruction(condition), row)
-    draft = _Draft(
-        system=[Segment("instruction", instruction), separator],
-        blocks=[*blocks, question],
-        answer=[Segment("separator", fill_columns(condition.answer_prefix, row))],
-    )
+    system = [Segment("instruction", instruction), separator]
+    body = []
+    for example in settings.examples:
+        body += _fill_example(example_form, example, filler_text, is_chat=is_chat)
+    body += _fill(question_form.question, problem, filler_text)
+    answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
     if isinstance(condition, FilledCondition) and FILLER not in (
         *example_form.pieces,
         *question_form.pieces,
     ):
-        filler = Segment("filler", fill_columns(filler_text, row))
-        _insert_filler(draft, filler, condition, problem.id, separator)
-    system = _join_roles(draft.system)
+        # a filler that no template mentions, with the separator after it
+        insertion = [Segment("filler", fill_columns(filler_text, row)), separator]
+        match condition.placement:
+            case Placement.BEFORE_SYSTEM:
+                system = insertion + system
+            case Placement.RANDOM:
+                _insert_at_random(system, body, insertion, f"{condition.seed}:{problem.id}")
+            case Placement.ANSWER:
+                answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
+            case _:
+                # before the first example, which is the question itself if there are no examples
+                body = insertion + body
+    system_segments = _join_roles(system)
     ending = [piece.text for piece in example_form.answer if piece.kind != "name"]
     return Prompt(
-        segments=(*system, *_join_roles(chain.from_iterable(draft.blocks))),
-        system_size=len(system) if settings.has_system_turn else 0,
-        answer=_join_roles(draft.answer),
+        segments=(*system_segments, *_join_roles(body)),
+        system_size=len(system_segments) if settings.has_system_turn else 0,
+        answer=_join_roles(answer),
         blank=question_form.blank if is_raw else "",
-        end="".join(ending) + example_form.end if is_raw and blocks else "\n",
+        end="".join(ending) + example_form.end if is_raw and settings.examples else "\n",
     )
 
 
@@ -315,46 +310,26 @@ def _join_roles(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     return tuple(Segment(role, join_texts(group)) for role, group in groups)
 
 
-def _insert_filler(
-    draft: _Draft, filler: Segment, condition: FilledCondition, key: str, separator: Segment
+def _insert_at_random(
+    system: list[Segment], body: list[Segment], insertion: Sequence[Segment], seed: str
 ) -> None:
-    """Insert a filler that no template mentions, with the separators around it."""
-    insertion = [filler, separator]
-    question = draft.blocks[-1]
-    match condition.placement:
-        case Placement.BEFORE_SYSTEM:
-            draft.system[:0] = insertion
-        case Placement.RANDOM:
-            problem = next(segment for segment in question if segment.role == "problem")
-            seed = f"{condition.seed}:{key}"
-            boundary = _draw_word_boundary((draft.system[0], problem), seed)
-            if boundary is None:
-                draft.blocks[0][:0] = insertion
-                return
-            segment, position = boundary
-            start = replace(segment, text=segment.text[:position])
-            rest = replace(segment, text=segment.text[position:])
-            block = draft.system if segment is draft.system[0] else question
-            index = block.index(segment)
-            block[index : index + 1] = [start, separator, *insertion, rest]
-        case Placement.ANSWER:
-            draft.answer[:0] = insertion if condition.answer_prefix else [filler]
-        case _:
-            # before the first example, which is the question itself if there are no examples
-            draft.blocks[0][:0] = insertion
-
-
-def _draw_word_boundary(segments: Iterable[Segment], seed: str) -> tuple[Segment, int] | None:
-    """Draw a word boundary uniformly from those of instruction and problem.
+    """Insert segments at a word boundary, drawn uniformly from those of instruction and problem.
 
     A boundary is a single blank between two words, since a cut there does not change the tokens on
-    either side, or the boundary after the instruction, which is None.
+    either side, or the boundary after the instruction.
     """
-    boundaries: list[tuple[Segment, int] | None] = [None]
-    for segment in segments:
-        for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segment.text):
-            boundaries.append((segment, match.start()))
-    return random.Random(seed).choice(boundaries)
+    problem = [segment.role for segment in body].index("problem")
+    boundaries = [(body, 0, 0)]
+    for segments, index in ((system, 0), (body, problem)):
+        for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
+            boundaries.append((segments, index, match.start()))
+    segments, index, position = random.Random(seed).choice(boundaries)
+    if not position:
+        body[:0] = insertion
+        return
+    role, text = segments[index].role, segments[index].text
+    start, rest = Segment(role, text[:position]), Segment(role, text[position:])
+    segments[index : index + 1] = [start, insertion[-1], *insertion, rest]
 
 
 _DOCUMENT_FIELDS = frozenset(("condition", "layout", "system", "user", "segments"))

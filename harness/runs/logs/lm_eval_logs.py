@@ -14,7 +14,7 @@ import pandas
 
 from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
-from harness.experiment.conditions import REFERENCE_FIELDS, named_conditions
+from harness.experiment.conditions import NAMED_CONDITIONS, REFERENCE_FIELDS
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import is_ours
 from harness.runs.journal import describe_differences
@@ -47,7 +47,7 @@ def read_logs(
     problems = _merge_problems(logs)
     logs_by_condition = _group_logs(name, named_logs)
     about = _describe_logs(name, logs, logs_by_condition, len(problems))
-    order = [BASELINE, *named_conditions(), *(condition for condition, _ in logs_by_condition)]
+    order = [BASELINE, *NAMED_CONDITIONS, *(condition for condition, _ in logs_by_condition)]
     # a log may have lost its results file, which names the model
     results = next((log.results for log in logs if log.results.model), logs[0].results)
     prompts: list[AnsweredPrompt] = []
