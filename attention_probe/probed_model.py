@@ -13,7 +13,7 @@ from attention_probe.self_check import self_check
 from harness import smollm2_model
 from harness.constants import JsonObject
 from harness.engines.attention_sums import open_recorder
-from harness.engines.completions import count_positions
+from harness.experiment.intervention_settings import find_gap
 
 Measure = Callable[[PromptsByCondition], FieldsByCondition]
 """Measures a problem: see `measure_problem`."""
@@ -41,7 +41,7 @@ def open_model(
         checks = self_check(loaded, every_prompt, record, float32_model)
         yield partial(measure_problem, loaded, record=record), checks
         return
-    sizes = [count_positions(len(prompt), prompt.intervention) for prompt in every_prompt]
+    sizes = [len(prompt) + find_gap(prompt.intervention)[1] for prompt in every_prompt]
     arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,

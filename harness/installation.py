@@ -1,34 +1,27 @@
 """Is this installation able to run? `mless doctor` prints what each check found and how to fix it.
 
-What cannot be checked (without a hub, a GPU or a tool) is reported, and is not a failure. Errors
+What cannot be checked (without a GPU or a tool) is reported, and is not a failure. Errors
 that an engine reports itself are not checked here: they are explained when an engine starts
 (`engines/start_errors.py`).
 """
 
-import importlib
 import os
 import platform
 import shlex
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import requires, version
 
 from packaging.requirements import Requirement
 
-from harness.errors import HarnessError, explain_hub_error, print_message
-from harness.experiment.problems import (
-    MATH500_REPOSITORY,
-    PATH_VARIABLE,
-    open_dataset,
-)
+from harness.errors import HarnessError, print_message
+from harness.experiment.problems import PATH_VARIABLE, open_dataset
 from harness.runs.versions_and_hashes import package_version
 
 BOUNDED = ("lm-eval", "transformers", "vllm")
 """Packages whose internals are used, so that other versions than the tested ones may fail."""
-HUB_SECONDS = 3.0
-"""Time limit for an answer of the hub."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +32,11 @@ class Check:
         state: The version, device or source that is present, or the failure.
         fix: What to do; empty if nothing is wrong.
         is_fatal: Whether nothing runs without the fix.
-        subject: The name of the check.
     """
 
     state: str
     fix: str = ""
     is_fatal: bool = True
-    subject: str = ""
 
     @property
     def result(self) -> str:
@@ -55,17 +46,16 @@ class Check:
         return "FAIL" if self.is_fatal else "note"
 
 
-def check_installation() -> list[Check]:
-    """Run all checks. None of them raises, loads weights or leaves files behind."""
+def check_installation() -> dict[str, Check]:
+    """Run all checks, by subject. None of them raises, loads weights or leaves files behind."""
     checks: dict[str, Callable[[], Check]] = {
         # not compared: a Python that is older than mless allows cannot import this module
         "python": lambda: Check(platform.python_version()),
         **{name: partial(check_version, name) for name in BOUNDED},
         "device": _check_device,
         "data": _check_data,
-        "hub": _check_hub,
     }
-    outcomes = []
+    outcomes = {}
     for subject, run_check in checks.items():
         try:
             check = run_check()
@@ -77,7 +67,7 @@ def check_installation() -> list[Check]:
             fix = f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`."
             if not check.fix:
                 check = Check("fails", fix)
-        outcomes.append(replace(check, subject=subject))
+        outcomes[subject] = check
     return outcomes
 
 
@@ -129,8 +119,9 @@ def _read_requirements() -> list[Requirement]:
 
 def _check_device() -> Check:
     """The devices that torch sees."""
-    torch = importlib.import_module("torch")
-    build = torch.version.cuda or getattr(torch.version, "hip", None)
+    import torch
+
+    build = torch.version.cuda or torch.version.hip
     # without torch's warning of an old driver, because the advice below names the driver too
     with warnings.catch_warnings(action="ignore"):
         available = torch.cuda.is_available()
@@ -151,18 +142,3 @@ def _check_data() -> Check:
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")
     return Check(f"MATH-500 from the hub, or {PATH_VARIABLE}=FILE.jsonl")
-
-
-def _check_hub() -> Check:
-    """Whether the hub offers MATH-500."""
-    from huggingface_hub import HfApi
-
-    try:
-        HfApi().dataset_info(MATH500_REPOSITORY, timeout=HUB_SECONDS)
-    except Exception as error:
-        fix = (
-            f"{explain_hub_error(MATH500_REPOSITORY, error)} The model smollm2 and generated "
-            "problems need no hub."
-        )
-        return Check(f"{MATH500_REPOSITORY} is out of reach", fix, is_fatal=False)
-    return Check(f"{MATH500_REPOSITORY} is readable")

@@ -25,14 +25,15 @@ def doctor(
 
     checks = check_installation()
     rows = [
-        {"result": check.result, "subject": check.subject, "found": check.state} for check in checks
+        {"result": check.result, "subject": subject, "found": check.state}
+        for subject, check in checks.items()
     ]
     # several checks may need the same packages
-    fixes = [*dict.fromkeys(check.fix for check in checks if check.fix)]
+    fixes = [*dict.fromkeys(check.fix for check in checks.values() if check.fix)]
     columns = [*map(text_column, rows[0])]
     page = render([Table("Installation", rows, columns, fixes)])
     typer.echo(page)
-    has_failed = any(check.result == "FAIL" for check in checks)
+    has_failed = any(check.result == "FAIL" for check in checks.values())
     if model and not has_failed:
         from attention_probe.model_check import check_model
 

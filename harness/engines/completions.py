@@ -3,7 +3,7 @@
 A backend that is not vLLM's leaves out what it does not report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -55,18 +55,10 @@ FinishedRequests = list[tuple[Request, Completion]]
 """Requests that an engine has finished since the last time, with their completions."""
 
 
-def count_positions(token_count: int, intervention: Sequence[Mapping[str, Any]] | None) -> int:
-    """The number of positions that a prompt takes.
-
-    Under a position gap the filler is not in the prompt, but the later positions are moved by its
-    length, so it uses up context.
-    """
-    return token_count + find_gap(intervention)[1]
-
-
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
-    size = count_positions(len(request.prompt_token_ids or ()), request.intervention)
+    # a gap in the positions uses up context too
+    size = len(request.prompt_token_ids or ()) + find_gap(request.intervention)[1]
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
             f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "

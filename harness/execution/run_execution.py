@@ -94,10 +94,10 @@ def refuse_layers(config: RunConfig) -> None:
     """
     if not config.interventions:
         return
-    refuse_to_open(config.model_arguments(), opened_layers(config.interventions))
     for intervention in chain.from_iterable(config.interventions.values()):
         if intervention.kind == "function":
             refuse_change(str(intervention.file), intervention.arguments)
+    refuse_to_open(config.model_arguments(), opened_layers(config.interventions))
 
 
 def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:

@@ -177,9 +177,7 @@ class _Session:
             self.show(scorer.poll())
             self._folder.sync_if_due()
             self._progress.tick()
-        seconds = time.monotonic() - started
-        self.timing["generation_seconds"] = round(seconds, 2)
-        self.timing["tokens_per_second"] = round(self.timing["tokens"] / seconds, 1)
+        self.timing["generation_seconds"] = round(time.monotonic() - started, 2)
         self.show(scorer.finish())
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:

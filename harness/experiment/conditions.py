@@ -104,15 +104,15 @@ class Condition(Strict):
 
     @model_validator(mode="after")
     def _check_intervention(self) -> Self:
-        kinds = [intervention.kind for intervention in self.intervention]
-        if not self.filler and names_filler([vars(change) for change in self.intervention]):
-            raise ValueError("intervention: expected a condition with a filler")
-        if "filler" in kinds and len(kinds) > 1:
-            raise ValueError("intervention: expected the kind filler alone, not in a list")
-        outputs = [vars(change) for change in self.intervention if change.kind == "mlp_output"]
         placement = getattr(self, "placement", None)
-        if names_filler(outputs) and placement is Placement.ANSWER:
-            raise ValueError("intervention: mlp_output cannot change a filler in the answer")
+        for change in self.intervention:
+            changes_filler = names_filler(vars(change))
+            if changes_filler and not self.filler:
+                raise ValueError("intervention: expected a condition with a filler")
+            if change.kind == "filler" and len(self.intervention) > 1:
+                raise ValueError("intervention: expected the kind filler alone, not in a list")
+            if changes_filler and change.kind == "mlp_output" and placement is Placement.ANSWER:
+                raise ValueError("intervention: mlp_output cannot change a filler in the answer")
         return self
 
     @property
@@ -130,11 +130,6 @@ class Condition(Strict):
         """The other changes of the prompt besides the filler, and the intervention."""
         changes = {key: getattr(self, key) for key in (*PROMPT_KEYS, "intervention")}
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
-
-    @property
-    def begins_reply(self) -> bool:
-        """Whether the prompt begins the reply of the model."""
-        return bool(self.answer_prefix) or getattr(self, "placement", None) is Placement.ANSWER
 
     @property
     def reference(self) -> dict[str, Any]:
@@ -327,7 +322,7 @@ def index_interventions(conditions: Iterable[Condition]) -> dict[str, tuple[Inte
     }
 
 
-def find_baseline(names: Sequence[str], configured: str | None = None) -> str:
+def find_baseline(names: Sequence[str], configured: str | None) -> str:
     """Choose the baseline of a run: the configured condition, else `wo`, else the first.
 
     A single condition is compared with `wo` of another run.

@@ -256,15 +256,8 @@ class FunctionIntervention(_SameOnAllPrompts):
     """Further arguments of the function."""
 
     def resolve(self, *_: object) -> Resolved:
-        """The intervention, which is the same on all prompts.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
-        try:
-            sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
-        except OSError as error:
-            raise ConfigError(f"the function's file {self.file}: {error.strerror}.") from None
+        """The intervention, which is the same on all prompts; `refuse_change` has read the file."""
+        sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
         return {**super().resolve(), "file": str(self.file.resolve()), "sha256": sha256}
 
 
@@ -319,7 +312,6 @@ def resolve_interventions(
 
     Raises:
         PromptMismatchError: an intervention does not fit the prompt.
-        ConfigError: the file of a function cannot be read.
     """
     changes: list[Resolved] = []
     weights: dict[int, list[list[float]]] = {}  # by layer

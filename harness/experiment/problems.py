@@ -105,8 +105,7 @@ class MadeConfig(Strict):
         }
 
 
-MATH500_REPOSITORY = "HuggingFaceH4/MATH-500"
-MATH500 = f"{MATH500_REPOSITORY}@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:test"
+MATH500 = "HuggingFaceH4/MATH-500@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:test"
 PATH_VARIABLE = "MATH500_PATH"
 
 

@@ -179,7 +179,6 @@ class RunConfig(Strict):
             self._find_condition_faults(),
             self._find_example_faults(),
             self._find_model_faults(),
-            self._find_endpoint_faults(),
         ):
             raise ValueError(fault)
         # other settings do not need the model's generation_config to be resolved
@@ -255,7 +254,11 @@ class RunConfig(Strict):
             yield f"baseline: expected one of the conditions {listed}, got {self.baseline_name!r}"
 
     def _find_model_faults(self) -> Iterator[str]:
-        prefixed = [condition.name for condition in self.all_conditions if condition.begins_reply]
+        prefixed = [
+            condition.name
+            for condition in self.all_conditions
+            if condition.answer_prefix or getattr(condition, "placement", None) == "answer"
+        ]
         if prefixed and self.model.templates_itself:
             yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
         has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
@@ -267,8 +270,6 @@ class RunConfig(Strict):
             )
         if not self.model.name:
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
-
-    def _find_endpoint_faults(self) -> Iterator[str]:
         if self.endpoint != ANSWER_LOGPROB:
             return
         needs = {
@@ -456,9 +457,6 @@ class RunConfig(Strict):
                 arguments[key] = smollm2_model.resolve_model(arguments[key])
         if self.model.backend == "vllm":
             arguments.setdefault("seed", self.seed)
-            # by default lm-eval loads the newest revision of the tokenizer
-            if "revision" in arguments and "tokenizer" not in arguments:
-                arguments.setdefault("tokenizer_revision", arguments["revision"])
         return arguments
 
 

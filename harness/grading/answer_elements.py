@@ -10,8 +10,8 @@ from itertools import chain, product, zip_longest
 from harness.grading.formula import TooLarge
 from harness.grading.formula_values import has_value
 from harness.grading.notation import ROW_END, brackets, split_outside_brackets
-from harness.grading.relations import REALS, SET_OPERATORS, as_relation, is_name
-from harness.grading.units_and_words import AND, OR, readable_words, without_unit
+from harness.grading.relations import COMMAS, REALS, SET_OPERATORS, as_relation, is_name
+from harness.grading.units_and_words import readable_words, without_unit
 
 MOST_SIGNS = 4
 """Plus-minus signs in one element of a list, because each doubles the values to compare."""
@@ -38,7 +38,7 @@ MATRIX = re.compile(
 )
 _SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 
-COMMAS, COLONS = frozenset([",", ";", OR, AND]), frozenset(":")
+COLONS = frozenset(":")
 CONDITIONS = frozenset("|:")
 """The marks before the condition of a set."""
 _ROWS, _CELLS = frozenset(ROW_END), frozenset("&")

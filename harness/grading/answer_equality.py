@@ -13,7 +13,6 @@ from itertools import chain, product, starmap
 
 from harness.grading.answer_elements import (
     COLONS,
-    COMMAS,
     CONDITIONS,
     MATRIX,
     coordinates,
@@ -27,6 +26,7 @@ from harness.grading.answer_elements import (
 from harness.grading.notation import brackets, plain, readings, split_outside_brackets
 from harness.grading.quantities import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.relations import (
+    COMMAS,
     Relation,
     as_relation,
     defined_value,
@@ -179,8 +179,10 @@ def _same_enclosed(answer: str, target: str) -> bool:
             split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
         )
         return same_in_order(answers, targets, _same_answer)
-    answers = split_outside_brackets(answer_inner, COMMAS)[0] if answer_kind else [answer]
-    targets = split_outside_brackets(target_inner, COMMAS)[0] if target_kind else [target]
+    # without brackets an element has no comma
+    answers, targets = (
+        split_outside_brackets(inner, COMMAS)[0] for inner in (answer_inner, target_inner)
+    )
     if max(len(answers), len(targets)) > 1 or "[" in answer_kind + target_kind:
         return answer_kind == target_kind and same_in_order(answers, targets, _same_answer)
     answers, targets = (

@@ -43,11 +43,10 @@ step with long fractions up to 32."""
 _NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
 """The largest rounding error of a value that is 0."""
 _CONSTANTS = {"\\pi": mpmath.pi, "e": mpmath.e, "\\degree": mpmath.degree}
-_SAME_NAMES = "sin cos tan cot sec csc sinh cosh tanh exp".split()
-_FUNCTIONS = {name: getattr(mpmath, name) for name in _SAME_NAMES} | {
-    "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan,
-    "arccot": mpmath.acot, "arcsec": mpmath.asec, "arccsc": mpmath.acsc,
-    "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh, "arctanh": mpmath.atanh,
+_INVERTIBLE = "sin cos tan cot sec csc sinh cosh tanh".split()
+_FUNCTIONS = {name: getattr(mpmath, name) for name in (*_INVERTIBLE, "exp")}
+_FUNCTIONS |= {f"arc{name}": getattr(mpmath, f"a{name}") for name in _INVERTIBLE}
+_FUNCTIONS |= {
     "ln": mpmath.log, "lg": mpmath.log10,
     "log": lambda x, base=10: mpmath.log(x) / mpmath.log(base),
     "abs": mpmath.fabs, "!": mpmath.factorial, "binom": mpmath.binomial,

@@ -27,6 +27,7 @@ FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne":
 MOST_BOUNDS = 15
 """Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
 unions and lists are compared member by member."""
+COMMAS = frozenset([",", ";", OR, AND])
 REALS, SET_OPERATORS = "\\mathbb{R}", frozenset(["\\cup", "\\setminus"])
 _ENDS = {"()": (">", "<"), "(]": (">", "\\le"), "[)": ("\\ge", "<"), "[]": ("\\ge", "\\le")}
 _COMPARE = dict(zip(FLIPPED, (lt, gt, le, ge, eq, ne), strict=True))
@@ -236,7 +237,7 @@ class _NumberLine:
         Raises:
             Unreadable: The text is not a set.
         """
-        members, marks = split_outside_brackets(text, frozenset([",", ";", OR, AND]))
+        members, marks = split_outside_brackets(text, COMMAS)
         if marks:
             terms, operators = as_relation(members[0])
             if operators == ["\\ne"]:  # `x\ne 1,2` excludes both numbers, so all members must hold

@@ -98,18 +98,16 @@ def grade_responses(
         responses: The completions of each document.
         docs: The documents. Those of another task need only an `answer`.
     """
+    texts = [[""] * len(completions) for completions in responses]
     with GraderPool(audits=True) as pool:
         for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for index, completion in enumerate(completions):
                 # the authors' rule reads the prompt too; a chat template adds no boxes to it
                 prompt = doc.get("system", "") + doc.get("user", "")
                 pool.submit((row, index), GradeJob.of(doc, completion=completion, prompt=prompt))
-        grades = dict(pool.drain())
-    texts_by_document = []
-    for row, completions in enumerate(responses):
-        texts = [json.dumps(asdict(grades[row, index])) for index in range(len(completions))]
-        texts_by_document.append(texts)
-    return texts_by_document
+        for (row, index), grade in pool.drain():
+            texts[row][index] = json.dumps(asdict(grade))
+    return texts
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:

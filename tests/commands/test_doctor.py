@@ -8,13 +8,11 @@ from harness import installation
 from tests.conftest import needs_vllm
 from tests.make import with_cases
 
-SUBJECTS = "python lm-eval transformers vllm device data hub".split()
+SUBJECTS = "python lm-eval transformers vllm device data".split()
 
 
 def check(subject):
-    findings = installation.check_installation()
-    (finding,) = [finding for finding in findings if finding.subject == subject]
-    return finding
+    return installation.check_installation()[subject]
 
 
 @needs_vllm
@@ -36,12 +34,6 @@ def test_a_long_path_leaves_the_columns_as_they_are(mless, tmp_path):
     path.symlink_to(os.environ["MATH500_PATH"])
     process = mless("doctor", MATH500_PATH=path)
     assert re.search(f"\nok      data  .* problems from {path}\n", process.stdout)
-
-
-def test_an_unreachable_hub_is_not_a_failure():
-    finding = check("hub")
-    assert finding.state == "HuggingFaceH4/MATH-500 is out of reach" and not finding.is_fatal
-    assert "HF_HUB_OFFLINE" in finding.fix
 
 
 def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):

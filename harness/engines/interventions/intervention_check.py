@@ -163,15 +163,14 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
         for output in engine.step():
             if output.finished:
                 name, _, index = output.request_id.rpartition(" ")
-                replies[name][int(index)] = _read_reply(output.outputs[0])
+                completion = output.outputs[0]
+                steps = zip(completion.logprobs, completion.token_ids, strict=True)
+                replies[name][int(index)] = {
+                    "tokens": completion.token_ids,
+                    "logprobs": [logprobs[token].logprob for logprobs, token in steps],
+                }
     engine.collective_rpc("mless_check_rows")
     return compare_with_reference(replies, reference)
-
-
-def _read_reply(completion: Any) -> dict[str, list[Any]]:
-    tokens = [int(token) for token in completion.token_ids]
-    steps = zip(completion.logprobs, tokens, strict=True)
-    return {"tokens": tokens, "logprobs": [logprobs[token].logprob for logprobs, token in steps]}
 
 
 def distance(

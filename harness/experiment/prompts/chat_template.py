@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import product
@@ -34,6 +35,9 @@ _PINNED_CLOCK = (
     "{% set pinned.text = pinned.text | replace(code, text) %}{% endfor %}"
     "{{ pinned.text }}{% endmacro %}\n"
 )
+
+_INSIDE_WORD = re.compile(r"(?<=[^\W_])[^\W_]")
+"""Matches between two letters or digits."""
 
 
 def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,16 +141,15 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
     """
     spans: list[tuple[Role, tuple[int, int]]] = []
     stop = 0
-    is_raw = text == prompt.text
-    turns = [prompt.segments] if is_raw else prompt.turns
+    turns = [prompt.segments] if text == prompt.text else prompt.turns
     # Turns stand in order, so each is searched for after the previous one.
     for number, turn in enumerate(turns, start=1):
         turn_text = join_texts(turn)
-        if not is_raw and not turn_text.strip():
+        if not turn_text.strip():
             continue
         body = turn_text if text.find(turn_text, stop) >= 0 else turn_text.strip()
         is_last = bool(spans) and number == len(turns)
-        start = 0 if is_raw else _find_turn(body, text, stop, is_last=is_last)
+        start = _find_turn(body, text, stop, is_last=is_last)
         stop = start + len(body)
         # segments are counted from where the turn would begin if the template had not trimmed it
         position = start - turn_text.index(body)
@@ -165,10 +168,13 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
     Raises:
         PromptMismatchError: there is no occurrence.
     """
-    positions = []
+    positions, entire = [], []
     position = text.find(body, start)
     while position >= 0:
         positions.append(position)
+        edges = (position, position + len(body))
+        if not any(_INSIDE_WORD.match(text, edge) for edge in edges):
+            entire.append(position)
         position = text.find(body, position + 1)
     if not positions:
         raise PromptMismatchError(
@@ -176,16 +182,4 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
             "in the templated prompt."
         )
     # Entire words first: the problem 2 must not be found in the 12 of an example.
-    entire = [position for position in positions if _stands_at_word_ends(body, text, position)]
     return (entire or positions)[-1 if is_last else 0]
-
-
-def _stands_at_word_ends(body: str, text: str, start: int) -> bool:
-    """Whether the occurrence of a turn begins and ends where words of the text do."""
-    end = start + len(body)
-    # at the beginning and at the end of the text these are empty
-    before = text[start - 1 : start]
-    after = text[end : end + 1]
-    begins_inside_word = body[0].isalnum() and before.isalnum()
-    ends_inside_word = body[-1].isalnum() and after.isalnum()
-    return not begins_inside_word and not ends_inside_word

@@ -12,10 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 from harness.constants import MAX_GEN_TOKS
-from harness.errors import ConfigError, HarnessError, PromptMismatchError
+from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.conditions import Condition, UnitCondition
 from harness.experiment.intervention_settings import find_gap, resolve_interventions
 from harness.experiment.problems import Problem
@@ -133,23 +133,15 @@ def _build_prompts(
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     fresh = getattr(condition, "fresh", None)
-    keys = [""] * len(problems)
-    if fresh:
-        sample = settings.sample if fresh == "sample" else 0
-        keys = [f"{problem.id}:{sample}" for problem in problems]
-    tokenizer = model.tokenizer if model else None
-    try:
-        texts = {key: fit_filler(condition, tokenizer, key) for key in set(keys)}
-    except ConfigError as error:
-        raise ConfigError(f"condition {condition.name!r}: {error}") from None
+    sample = settings.sample if fresh == "sample" else 0
+    fit = cache(partial(fit_filler, condition, model.tokenizer if model else None))
     prompts = []
-    for problem, key in zip(problems, keys, strict=True):
-        prompt = build_prompt(
-            problem,
-            condition,
-            filler_text=texts[key],
-            settings=settings,
-        )
+    for problem in problems:
+        try:
+            filler_text = fit(f"{problem.id}:{sample}" if fresh else "")
+        except ConfigError as error:
+            raise ConfigError(f"condition {condition.name!r}: {error}") from None
+        prompt = build_prompt(problem, condition, filler_text=filler_text, settings=settings)
         prompts.append(measure_prompt(prompt, settings, model))
     return tuple(prompts)
 
@@ -190,13 +182,10 @@ def _add_answers(
                 remarks.add(OTHER_LENGTH)
         counts.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
-    notes = task.notes
-    if counts:
-        sentences = [
-            f"{count} of {len(prompts)} gold answers {remark}" for remark, count in counts.items()
-        ]
-        notes = (f"{'; '.join(sorted(sentences))}.", *notes)
-    return replace(task, prompts=tuple(prompts), notes=notes)
+    notes = [
+        f"{count} of {len(prompts)} gold answers {remark}." for remark, count in counts.items()
+    ]
+    return replace(task, prompts=tuple(prompts), notes=(*sorted(notes), *task.notes))
 
 
 def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
@@ -235,8 +224,8 @@ def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) ->
                 changes = resolve_interventions(
                     condition.intervention, parts, prompt.token_ids or ()
                 )
-            except HarnessError as error:
-                raise type(error)(f"{condition.name}, {location}: {error}") from None
+            except PromptMismatchError as error:
+                raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             # with a gap the filler is not in the prompt
             prompt = reference if find_gap(changes)[1] else prompt
             prompt = replace(prompt, intervention=changes)

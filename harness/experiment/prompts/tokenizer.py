@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -72,11 +71,7 @@ class ModelTokenizer:
         name = arguments.get("tokenizer") or weights
         if not isinstance(name, str) or not isinstance(weights, str | None):
             return None
-        tokenizer = load_tokenizer(
-            name,
-            revision=arguments.get("tokenizer_revision") or arguments.get("revision"),
-            trust_remote_code=trusts_code(arguments),
-        )
+        tokenizer = load_tokenizer(name, arguments)
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
         length = _stated_length(arguments)
@@ -126,10 +121,10 @@ def hash_token_ids(token_ids: Iterable[int]) -> str:
     return hash_text(",".join(map(str, token_ids)))
 
 
-def load_tokenizer(
-    name: str, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
     """Load a fast tokenizer of a folder, a hub name or `smollm2`.
+
+    Of the model's arguments, the revision and `trust_remote_code` are used.
 
     Raises:
         ModelError: the folder does not exist or holds no tokenizer, the hub refuses or cannot be
@@ -139,10 +134,8 @@ def load_tokenizer(
     refuse_missing_folder(name)
     from transformers import AutoTokenizer
 
-    with _hub_errors(name):
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
+    revision = arguments.get("tokenizer_revision") or arguments.get("revision")
+    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, name, revision, arguments)
     # some classes load without the files, and read every text as nothing or as unknown tokens
     if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
         raise ModelError(f"{name} has no tokenizer: expected tokenizer.json or tokenizer.model.")
@@ -166,11 +159,16 @@ def refuse_missing_folder(name: str) -> None:
         )
 
 
-@contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
-    """Turn the errors of the hub, and of libraries that read a model's folder, into ModelErrors."""
+def _load(loader: Any, name: str, revision: str | None, arguments: Mapping[str, Any]) -> Any:
+    """What a class of transformers loads.
+
+    Raises:
+        ModelError: the hub, or a library that reads the model's folder, raises an error.
+    """
     try:
-        yield
+        return loader.from_pretrained(
+            name, revision=revision, trust_remote_code=trusts_code(arguments)
+        )
     except Exception as error:
         raise ModelError(explain_hub_error(name, error)) from error
 
@@ -191,12 +189,7 @@ def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> Pretraine
     from transformers import AutoConfig
 
     name = smollm2_model.resolve_model(name)
-    with _hub_errors(name):
-        config = AutoConfig.from_pretrained(
-            name,
-            revision=arguments.get("revision"),
-            trust_remote_code=trusts_code(arguments),
-        )
+    config: PretrainedConfig = _load(AutoConfig, name, arguments.get("revision"), arguments)
     return config.get_text_config()
 
 
