@@ -221,14 +221,15 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
 
 def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
     """The problems or examples of a source, with the columns that the config names."""
-    values = config.as_written()
     baseline = [
         condition.recorded()
         for condition in config.conditions
         if condition.name == config.baseline_name
     ]
-    shared_texts = [values.get(key) for key in ("template", "question", "instruction")]
-    dataset = open_dataset(source, find_columns(values), find_columns([shared_texts, baseline]))
+    question_columns = find_columns(
+        [config.template, config.question, config.instruction, *baseline]
+    )
+    dataset = open_dataset(source, find_columns(config.as_written()), question_columns)
     if config.answer == "line":
         for problem in dataset.problems:
             if "\n" in problem.answer.strip():

@@ -438,10 +438,12 @@ class RunConfig(Strict):
         dataset: str, condition: str, layout: Layout, draw: int = 0, sample: int = 0
     ) -> str:
         """The name of a condition in a layout, with its draw of examples, and for one sample."""
-        layout_suffix = "" if layout is Layout.RAW else f"_{layout}"
-        draw_suffix = f"_draw-{draw}" if draw else ""
-        sample_suffix = f"_sample-{sample}" if sample else ""
-        return f"{dataset}_{condition}{layout_suffix}{draw_suffix}{sample_suffix}"
+        name = f"{dataset}_{condition}"
+        if layout is not Layout.RAW:
+            name += f"_{layout}"
+        if draw:
+            name += f"_draw-{draw}"
+        return f"{name}_sample-{sample}" if sample else name
 
     def as_written(self) -> dict[str, Any]:
         """The config as plain values with all defaults, from which it can be loaded."""

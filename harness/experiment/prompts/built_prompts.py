@@ -265,7 +265,7 @@ def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBas
     has_width = widths > 0
     # A token without width, such as an added BOS, lies in no segment.
     inside = np.flatnonzero(has_width & (filler == widths)).tolist()
-    straddling = has_width & (filler > 0) & (filler < widths)
+    straddling = (filler > 0) & (filler < widths)
     in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)
     return replace(
         built,
