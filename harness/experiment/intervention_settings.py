@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from harness.constants import DEFAULT_SEED, JsonObject
-from harness.errors import ConfigError, PromptMismatchError, list_near
+from harness.errors import PromptMismatchError, list_near
 from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict, UserPath
 
