@@ -39,8 +39,7 @@ def main() -> None:
     small = arguments.small
     folder = work_folder(True) if small else FIGURES
     for name in arguments.names or MINUTES:
-        duration = "a minute or two" if small else f"{MINUTES[name]} minutes on two cores"
-        say(f"{name}: about {duration}")
+        say(f"{name}: about {MINUTES[name]} minutes on two cores, or two with --small")
         shapes = arguments.shape if name == "engine" else []
         path = folder / (f"{name}-shapes.json" if shapes else f"{name}.json")
         run(name, path, small=small, shapes=shapes)

@@ -38,7 +38,7 @@ def timed(run: Callable[[int], object], length: int) -> dict[str, Any]:
 
 
 def limit(path: Path, length: int, layers: int) -> dict[str, Any]:
-    """CPU seconds of each kind of operation, their sum, and the rates of the operations."""
+    """CPU seconds of each kind of operation, and their sum."""
     facts = json.loads(path.read_text(encoding="utf-8"))
     hidden, heads = facts["hidden_size"], facts["num_attention_heads"]
     kv_heads = facts["num_key_value_heads"]
@@ -56,7 +56,7 @@ def limit(path: Path, length: int, layers: int) -> dict[str, Any]:
         "softmax": layers * pairs / rates["softmax"],
         "values": (layers - 1) * pairs * 2 * head_dim / rates["values"],
     }
-    return {"seconds": seconds, "cpu": sum(seconds.values()), "rates": rates}
+    return {"seconds": seconds, "cpu": sum(seconds.values())}
 
 
 def linear(length: int, width: int, output_width: int) -> float:

@@ -1,6 +1,6 @@
 """Simulate experiments with a known truth and test the statistics on them. Writes CALIBRATION.md.
 
-    python -m benchmarks.calibration [--small] [--seed N]
+    python -m benchmarks.calibration [--small]
 
 An experiment has a baseline and three conditions on the same problems. Problems are drawn anew for
 every experiment. The samples of a problem share its chance of success. The tests and intervals are
@@ -232,25 +232,23 @@ def _sort_key(cell: Cell) -> tuple[int, ...]:
     return key if cell.tests == CONDITIONS else (*key, cell.tests)
 
 
-def simulate_all(size: str, seed: int) -> tuple[list[Rates], list[StudyRates], list[DrawRates]]:
+def simulate_all(size: str) -> tuple[list[Rates], list[StudyRates], list[DrawRates]]:
     """Simulate all cells, studies of several models, and designs with draws, on all cores."""
     # The longest job first, so that no core waits for it at the end.
     cells = sorted(list_cells(), key=lambda cell: -cell.k)
     experiments = EXPERIMENTS[size]
     workers = len(os.sched_getaffinity(0))
     say(f"{len(cells)} settings of {experiments:,} experiments on {workers} cores")
-    rates = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         study_jobs = [
-            pool.submit(simulate_study, study, STUDIES[size], seed)
+            pool.submit(simulate_study, study, STUDIES[size], SEED)
             for study in sorted(studies(), key=lambda study: -study.m * study.k)
         ]
         draw_jobs = [
-            pool.submit(simulate_design, design, DRAWS[size], seed) for design in designs()
+            pool.submit(simulate_design, design, DRAWS[size], SEED) for design in designs()
         ]
-        for job in [pool.submit(simulate, cell, experiments, seed) for cell in cells]:
-            rates.append(job.result())
-            say(f"{len(rates)}/{len(cells)}: {rates[-1].cell}")
+        jobs = [pool.submit(simulate, cell, experiments, SEED) for cell in cells]
+        rates = [job.result() for job in jobs]
         study_rates = [job.result() for job in study_jobs]
         draw_rates = [job.result() for job in draw_jobs]
     rates.sort(key=lambda row: _sort_key(row.cell))
@@ -260,17 +258,12 @@ def simulate_all(size: str, seed: int) -> tuple[list[Rates], list[StudyRates], l
 
 def main() -> None:
     """Simulate all settings and write the page."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--seed", type=int, default=SEED)
-    arguments = parser.parse_args()
+    arguments = make_parser(__doc__).parse_args()
     size = "small" if arguments.small else "full"
-    command = "make calibrate"
-    if arguments.seed != SEED:
-        command = f"python -m benchmarks.calibration --seed {arguments.seed}"
-    facts = report.facts(command)
-    rates, study_rates, draw_rates = simulate_all(size, arguments.seed)
+    facts = report.facts("make calibrate")
+    rates, study_rates, draw_rates = simulate_all(size)
     sections = [
-        calibration_page.page(rates, {**facts, "seed": str(arguments.seed)}),
+        calibration_page.page(rates, {**facts, "seed": str(SEED)}),
         pooled_calibration.section(study_rates, STUDIES[size]),
         draws_calibration.section(draw_rates, DRAWS[size]),
     ]

@@ -1,32 +1,30 @@
-"""One engine of `benchmarks.engine`, and the figures that are measured with it.
+"""The engines of one shape, which take turns, and the figures that `benchmarks.engine` describes.
 
-    python -m benchmarks.engine_session plain|hooks FOLDER REQUESTS
-
-FOLDER holds the `config.yaml` of `benchmarks.engine`. After each side the figures are written to
-FOLDER/plain.json or FOLDER/hooks.json: a session that is cut off loses the current side only.
+Both engines are open on the one device all the time, so what makes the machine slower for a while
+does not make one of them slower. After each side all figures are written to session.json, so that
+little is lost if the machine is.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from attention_probe.measure.engine_fields import AVERAGES
-from benchmarks.runs import run_mless_here, say, write_json
+from attention_probe.measure.prompt_fields import AVERAGES
+from benchmarks.runs import read_json, run_mless_here, say, write_json
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
-from harness.engines.interventions.open_layers import opened_layers, refuse_to_open
+from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError
+from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Request, make_plan, make_requests
 from harness.experiment.run_config import load_config
 
@@ -41,13 +39,9 @@ Interventions of the kind `function` use the code of the kind `redistribute`.
 """
 
 
-class Step(NamedTuple):
-    """The moment at which a step ended."""
-
-    wall: float
-    cpu: float
-    tokens: int
-    is_full: bool
+RAW, GREEDY_RAW = "raw vLLM", "raw vLLM, greedy"
+ROUNDS = 2
+"""In each round all sides are measured. Raw vLLM comes first in each, and after the last one."""
 
 
 class StepTimes:
@@ -57,225 +51,203 @@ class StepTimes:
 
     Args:
         engine: The `vllm.LLMEngine`.
-        requests: The number of requests. While all of them are unfinished the engine is full.
     """
 
-    def __init__(self, engine: Any, requests: int) -> None:
-        self._engine, self._requests = engine, requests
-        self._tokens = 0
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._tokens = self._requests = 0
         self._step_cpu = 0.0
-        self._steps: list[Step] = []
+        self._clocks: list[tuple[float, float]] = []
         self._closed_cpu: float | None = None
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Record the steps within the context, of any caller."""
-        engine, processor = self._engine, self._engine.output_processor
+        engine = self._engine
         add_request, step = engine.add_request, engine.step
-        process_outputs = processor.process_outputs
 
         def add_and_note(*arguments: Any, **keywords: Any) -> Any:
-            if not self._steps:
+            if not self._clocks:
                 self._note()
             return add_request(*arguments, **keywords)
-
-        def count_and_process(outputs: Any, *arguments: Any, **keywords: Any) -> Any:
-            self._tokens += sum(len(output.new_token_ids) for output in outputs)
-            return process_outputs(outputs, *arguments, **keywords)
 
         def step_and_note() -> Any:
             started = time.thread_time()
             outputs = step()
             self._step_cpu += time.thread_time() - started
+            self._requests += len(outputs)
+            self._tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
             self._note()
             return outputs
 
         engine.add_request, engine.step = add_and_note, step_and_note
-        processor.process_outputs = count_and_process
         try:
             yield
         finally:
-            del engine.add_request, engine.step, processor.process_outputs
+            del engine.add_request, engine.step
 
     def _note(self) -> None:
-        is_full = self._engine.get_num_unfinished_requests() == self._requests
-        step = Step(time.monotonic(), time.process_time(), self._tokens, is_full)
-        self._steps.append(step)
+        self._clocks.append((time.monotonic(), time.process_time()))
 
     def note_close(self) -> None:
         """Note the CPU time of now: `mless run` journals and grades until it closes its engine."""
         self._closed_cpu = time.process_time()
 
     def figures(self) -> dict[str, Any]:
-        """Tokens, seconds, and microseconds of the client's CPU time for a token.
-
-        They are of the whole side, and (`full_`) of the time in which the engine was full.
-        """
-        first, last = self._steps[0], self._steps[-1]
-        last_cpu = last.cpu if self._closed_cpu is None else self._closed_cpu
-        full_steps = [step for step in self._steps if step.is_full]
-        full_first, full_last = full_steps[0], full_steps[-1]
-        full_tokens = full_last.tokens - full_first.tokens
+        """Tokens, seconds, and microseconds of the client's CPU time for a token."""
+        (start, start_cpu), *_, (end, end_cpu) = self._clocks
         return {
             "requests": self._requests,
             "tokens": self._tokens,
-            "seconds": last.wall - first.wall,
-            "client_us": 1e6 * (last_cpu - first.cpu) / self._tokens,
+            "seconds": end - start,
+            "client_us": 1e6 * ((self._closed_cpu or end_cpu) - start_cpu) / self._tokens,
             "step_us": 1e6 * self._step_cpu / self._tokens,
-            "full_tokens": full_tokens,
-            "full_seconds": full_last.wall - full_first.wall,
-            "full_client_us": 1e6 * (full_last.cpu - full_first.cpu) / full_tokens,
         }
 
 
+class Side(NamedTuple):
+    """What is measured together.
+
+    Attributes:
+        name: What is served.
+        kind: `raw`, `mless`, `hooks`, `recording` or `intervention`.
+        reference: The side whose time is 1; empty if this one is not compared.
+        engine: Serves all requests.
+        serve: Hands the requests to the engine, and waits for all completions.
+    """
+
+    name: str
+    kind: str
+    reference: str
+    engine: VLLMEngine
+    serve: Callable[[StepTimes], None]
+
+
 class Session:
-    """An engine, and the figures of the sides that it has served.
+    """The requests of all sides, and the figures of those that were measured.
 
     Args:
-        name: `plain`, or `hooks`: the attention of all layers and the activations of Layer 1 open.
         folder: Has the config, and takes the figures.
         request_count: The number of problems, and of the requests of a side.
     """
 
-    def __init__(self, name: str, folder: Path, request_count: int) -> None:
-        self.name, self.folder, self.request_count = name, folder, request_count
+    def __init__(self, folder: Path, request_count: int) -> None:
+        self.folder, self.request_count = folder, request_count
         self.config = load_config(folder / "config.yaml")
         self._plan = make_plan(self.config, limit=request_count)
-        arguments = self.config.model_arguments()
-        if name == "hooks":
-            layers = {
-                **opened_layers(self.config.interventions),
-                "recorded": "all",
-                "set_count": AVERAGES,
-            }
-            refuse_to_open(arguments, layers)
-            arguments["interventions"] = {"layers": layers}
-        started = time.monotonic()
-        self.engine = VLLMEngine(arguments)
         prompts = self.requests("mless")
-        self._figures: dict[str, Any] = {
-            "load_seconds": time.monotonic() - started,
-            "facts": self.engine.facts(),
+        self.figures: dict[str, Any] = {
             "dataset": self._plan.full_dataset.name,
             "prompt_tokens": mean(len(request.prompt_token_ids or ()) for request in prompts),
+            "load_seconds": {},
             "sides": [],
         }
 
-    def requests(self, condition: str) -> list[Request]:
+    def requests(self, condition: str, *, is_greedy: bool = False) -> list[Request]:
         """The requests of a condition, which every side of the benchmark answers."""
-        requests = make_requests(self._plan, self.config.resolve_sampling(None))
-        tasks = self._plan.tasks
+        sampling = self.config.resolve_sampling(None)
+        if is_greedy:
+            sampling = Sampling(max_tokens=sampling.max_tokens)
+        requests, tasks = make_requests(self._plan, sampling), self._plan.tasks
         return [request for request in requests if tasks[request.task].condition.name == condition]
 
-    def measure(self, name: str, kind: str, serve: Callable[[StepTimes], None]) -> None:
-        """Measure one side: the engine answers all requests."""
-        say(f"{self.name}: {name}")
-        vllm_engine = self.engine._engine
+    def measure(self, side: Side) -> None:
+        """Measure one side: its engine answers all requests."""
+        say(side.name)
+        vllm_engine = side.engine._engine
         if not vllm_engine.reset_prefix_cache():
             raise EngineError("Requests of the side before are still running.")
-        times = StepTimes(vllm_engine, self.request_count)
+        times = StepTimes(vllm_engine)
         with times.recorded():
-            serve(times)
-        self._figures["sides"].append({"name": name, "kind": kind, **times.figures()})
-        write_json(self.folder / f"{self.name}.json", self._figures)
-
-    def measure_stream(self, name: str, kind: str, requests: Sequence[Request]) -> None:
-        """Measure mless's engine alone, without journal and grading."""
-
-        def serve(_: StepTimes) -> None:
-            for _finished in self.engine.stream(requests):
-                pass
-
-        self.measure(name, kind, serve)
+            side.serve(times)
+        figures = {"kind": side.kind, "reference": side.reference, **times.figures()}
+        self.figures["sides"].append({"name": side.name, **figures})
+        write_json(self.folder / "session.json", self.figures)
 
 
-def measure_plain(session: Session) -> None:
-    """Raw vLLM and `mless run` in turn, after a run that warms the engine up."""
-    with shared_engine(session.engine) as shutdown_callbacks:
+def list_sides(session: Session, plain: VLLMEngine, hooks: VLLMEngine) -> list[Side]:
+    """The sides in the order in which they are measured; those with hooks have no journal."""
+    requests, greedy = (session.requests("mless", is_greedy=flag) for flag in (False, True))
+    # of each set of queries, all queries
+    recorded = [
+        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
+        for request in requests
+    ]
+    layer_count = hooks._engine.vllm_config.model_config.hf_text_config.num_hidden_layers
+    generate, stream = partial(generate_raw, session, plain), partial(stream_with_hooks, hooks)
+    sides = [
+        Side(RAW, "raw", "", plain, partial(generate, requests)),
+        Side("mless run", "mless", RAW, plain, partial(run_config, session, plain)),
+        Side("hooks unused", "hooks", "", hooks, partial(stream, requests, 0)),
+        Side(GREEDY_RAW, "raw", "", plain, partial(generate, greedy)),
+        Side("hooks unused, greedy", "hooks", GREEDY_RAW, hooks, partial(stream, greedy, 0)),
+    ]
+    for name, layers in (("Layers 1 to 3", 3), ("all layers", layer_count)):
+        serve = partial(stream, recorded, layers)
+        sides.append(Side(f"attention recorded, {name}", "recording", RAW, hooks, serve))
+    for condition, effect in ARMS.items():
+        serve = partial(stream, session.requests(condition), 0)
+        sides.append(Side(effect, "intervention", RAW, hooks, serve))
+    return sides
 
-        def serve_raw(_: StepTimes) -> None:
-            generate_raw(session)
 
-        def serve_mless(times: StepTimes) -> None:
-            shutdown_callbacks.append(times.note_close)
-            run_config(session)
-            shutdown_callbacks.clear()
-
-        session.measure("warm-up", "raw", serve_raw)
-        session.measure("raw vLLM", "raw", serve_raw)
-        for _ in range(2):
-            session.measure("mless run", "mless", serve_mless)
-            session.measure("raw vLLM", "raw", serve_raw)
+def stream_with_hooks(
+    engine: VLLMEngine, requests: Sequence[Request], layers: int, _: StepTimes
+) -> None:
+    """Answer requests in mless's engine; the first `layers` may be recorded."""
+    engine._engine.collective_rpc(record_layers, args=(layers,))
+    for _finished in engine.stream(requests):
+        pass
 
 
-def generate_raw(session: Session) -> None:
+def generate_raw(
+    session: Session, engine: VLLMEngine, requests: Sequence[Request], _: StepTimes
+) -> None:
     """Call `LLM.generate` once with all requests, as somebody without mless would."""
     from vllm import LLM, TokensPrompt
 
-    requests = session.requests("mless")
     prompts = [
         TokensPrompt(prompt_token_ids=list(request.prompt_token_ids or ())) for request in requests
     ]
     parameters = [sampling_parameters(request) for request in requests]
     for request_parameters in parameters:
         request_parameters.detokenize = True  # as vLLM does where nobody says otherwise
-    llm = LLM(**engine_arguments(session.config.model_arguments()))
+    with shared_engine(engine):
+        llm = LLM(**engine_arguments(session.config.model_arguments()))
     llm.generate(prompts, parameters, use_tqdm=False)
 
 
-def run_config(session: Session) -> None:
+def run_config(session: Session, engine: VLLMEngine, times: StepTimes) -> None:
     """The command `mless run` in this process: it makes prompts, journals and grades."""
     output = session.folder / f"run-{time.monotonic_ns()}"
     command = ["run", str(session.folder / "config.yaml"), "--quiet", "--output", str(output)]
     command += ["--limit", str(session.request_count), "--set", "conditions=[mless]"]
     thresholds = gc.get_threshold()
     try:
-        run_mless_here(command)
+        with shared_engine(engine, times.note_close):
+            run_mless_here(command)
     finally:
         gc.set_threshold(*thresholds)  # which the command raises; raw vLLM has Python's own
 
 
 @contextmanager
-def shared_engine(owner: VLLMEngine) -> Iterator[list[Callable[[], None]]]:
-    """Within the context every start of vLLM gets this engine, and nobody shuts it down.
+def shared_engine(
+    owner: VLLMEngine, note_close: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Within the context every start of vLLM gets this engine.
 
-    Yields:
-        Functions that are called where the engine would be shut down.
+    Nobody shuts it down: `note_close` is called instead.
     """
     from vllm import LLMEngine
 
     engine, core = owner._engine, owner._engine.engine_core
     start, shutdown = LLMEngine.from_engine_args, core.shutdown
-    shutdown_callbacks: list[Callable[[], None]] = []
-
-    def call_back(**_: Any) -> None:
-        for callback in shutdown_callbacks:
-            callback()
-
     LLMEngine.from_engine_args = lambda *_, **__: engine
-    core.shutdown = call_back
+    core.shutdown = lambda **_: note_close and note_close()
     try:
-        yield shutdown_callbacks
+        yield
     finally:
         LLMEngine.from_engine_args, core.shutdown = start, shutdown
-
-
-def measure_hooks(session: Session) -> None:
-    """The same requests with hooks: unused, recording, and under interventions."""
-    requests = session.requests("mless")
-    session.measure_stream("warm-up", "hooks", requests)
-    session.measure_stream("hooks unused", "hooks", requests)
-    # of each set of queries, all queries
-    recorded = [
-        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
-        for request in requests
-    ]
-    model = json.loads((session.folder / "model" / "config.json").read_text(encoding="utf-8"))
-    for name, count in (("Layers 1 to 3", 3), ("all layers", model["num_hidden_layers"])):
-        session.engine._engine.collective_rpc(record_layers, args=(count,))
-        session.measure_stream(f"attention recorded, {name}", "recording", recorded)
-    for condition, effect in ARMS.items():
-        session.measure_stream(effect, "intervention", session.requests(condition))
 
 
 def record_layers(worker: Any, count: int) -> None:
@@ -283,20 +255,31 @@ def record_layers(worker: Any, count: int) -> None:
 
     A run opens the layers that it records, and no others.
     """
-    worker._interventions._recorded_layers = set(range(count))
+    worker._interventions._recorded_layers = list(range(count))
 
 
-MEASURES = {"plain": measure_plain, "hooks": measure_hooks}
+def run_session(folder: Path, request_count: int) -> dict[str, Any]:
+    """Load the engines, warm them up, measure all sides in turn, and return the figures.
 
-
-def run_session() -> None:
-    """Load the engine, and measure."""
-    name, folder, request_count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for `record_layers`, a function
-    session = Session(name, folder, request_count)
-    with closing(session.engine):
-        MEASURES[name](session)
-
-
-if __name__ == "__main__":
-    run_session()
+    Raises:
+        HarnessError: an engine does not start, or stops.
+    """
+    session = Session(folder, request_count)
+    layer_count = read_json(folder / "model" / "config.json")["num_hidden_layers"]
+    recording = {"recorded": list(range(layer_count)), "set_count": AVERAGES}
+    layers = opened_layers(session.config.interventions) | recording
+    options = {"plain": {}, "hooks": {"interventions": {"layers": layers}}}
+    with ExitStack() as stack:
+        engines = []
+        for name in options:
+            started = time.monotonic()
+            engine = VLLMEngine(session.config.model_arguments() | options[name])
+            engines.append(stack.enter_context(closing(engine)))
+            session.figures["load_seconds"][name] = time.monotonic() - started
+        session.figures["facts"] = engines[0].facts()
+        sides = list_sides(session, *engines)
+        for side in (sides[0], sides[-1]):
+            session.measure(side._replace(name="warm-up"))
+        for side in (*sides * ROUNDS, sides[0]):
+            session.measure(side)
+    return session.figures

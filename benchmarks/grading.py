@@ -64,8 +64,6 @@ def measure(folder: Path, small: bool) -> dict[str, Any]:
         "The labelled pairs are this project's. Many were written because its grader once misread "
         "them, so they rank no graders.",
     ]
-    if DATA == PROBLEMS:
-        notes.append("MATH500_PATH names no file. Answers of MATH-500 take longer to compare.")
     return {
         "title": "Grading",
         "what": f"Answers made from {data}, {pool['pairs']:,} distinct pairs of answer and gold. "

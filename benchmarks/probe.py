@@ -1,7 +1,7 @@
 """The cost of the probe, relative to other ways to the same weights and to bare arithmetic.
 
-A Qwen2.5-Math-1.5B with random weights reads prompts of 128, 512 and 2,048 tokens on one core; each
-figure is from a fresh process. Then the command `mless probe` reads 500 problems in four conditions
+A Qwen2.5-Math-1.5B with random weights reads a prompt of 2,048 tokens on one core; each figure is
+from a fresh process. Then the command `mless probe` reads 500 problems in four conditions
 with a Qwen2.5-Math-7B. MATH500_PATH names the file of MATH-500; without it the problems are
 those of the tests.
 
@@ -34,14 +34,13 @@ from benchmarks.runs import (
 )
 from harness.experiment.problems import PATH_VARIABLE
 
-LENGTHS, SMALL_LENGTHS = (128, 512, 2048), (64,)
+LENGTH, SMALL_LENGTH = 2048, 64
 LAYERS = 3
 ROUNDS = 3
 """The number of rounds. A round measures the probe, then the bare arithmetic.
 
 A row has the smallest CPU time over the rounds.
 """
-EAGER = "Hugging Face `output_attentions`, whole model"
 
 TARGET_LIMIT = 1.25
 TARGET_CPU = 20
@@ -66,23 +65,22 @@ def main() -> None:
 def measure(folder: Path, small: bool) -> Figures:
     """Measure all figures."""
     processes = _Processes(folder, small)
-    compared: dict[int, dict[str, Any]] = {}
-    for length in SMALL_LENGTHS if small else LENGTHS:
-        rounds = [_measure_round(processes, length) for _ in range(1 if small else ROUNDS)]
-        fastest = {
-            name: min((measured[name] for measured in rounds), key=itemgetter("cpu"))
-            for name in rounds[0]
-        }
-        compared[length] = {**fastest, "full_eager": processes.way("full_eager", length)}
+    length = SMALL_LENGTH if small else LENGTH
+    rounds = [_measure_round(processes, length) for _ in range(1 if small else ROUNDS)]
+    ways = {
+        name: min((measured[name] for measured in rounds), key=itemgetter("cpu"))
+        for name in rounds[0]
+    }
+    ways["full_eager"] = processes.way("full_eager", length)
     command = processes.command()
     return {
         "title": "Attention probe",
         "what": f"Qwen2.5-Math-1.5B with random weights in float32 on one core; {LAYERS} layers "
         "unless a row says otherwise. CPU: the least time of a few forward passes. Memory: the "
         "peak of the process, with weights.",
-        "rows": [*_rows(compared), *_command_rows(command)],
-        "notes": _notes(compared[max(compared)], command),
-        "compared": {str(length): ways for length, ways in compared.items()},
+        "rows": [*_rows(length, ways), *_command_rows(command)],
+        "notes": _notes(ways, command),
+        "compared": ways,
         "command": command,
     }
 
@@ -112,7 +110,7 @@ class _Processes:
         self._folder, self._small = folder, small
         self._config = folder / "config.json"
         shape = SHAPES["tiny" if small else "qwen2.5-math-1.5b"]
-        write_json(self._config, {**shape, "max_position_embeddings": LENGTHS[-1]})
+        write_json(self._config, {**shape, "max_position_embeddings": LENGTH})
 
     def way(self, way: str, length: int, *, layers: int = LAYERS) -> dict[str, Any]:
         """Measure one of the ways of `benchmarks.attention`."""
@@ -164,28 +162,19 @@ def _prompt_sizes(path: Path) -> list[int]:
         return [len(trace.tokens) for trace in traces]
 
 
-def _rows(compared: Mapping[int, Mapping[str, Measured]]) -> list[Row]:
-    """Compare the ways at the greatest length, and with Hugging Face at the shorter ones."""
-    longest = max(compared)
-    ways = compared[longest]
+def _rows(length: int, ways: Mapping[str, Measured]) -> list[Row]:
+    """Compare the ways."""
     probe, layer_1, eager = ways["probe"], ways["layer_1"], ways["full_eager"]
-    layers = f"{longest:,} tokens, Layers 1 to {LAYERS}"
-    layer_1_title = f"{longest:,} tokens, Layer 1 alone"
+    layers = f"{length:,} tokens, Layers 1 to {LAYERS}"
     against_arithmetic = "CPU against bare arithmetic"
-    rows = [
+    whole_model = "Hugging Face `output_attentions`, whole model"
+    return [
         _compare(f"{layers}: {against_arithmetic}", probe, ways["limit"], most=TARGET_LIMIT),
-        _compare(f"{layers}: CPU of {EAGER}", eager, probe, least=TARGET_CPU),
+        _compare(f"{layers}: CPU of {whole_model}", eager, probe, least=TARGET_CPU),
         _compare("the same: peak memory", eager, probe, key="peak", least=TARGET_MEMORY),
         _compare("the same for Layer 1 alone: CPU", eager, layer_1, least=TARGET_LAYER_1),
-        _compare(f"{layer_1_title}: {against_arithmetic}", layer_1, ways["layer_1_limit"]),
+        _compare(f"Layer 1 alone: {against_arithmetic}", layer_1, ways["layer_1_limit"]),
     ]
-    for length, ways in compared.items():
-        if length != longest:
-            probe, eager = ways["probe"], ways["full_eager"]
-            measured = f"{_describe(eager)}; the probe {_describe(probe)}"
-            ratio = eager["cpu"] / probe["cpu"]
-            rows.append(row(f"{length:,} tokens: {EAGER}", measured, ratio=ratio))
-    return rows
 
 
 def _compare(
@@ -223,23 +212,15 @@ def _command_rows(command: Measured) -> list[Row]:
     return rows
 
 
-def _describe(measured: Measured) -> str:
-    return ", ".join(_quantity(key, measured[key]) for key in ("cpu", "peak"))
-
-
 def _quantity(key: str, value: float) -> str:
     return f"{value / 1e9:.2f} GB" if key == "peak" else f"{value:.3g} s"
 
 
 def _notes(ways: Mapping[str, Measured], command: Measured) -> list[str]:
-    limit, eager = ways["limit"], ways["full_eager"]
-    kinds = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in limit["seconds"].items())
-    rates = ", ".join(f"{name} {rate / 1e9:.3g}" for name, rate in limit["rates"].items())
-    logits = eager["logits_cpu_seconds"]
+    seconds = ways["limit"]["seconds"]
+    kinds = ", ".join(f"{name} {value:.3g} s" for name, value in seconds.items())
     return [
-        f"Arithmetic: {kinds}. Rates: {rates} (10^9 operations, or elements of softmax, in a CPU "
-        "second), each with its fastest block size.",
-        f"Logits take {logits:.1f} s of the whole model's {eager['cpu']:.1f} s.",
+        f"Arithmetic: {kinds}, each with its fastest block size.",
         "The probe also computes its measures from the weights; `output_attentions` only returns "
         "the matrices.",
         f"The command: {command['dataset']}, {command['tokens']:,} tokens in "

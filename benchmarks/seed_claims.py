@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attention_probe.figures.figure_config import PromptsConfig
-from attention_probe.measure.prompt_fields import RecordOptions
 from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.prompts_config import open_source
 from attention_probe.prompts.token_roles import ROLES
 from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.report import table
-from benchmarks.runs import make_parser, say, work_folder
+from benchmarks.runs import make_parser, work_folder
 from harness.analysis.problem_selection import select
 from harness.constants import Definition, View
 from harness.errors import HarnessError
@@ -97,15 +96,9 @@ def load(folder: Path, model: str = "smollm2", prompts: PromptsConfig = PROMPTS)
     Raises:
         HarnessError: The stored traces are of something else, or new ones cannot be measured.
     """
-    settings = ProbeSettings(
-        model=model,
-        layers=LAYERS,
-        conditions=("wo", *FILLED),
-        record=RecordOptions(activations=True),
-    )
+    settings = ProbeSettings(model=model, layers=LAYERS, conditions=("wo", *FILLED))
     source = open_source(prompts, FILLED, settings.load_tokenizer)
     path = folder / f"{source.prompts_sha256[:8]}.traces"
-    say(str(path))
     run_probe(source, prompts, settings, path)
     problem_ids = [problem.id for problem in select(source, prompts)]
     with AttentionTraces(path) as traces:
@@ -170,16 +163,13 @@ def numbers(measured: Traces, definition: Definition) -> Iterator[tuple[str, str
     curves, full = average(measured, definition), average(measured, definition, "full")
     in_filler = full.roles == ROLES.index("filler")
     first, *_, last = full.x[in_filler]
-    mless = full.mean("mless", "filler")
-    to_outside = mless / full.mean("mless", "filler", outside=True)
-    to_sentence = mless / full.mean("random", "filler")
+    to_outside = full.mean("mless", "filler") / full.mean("mless", "filler", outside=True)
     yield "a: positions of the filler", f"{first} to {last}"
     yield "a, d: weight in the filler / outside", format_heads(to_outside)
     for role in ("problem", "filler"):
         is_higher = full.at("mless", role) > full.at("random", role)
         share = format_heads(is_higher.mean(axis=1), 0, percent=True)
         yield f"b: positions of the {role} where Mless is above the sentence", share
-    yield "b: weight in the filler, Mless / sentence", format_heads(to_sentence)
     for name in ("mless", "random"):
         spread = full.at(name, "filler").std(axis=1) / full.mean(name, "filler")
         yield f"b, d: standard deviation / mean in the filler, {name}", format_heads(spread)
@@ -194,24 +184,13 @@ def numbers(measured: Traces, definition: Definition) -> Iterator[tuple[str, str
     yield "e: heads whose highest peak is higher with Mful", count_higher_peaks(curves, "mful")
 
 
-def activations(measured: Traces, quantity: str) -> str:
-    """The change of the mean of a quantity of the first MLP with each filler."""
-    means = {
-        name: np.mean([trace.activations[quantity] for trace in traces])
-        for name, traces in measured.items()
-    }
-    return ", ".join(f"{name} {100 * (means[name] / means['wo'] - 1):+.1f} %" for name in FILLED)
-
-
 def page(measured: Traces) -> Iterator[str]:
-    """Both tables in Markdown, and the changes of the first MLP."""
+    """Both tables in Markdown."""
     header, *rows = layers_table(measured)
     yield table(header, rows).rstrip()
     by_definition = [dict(numbers(measured, definition)) for definition in DEFINITIONS]
     rows = [[name, *(values[name] for values in by_definition)] for name in by_definition[0]]
     yield table(["Layer 1", *DEFINITIONS], rows).rstrip()
-    for quantity in ("near_zero_c0.1", "l1"):
-        yield f"first MLP, {quantity}: {activations(measured, quantity)}"
 
 
 def main() -> None:

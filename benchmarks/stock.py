@@ -20,15 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Figures, Row, row
-from benchmarks.runs import (
-    PROBLEMS,
-    read_json,
-    run_benchmark,
-    run_logged,
-    run_mless,
-    say,
-    write_json,
-)
+from benchmarks.runs import PROBLEMS, read_json, run_benchmark, run_logged, run_mless, write_json
 from harness import resources
 
 Call = Mapping[str, Any]
@@ -131,25 +123,16 @@ def main() -> None:
 def measure(folder: Path, small: bool) -> Figures:
     """Measure all figures."""
     limit = SMALL_LIMIT if small else None
-    say("stock: one mless run of three conditions")
     mless_call = run_mless(MLESS_OVERRIDES, folder / "mless", folder / "mless.log", limit=limit)
-    _report("stock", mless_call)
     conditions = CONDITIONS[:1] if small else CONDITIONS
     calls = {}
     for name, called in ((FASTEST, conditions), *((name, (name,)) for name in conditions)):
         log = folder / f"{called[0]}-{len(called)}.log"
-        say(f"stock: lm_eval on {', '.join(called)}; progress is in {log}")
         output = folder / "calls" / name.replace(" ", "-")
         batch_size = "auto" if name == FASTEST else "1"
         calls[name] = run_lm_eval(called, output, log, batch_size=batch_size, limit=limit)
-        _report(name, calls[name])
     correct = read_accuracies(folder / "mless", [f"demo_{condition}" for condition in CONDITIONS])
     return _figures(mless_call, correct, calls)
-
-
-def _report(name: str, call: Call) -> None:
-    generation, wall = call["generation_seconds"], call["wall_seconds"]
-    say(f"{name}: {generation} s of generation, {wall} s in all")
 
 
 def _figures(mless_call: Call, correct: list[float], calls: dict[str, Call]) -> Figures:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from scipy.special import expit, logit
 
 from benchmarks.report import table
-from benchmarks.runs import ROOT, make_parser, say
+from benchmarks.runs import ROOT, make_parser
 from harness.analysis.other_texts import place_effect
 from harness.array_types import Floats
 from harness.constants import NOT_SHOWN
@@ -134,7 +134,6 @@ def page(runs: int) -> str:
         if shares["called"] > 7:
             cells["called"] = f"**{cells['called']}**"
         rows.append([*map(str, setting.values()), *cells.values()])
-        say(" | ".join(rows[-1]))
     error = 100 * (0.07 * 0.93 / runs) ** 0.5
     return TEXT.format(runs=runs, seed=SEED, error=error) + table([*setting, *shares], rows)
 

@@ -16,8 +16,8 @@ from tests.conftest import PATIENCE, needs_vllm, run_program, succeeded
 from tests.make import ROOT, run_plan
 
 FOLDER = ROOT / "benchmarks"
-HELPER_MODULES = {"attention", "engine_session", "other_texts", "sink"}
-"""Modules that `probe` and `engine` run in processes of their own, and one that reads runs."""
+HELPER_MODULES = {"attention", "other_texts", "sink"}
+"""A module that `probe` runs in processes of its own, and two that read runs."""
 STARTS_VLLM = {"engine", "stock"}
 MAIN = 'if __name__ == "__main__":'
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
