@@ -247,24 +247,24 @@ class VLLMEngine:
         return finished
 
     def _add_attention(self, completion: Completion) -> Completion:
-        """Add the attention that was recorded of the prompt, if it is recorded.
-
-        The engine answers such a call between two steps only. So the attention of all finished
-        prompts is taken at once.
-        """
+        """Add the attention that was recorded of the prompt, if it is recorded."""
         recording = self._recording_names.pop(completion.request_id, None)
         if recording is None:
             return completion
         if recording not in self._attention:
-            ranks = self._calls.call(lambda: self._engine.collective_rpc("mless_take_attention"))
-            for name in ranks[0]:  # each rank has some of the heads, of all requests
-                arrays = []
-                for rank in ranks:
-                    shape, data = rank[name]
-                    arrays.append(np.frombuffer(data, np.float32).reshape(shape))
-                # [layer, set, head, key]: tensor parallelism splits the heads
-                self._attention[name] = np.concatenate(arrays, axis=2)
+            self._calls.call(self._read_attention)
         return replace(completion, attention=self._attention.pop(recording))
+
+    def _read_attention(self) -> None:
+        """Read the attention of all finished prompts.
+
+        The engine answers such a call between two steps only, so it is not made for each prompt.
+        """
+        ranks = self._engine.collective_rpc("mless_take_attention")
+        for name in ranks[0]:  # each rank has some of the heads, of all requests
+            arrays = [np.memmap(*rank[name]) for rank in ranks]
+            # [layer, set, head, key]: tensor parallelism splits the heads
+            self._attention[name] = np.concatenate(arrays, axis=2)
 
     def _died(self) -> EngineError:
         cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."

@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,6 +200,9 @@ def record_sums(folder, requests, **changes):
         with closing(open_recorder(arguments, layers, 3)) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}
+            paths = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+            # a file is open until the sums of later prompts are taken
+            assert sum("memfd:attention" in path for path in paths) < 3
     return [attention[request.problem_id] for request in requests], preemptions
 
 

@@ -35,6 +35,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 GEMMA_HEADS = 8
 """Query heads of Gemma3-4b-it, whose Head 8 is drawn."""
+CHUNKS = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}
+
 PROMPTS = f"prompts={{run: {GREEDY_RUN}, n: 4}}"
 
 
@@ -87,10 +89,11 @@ def read_interventions(weight=10):
 
 
 @slow_engine
-def test_attention_under_interventions_follows_from_attention_without_them(tmp_path):
+@pytest.mark.parametrize("engine", [{}, CHUNKS], ids=["whole", "chunks"])
+def test_attention_under_interventions_follows_from_attention_without_them(engine, tmp_path):
     path, names = tmp_path / "t.traces", ("slashes", "sink", "hidden", "bias", "phantom")
     record = RecordOptions(rows="last:9")
-    settings = ProbeSettings(layers=(0, 1, 2), conditions=names, record=record, engine={})
+    settings = ProbeSettings(layers=(0, 1, 2), conditions=names, record=record, engine=engine)
     run_probe(read_interventions(), Criterion(), settings, path)
     with AttentionTraces(path) as traces:
         by_condition = {trace.condition: trace for trace in traces}

@@ -7,7 +7,6 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from harness.engines.interventions.arithmetic import (
     AttentionChanges,
@@ -26,15 +25,13 @@ class Recording:
     Attributes:
         sets: Sets of queries [set, token]; see `Request.record`.
         query_count: The number of queries that have come.
-        sums: [layer, set, head, key] The sums over all queries, once they have left the device.
+        sums: [layer, set, head, key] The sums over these queries, on the device.
     """
 
-    sums: Tensor
-
-    def __init__(self, sets: Sequence[Sequence[int]]) -> None:
+    def __init__(self, sets: Sequence[Sequence[int]], layer_count: int) -> None:
         self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
+        self.sums = torch.empty(layer_count, 0)
         self._keys: dict[int, Tensor] = {}
-        self._sums: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return int(self.sets.shape[1])
@@ -52,21 +49,15 @@ class Recording:
         self._keys[layer][index:stop] = key
         return self._keys[layer][:stop]
 
-    def add(self, layer: int, sums: Tensor) -> None:
-        """Add the sums [head, set, key] of some queries; they have none for later keys."""
-        if layer in self._sums:
-            # queries of an earlier chunk see no later keys, so their sums are shorter
-            self._sums[layer][..., : sums.shape[-1]] += sums
-        else:
-            self._sums[layer] = pad(sums, (0, len(self) - sums.shape[-1]))
+    def add(self, index: int, sums: Tensor) -> None:
+        """Add the sums [set, head, key] of some queries in a layer; they have none for later keys.
 
-    def leave_device(self) -> None:
-        """Move the sums to the CPU, if all queries have come."""
-        if self.query_count == len(self) and self._sums:
-            self._keys.clear()
-            layers = torch.stack([sums for _, sums in sorted(self._sums.items())]).cpu()
-            self.sums = layers.transpose(1, 2)
-            self._sums.clear()
+        `index` is that of the layer among those that are recorded.
+        """
+        if not self.sums.numel():
+            self.sums = sums.new_zeros(len(self.sums), *sums.shape[:2], len(self))
+        # queries of an earlier chunk see no later keys, so their sums are shorter
+        self.sums[index, ..., : sums.shape[-1]] += sums
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long, and a step makes hundreds

@@ -9,7 +9,10 @@ backend.
 Rows are counted: an operation that was skipped, as by a CUDA graph, ends the run.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import BufferedWriter
 from itertools import chain
 from typing import Any
 
@@ -65,6 +68,9 @@ class WorkerInterventions:
         self._recordings: dict[str, Recording] = {}
         self._recorded_queries: list[RecordedQueries] = []
         self._taken_names: set[str] = set()
+        self._sent_sums: RawSums = {}
+        self._writer = ThreadPoolExecutor(1)
+        self._writes: list[Future[BufferedWriter]] = []
         self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
         self._new_source: dict[int, Tensor] | None = None
@@ -75,12 +81,12 @@ class WorkerInterventions:
         self._layer_count = config.num_hidden_layers
         self._hook_runner()
         self._changed_layers = {*layers["attention"]}
-        self._recorded_layers = {*layers.get("recorded", ())}
+        self._recorded_layers = [*layers.get("recorded", ())]
         self._head_count = self._config.model_config.get_num_attention_heads(
             self._config.parallel_config
         )
         self._set_count = layers.get("set_count", 0)
-        for layer in sorted(self._changed_layers | self._recorded_layers):
+        for layer in sorted(self._changed_layers.union(self._recorded_layers)):
             self._open(layer)
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
@@ -123,9 +129,7 @@ class WorkerInterventions:
     def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
         """List the changes and recordings of the next step, and move positions after gaps."""
         self.check()
-        for chunk in self._chunks:
-            if chunk.recording:
-                chunk.recording.leave_device()
+        self._send_sums()
         inputs = self._prepare(scheduled, counts)
         self._list_chunks(counts)
         self._compute_sources()
@@ -230,7 +234,8 @@ class WorkerInterventions:
         """The recording of a prompt if a step has new queries for it, and the first new query."""
         if not options or index >= len(options["sets"][0]) or options["name"] in self._taken_names:
             return None, 0
-        recording = self._recordings.setdefault(options["name"], Recording(options["sets"]))
+        new_recording = Recording(options["sets"], len(self._recorded_layers))
+        recording = self._recordings.setdefault(options["name"], new_recording)
         first, stop = recording.query_count, min(index + token_count, len(recording))
         if index > first:
             raise RuntimeError(
@@ -246,13 +251,14 @@ class WorkerInterventions:
     def _largest_bytes(self) -> int:
         """The most memory that recording may take.
 
-        These are the sums of a step's prompts, the keys of two prompts in chunks, and weights.
+        These are the sums of a step's prompts and their copy, the keys of two prompts in chunks,
+        and weights.
         """
         model, heads = self._config.model_config, self._head_count
         keys = model.get_num_kv_heads(self._config.parallel_config)
         longest, layers = model.max_model_len, len(self._recorded_layers)
         tokens = self._config.scheduler_config.max_num_batched_tokens + longest
-        sums = layers * self._set_count * heads * tokens * torch.float32.itemsize
+        sums = 2 * layers * self._set_count * heads * tokens * torch.float32.itemsize
         states = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
         weights = 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize
         return int(sums + states + weights)
@@ -350,23 +356,45 @@ class WorkerInterventions:
         own_sums = queries.sets[LATER_SETS:] @ weights
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
         later_sums = queries.sets[:LATER_SETS] @ weights
-        recording.add(layer, torch.cat([later_sums, own_sums], 1))
+        sums = torch.cat([later_sums, own_sums], 1).transpose(0, 1)
+        recording.add(self._recorded_layers.index(layer), sums)
         self.applied += len(queries.indices)
 
-    def take_attention(self) -> RawSums:
-        """The sums [layer, set, head, key] of all complete prompts in float32, as shapes and bytes.
+    def _send_sums(self) -> None:
+        """Have a thread write the sums of complete prompts to a file, while the next step runs.
 
-        They are returned by the recordings' names, and then dropped.
+        The file is in memory and has no name, so it ends with this process.
         """
-        attention = {}
-        for name, recording in list(self._recordings.items()):
-            if recording.query_count == len(recording):
-                self._taken_names.add(name)  # a preempted request comes again, and is complete
-                recording.leave_device()
-                del self._recordings[name]
-                sums = recording.sums
-                attention[name] = tuple(sums.shape), sums.numpy().tobytes()
-        return attention
+        names = [
+            name
+            for name, recording in self._recordings.items()
+            if recording.query_count == len(recording)
+        ]
+        if not names:
+            return
+        file = open(os.memfd_create("attention"), "wb")
+        path, offset, sums = f"/proc/{os.getpid()}/fd/{file.fileno()}", 0, []
+        for name in names:
+            tensor = self._recordings.pop(name).sums
+            self._sent_sums[name] = path, "float32", "r", offset, tuple(tensor.shape)
+            offset += tensor.nbytes
+            sums.append(tensor.flatten())
+        self._taken_names.update(names)  # a preempted request comes again, and is complete
+        # one copy, from a GPU to pinned memory
+        memory = torch.cat(sums).to("cpu", non_blocking=True)
+        copied = torch.cuda.current_stream().record_event() if memory.is_pinned() else None
+        self._writes.append(self._writer.submit(_write, memory, copied, file))
+
+    def take_attention(self) -> RawSums:
+        """Where the sums [layer, set, head, key] of all complete prompts are, until the next call.
+
+        They are returned by the recordings' names.
+        """
+        self._send_sums()
+        self._files = [write.result() for write in self._writes]  # open until the next call
+        self._writes.clear()
+        places, self._sent_sums = self._sent_sums, {}
+        return places
 
     def _phantoms_of(self, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [request, token, head, unit], padded to the longest filler.
@@ -435,6 +463,13 @@ class WorkerInterventions:
         return [
             group for group in self._groups.values() if changes_of(group.changes[:1], layer, target)
         ]
+
+
+def _write(memory: Tensor, copied: torch.cuda.Event | None, file: BufferedWriter) -> BufferedWriter:
+    if copied:
+        copied.synchronize()
+    memory.numpy().tofile(file)
+    return file
 
 
 _installed: list[WorkerInterventions] = []
