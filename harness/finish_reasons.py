@@ -4,6 +4,7 @@ They are stored as they came; this module alone says what they mean.
 """
 
 import re
+from functools import cache
 
 _NAMES = {
     # the model ended its turn, or wrote a stop string; it is also vLLM's `repetition`
@@ -25,6 +26,7 @@ _NAMES = {
 _MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
 
 
+@cache
 def read_reason(reason: str | None) -> str | None:
     """What a finish reason means.
 

@@ -107,7 +107,10 @@ def make_frame(
             texts.append((index, completion, has_next_question))
             samples.append(sample)
             scores.append(score)
-    frame = pandas.DataFrame(texts, columns=["prompt_index", "completion", "next_question"])
+    # completions as objects: a frame of some of the rows would copy texts of type `str`
+    columns = ["prompt_index", "completion", "next_question"]
+    frame = pandas.DataFrame(texts, columns=columns, dtype=object)
+    frame = frame.astype({"prompt_index": int, "next_question": bool})
     for records, names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
         for name in names:
             frame[name] = [getattr(record, name) for record in records]
