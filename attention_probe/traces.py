@@ -242,9 +242,6 @@ class AttentionTraces:
         """Problems with at least one trace, in the order in which they were added."""
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def __iter__(self) -> Iterator[Trace]:
         return (self.get(*key) for key in self._files)
 

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import structs
-
 from harness.constants import JsonObject
 from harness.errors import PromptMismatchError
 from harness.experiment.conditions import Condition, FilledCondition, Placement
@@ -166,8 +164,7 @@ def build_source(
     prompts = []
     for task in tasks:
         for problem, built_prompt in zip(dataset.problems, task.prompts, strict=True):
-            stored_prompt = StoredPrompt.of(dataset.source, task, problem, built_prompt)
-            prompts.append(AnsweredPrompt(**structs.asdict(stored_prompt)))
+            prompts.append(AnsweredPrompt.of(dataset.source, task, problem, built_prompt))
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",

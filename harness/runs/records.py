@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -92,8 +92,9 @@ class StoredPrompt(Struct, omit_defaults=True):
     sample: int = 0
     intervention: list[JsonObject] | None = None
 
-    @staticmethod
+    @classmethod
     def of(
+        cls,
         task: str,
         condition_prompts: ConditionPrompts,
         problem: Problem,
@@ -101,9 +102,9 @@ class StoredPrompt(Struct, omit_defaults=True):
         *,
         read: str = "box",
         thinking: Markers = (),
-    ) -> StoredPrompt:
+    ) -> Self:
         """The stored form of a built prompt of a condition."""
-        return StoredPrompt(
+        return cls(
             task=task,
             condition=condition_prompts.condition.name,
             layout=str(condition_prompts.layout),

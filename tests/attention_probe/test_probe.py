@@ -101,7 +101,8 @@ def assert_same_traces(path, expected_path, problems):
     """The folders differ by rounding alone."""
     with AttentionTraces(path) as traces, AttentionTraces(expected_path) as expected:
         assert traces.header == expected.header
-        assert len(traces) == len(expected) == problems * len(traces.header.conditions)
+        count = problems * len(traces.header.conditions)
+        assert len(traces.entries()) == len(expected.entries()) == count
         for theirs in expected:
             ours = traces.get(theirs.problem_id, theirs.condition)
             for name in ("token_ids", "roles", "original_pos"):
@@ -257,7 +258,7 @@ def test_an_engine_continues_the_traces_of_the_probe(path, opened):
     probe(path, f"--conditions mless --ids {names[0]}")
     probe(path, f"--conditions mless --ids {','.join(names)} --engine")
     with AttentionTraces(path) as traces:
-        assert len(traces) == 4 and traces.receipt["settings"]["engine"] is None
+        assert len(traces.entries()) == 4 and traces.receipt["settings"]["engine"] is None
     assert opened
 
 
@@ -288,7 +289,7 @@ def test_traces_of_other_prompts_or_another_selection_are_not_continued(path, tm
         with pytest.raises(PromptMismatchError, match=message):
             run_command("probe", *source, *options)
     with AttentionTraces(path) as traces:
-        assert len(traces) == 4
+        assert len(traces.entries()) == 4
 
 
 EAGER = r"self-check \(largest error\): eager (0\.0e\+00|\d\.\de-0[6-9])\n"

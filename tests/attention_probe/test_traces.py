@@ -75,7 +75,7 @@ def start(path, body):
 def test_traces_are_read_as_written_and_in_this_order(folder):
     with AttentionTraces(folder) as traces:
         stored = list(traces)
-        assert len(traces) == len(stored) == 8
+        assert len(traces.entries()) == len(stored) == 8
         assert all(map(same, stored, pairs(4)))
         assert traces.conditions == ("wo", "mless")
         assert traces.problem_ids == ("p0", "p1", "p2", "p3")
@@ -107,7 +107,7 @@ def test_a_continued_folder_has_the_stored_traces_and_the_first_receipt(path):
         assert not traces.has("p2", "wo")
         traces.append(make_trace("p2", "wo", seed=2))
     with AttentionTraces(path) as traces:
-        assert len(traces) == 5
+        assert len(traces.entries()) == 5
         assert traces.header.conditions == ("wo", "mless", "random", "mful")
         assert traces.receipt["seed"] == 1
 
@@ -195,7 +195,7 @@ def test_a_removed_trace_is_measured_again_and_comes_last(copy):
     sorted(copy.glob("*.safetensors"))[2].unlink()
     with create(copy) as traces:
         assert not traces.has("p1", "wo")
-        assert len(traces) == 7
+        assert len(traces.entries()) == 7
         traces.append(make_trace("p1", "wo", seed=1))
     with AttentionTraces(copy) as traces:
         assert traces.entries()[-1].problem_id == "p1"

@@ -5,7 +5,7 @@ The card is at the top: the question, the verdicts that answer it, and what make
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,14 @@ def _collect_facts(
         for kind, (figure, _) in draw_figures(board, runs, []):
             figures[kind] = _embed(figure, kind)
     forest = figures.pop(Kind.FOREST, None)
+    # a line that summarizes each receipt, and all of it as JSON
+    receipts = [
+        (
+            receipt_line(facts).removeprefix("receipt: "),
+            json.dumps(run.receipt, indent=1, ensure_ascii=False, default=str),
+        )
+        for run, facts in zip(runs, board.receipt, strict=True)
+    ]
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
@@ -102,19 +110,12 @@ def _collect_facts(
         "further_tables": show_side_tables(board).values(),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": _list_receipts(runs, board),
+        "receipts": receipts,
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": index,
         "blocks": blocks,
     }
-
-
-def _list_receipts(runs: Sequence[Run], board: Leaderboard) -> Iterator[tuple[str, str]]:
-    """The receipt of each run: a line that summarizes it, and all of it as JSON."""
-    for run, facts in zip(runs, board.receipt, strict=True):
-        line = receipt_line(facts).removeprefix("receipt: ")
-        yield line, json.dumps(run.receipt, indent=1, ensure_ascii=False, default=str)
 
 
 def _embed(figure: Figure, name: str) -> dict[str, str]:
