@@ -102,7 +102,7 @@ def _measure(
     selected = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
-    # without the figure's look, so that a change of the look measures nothing again
+    # Colours and labels are left out. Changing them does not start a new measurement.
     recorded = asdict(replace(settings, device=None))
     content = [recorded, source.prompts_sha256, selected, prompts.flip]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -57,7 +57,7 @@ COMPARISON_COLUMNS = {
     "within_margin": "whether the 90 % interval is within the margin, on enough clusters",
     "margin": "equivalence margin, points",
     "aa_difference": "difference of the repeat runs minus that of the first runs",
-    "aa_flips": "problems that change between the runs of a condition, mean of both conditions",
+    "aa_flips": "problems that flip between the runs of a condition, mean of both conditions",
     "aa_samples": "completions in the repeat runs of both conditions",
     "aa_changed": "number of them that differ from the first run",
     "verdict": "better, worse, equivalent, inconclusive or unmeasured; missing if not tested",
@@ -154,8 +154,8 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
 
     Args:
         frame: One row per sample, as `mless.load_run` returns it, of one run or several.
-            Replicate 0 is compared. If both sides of a contrast were run again, their replicate 1
-            gives the A/A columns.
+            The first runs are compared. Repeat runs of both sides of a contrast give the A/A
+            columns.
         options: The fields of `Design`: baseline, margin, by, contrasts, primary, unregistered,
             looks, reference_conditions, score.
 

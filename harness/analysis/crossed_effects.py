@@ -119,7 +119,7 @@ def measure_error(changes: Integers, samples: Integers, clusters: Integers) -> t
     sizes = np.bincount(clusters)
     changes_by_cluster = _sum_by_cluster(changes, clusters)
     samples_by_cluster = _sum_by_cluster(samples, clusters)
-    with np.errstate(invalid="ignore"):  # 0 / 0 where a prompt asked none of a cluster
+    with np.errstate(invalid="ignore"):  # 0 / 0 if a draw asked no problem of a cluster
         means = changes_by_cluster / samples_by_cluster
     difference = changes.sum() / samples.sum()
     # Clusters differ in size, so these are the terms of a linearised ratio of two means, which have

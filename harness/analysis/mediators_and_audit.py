@@ -20,7 +20,7 @@ MEDIATOR_COLUMNS = {
     "cut_reasoning": "percent whose reasoning did not end before the token limit",
     "refused": "percent that the grader refused",
     "timed_out": "percent whose comparison did not end, or failed",
-    "no_reply": "percent without a whole reply of the server",
+    "no_reply": "percent without a whole completion of the server",
     "completion_tokens": "mean tokens of a completion",
     "next_question": "percent with a further question in the format of the run, from which on "
     "nothing is graded",

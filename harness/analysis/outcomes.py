@@ -26,12 +26,12 @@ Setting = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Counts of one condition in one replicate.
+    """Counts of a condition in its first run or in its repeat run.
 
     Attributes:
         setting: The columns that the table is split by.
         condition: The condition's name.
-        replicate: Number of the repeat run, from 0.
+        replicate: 0 in the first run, 1 in the repeat run.
         problem_ids: [problem] In an order that all outcomes of a frame share.
         clusters: [problem] The number of its cluster, from 0. Most problems are a cluster each.
         right_by_draw: [draw, problem] Right samples, by the draw of examples.
@@ -102,7 +102,7 @@ def count_outcomes(
     Args:
         frame: One row per sample, as `mless.load_run` returns it, with the columns model, layout,
             condition, problem_id, sample_index and correct. Without a column replicate all samples
-            are of replicate 0; without a column cluster each problem is a cluster. The column
+            are of the first run; without a column cluster each problem is a cluster. The column
             completion shows which completions a repeat run changed.
         by: Further columns to split by, such as subject or level.
         score: See `sample_scores.choose_score`; maj@k needs the column answer.
@@ -174,7 +174,7 @@ def _sum_by_condition(
 def _count_changed_completions(
     frame: pandas.DataFrame, condition_keys: list[str]
 ) -> dict[Any, tuple[int, int]]:
-    """How many completions of replicate 1 differ from those of replicate 0, by condition.
+    """How many completions of the repeat run differ from those of the first, by condition.
 
     Empty if the frame has no completions.
     """

@@ -42,7 +42,7 @@ ADVICE = {
 COUNTED_SAMPLES = {
     "next_question": "with a next question in the format of the run, from which on nothing is "
     "graded",
-    "no_reply": "without a whole reply of the server, which count as not correct",
+    "no_reply": "without a whole completion of the server, which count as not correct",
 }
 """Columns of mediators whose samples a remark counts in each condition, however few they are."""
 ROUNDS_TO_ZERO = 0.05
@@ -287,7 +287,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             ]
             if counts:
                 yield f"Samples {text}{where}: {', '.join(counts)}."
-        # stable, so that of equal conditions the first and the last are named
+        # the sort is stable: if conditions have equal sums, the first and the last are named
         rows.sort(key=_sum_endings)
         least, most = rows[0], rows[-1]
         if _sum_endings(most) < MANY_UNGRADED:

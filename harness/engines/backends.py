@@ -124,7 +124,8 @@ class LmEvalBackend:
                 # lm-eval passes turns to a chat API only in its own wrapping
                 if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
-                if request.seed is not None:  # else a server draws all samples from the same seed
+                # without a seed, a server gives all samples the same one
+                if request.seed is not None:
                     settings["seed"] = request.seed
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))

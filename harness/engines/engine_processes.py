@@ -196,7 +196,7 @@ def end_processes_with_run() -> Iterator[None]:
     They do not import the script of this process again, which then needs no main guard.
     """
     script = sys.modules["__main__"]
-    # spawned processes import the file of this module, and an empty module has none
+    # A spawned process imports the file of `__main__`. An empty module has no file.
     sys.modules["__main__"] = ModuleType("__main__")
     plugins = os.environ.get("VLLM_PLUGINS")
     os.environ[OWNER_VARIABLE] = process_identity(os.getpid())

@@ -33,7 +33,7 @@ def library_log(path: Path) -> Iterator[None]:
         os.fdopen(descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding) as terminal,
     ):
         os.dup2(log.fileno(), 2)
-        if stderr is sys.__stderr__:  # that of a notebook writes elsewhere
+        if stderr is sys.__stderr__:  # a notebook replaces it
             sys.stderr = terminal
         warnings.showwarning = lambda *warning: print(
             warnings.formatwarning(*warning[:4]), file=log, flush=True

@@ -215,7 +215,7 @@ class ServedModel:
             )
         try:
             models = {str(model["id"]): model for model in body["data"]}
-        except (KeyError, TypeError):  # a server without such a list answers otherwise
+        except (KeyError, TypeError):  # not all servers list their models
             return None
         name = self._arguments.model
         if name not in models:

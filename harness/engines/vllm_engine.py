@@ -348,7 +348,7 @@ def _choose_kernels(options: dict[str, Any]) -> None:
     if options.pop("batch_invariant", False):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
         if device_type() == "cuda":
-            # else Inductor makes the compiled RMSNorm, which vLLM's invariant kernel then is not
+            # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
             compilation = compilation_settings(options)
             operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
             options["compilation_config"] = {**compilation, "custom_ops": operations}

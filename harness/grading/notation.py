@@ -231,7 +231,7 @@ def split_outside_brackets(
     plain_text: str, separators: frozenset[str]
 ) -> tuple[list[str], list[str]]:
     """Split a text at the separators outside all brackets. Return the pieces and the separators."""
-    # most texts have none, and tokens take much longer to find
+    # Most texts have no separator. This search is much faster than finding all tokens.
     if not any(separator in plain_text for separator in separators):
         return [plain_text], []
     pieces: list[str] = []

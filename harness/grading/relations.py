@@ -89,7 +89,7 @@ def is_name(text: str) -> bool:
     """
     if not _NAMED.fullmatch(text) or _NO_NAMES.search(text.removeprefix("\\frac")):
         return False
-    # the words of an event hedge nothing: `P(\text{no two adjacent})`
+    # words in the brackets of `P(\text{no two adjacent})` name an event, and are not a hedge
     return not _HEDGED.search(_ARGUMENTS.sub("", text))
 
 

@@ -30,7 +30,7 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
     """A stored prompt with its samples.
 
     Attributes:
-        graded_samples: Those of the first replicate, in order; empty if nothing was generated.
+        graded_samples: Those of the first run, in order; empty if nothing was generated.
         surroundings: The text of a log's prompt besides its document's, without blanks. None: it
             is unknown which text is the document's.
     """

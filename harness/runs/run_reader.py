@@ -77,7 +77,7 @@ class Run:
         model_arguments: The arguments that it was loaded with.
         receipt: The full receipt of a run folder.
         metric: The metric of the verdicts; None without verdicts.
-        read: Makes `samples`, with replicates and reference conditions.
+        read: Makes `samples`, with repeat runs and reference conditions.
         read_prompts: Makes `prompts`.
 
     Example:
@@ -190,7 +190,7 @@ class Run:
 
     @cached_property
     def prompts(self) -> Sequence[AnsweredPrompt]:
-        """Every prompt with its graded samples, without those of further replicates."""
+        """Every prompt with its graded samples, without those of repeat runs."""
         return self.read_prompts()
 
     @property
@@ -336,7 +336,7 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
 
 
 def _answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
-    """The prompts with the samples of the first replicate; further replicates measure noise.
+    """The prompts with the samples of the first run; repeat runs measure noise.
 
     Raises:
         RunError: a sample or a score is missing.

@@ -33,7 +33,7 @@ def load_run(
 
     By default it holds the samples that the tables compare: the config's conditions, each of them
     once. So `frame.groupby("condition")["correct"].mean()` gives the accuracies of `mless table`.
-    `analysis.compare` makes the A/A columns of a frame with both replicates.
+    `analysis.compare` makes the A/A columns of a frame with repeat runs.
 
     Columns: those of SAMPLE_COLUMNS, in their order. `draw` is there if there are several
     draws of examples, and `answer_logprob`, `answer_share`, `answer_tokens` and `chance` if that is

@@ -107,7 +107,7 @@ def describe_prompt(
     starts, ends = np.array(elements).T
     row_count = rows.shape[2]
     positions = np.arange(len(tokens))
-    # [query, key] the mean has no query of its own; a row's query does not see later keys
+    # [query, key] The first row is the mean, which has every key. Other rows lack later keys.
     is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
     in_region = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
     layers, sums = [], []

@@ -54,7 +54,7 @@ def fill_template(name: str, facts: Mapping[str, Any]) -> str:
         texts = [files(FOLDER).joinpath(file).read_text(encoding="utf-8") for file in names]
         text = "".join(texts)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        # our own code is not escaped; the page's policy allows nothing but what has this hash
+        # Our own code is not escaped. The page's policy runs only code with this hash.
         code[kind] = Markup(text)
         code[f"{kind}_hash"] = f"sha256-{digest}"
     page = templates.get_template(name).render(facts, made_by=software(), **code)

@@ -213,7 +213,7 @@
     const names = pair();
     panel.replaceChildren(
       make("h3", {}, make("bdi", {}, plain(problem.id))),
-      make("p", { class: "small" }, plain(about), about ? ". " : "", "Right answer: ", make("bdi", {}, plain(problem.target)), "."),
+      make("p", { class: "small" }, plain(about), about ? ". " : "", "Gold answer: ", make("bdi", {}, plain(problem.target)), "."),
       make("p", { class: "roles" }, "Prompt: ", ["instruction", "filler", "problem"].map((role) => make("span", { class: role }, role)), "rest: separators, template"),
       make("div", { class: names.length > 1 ? "sides" : "sides one" }, names.map((name) => side(detail, name))),
     );
