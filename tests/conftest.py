@@ -12,9 +12,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("mless", deadline=None)  # other work on the machine must not fail a test
+# other work on the machine must not fail a test, and examples may share a fixture
+settings.register_profile(
+    "mless", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("mless")
 os.environ.setdefault("MATH500_PATH", str(Path(__file__).resolve().parent / "data/toy/demo.jsonl"))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -73,6 +76,9 @@ def pytest_xdist_make_scheduler(config, log):
     return GroupScheduling(config, log)
 
 
+session_fixture = pytest.fixture(scope="session")
+ignore_warnings = pytest.mark.filterwarnings("ignore")
+"""Those of vLLM and torch are not ours."""
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 LIMIT = 60
@@ -201,7 +207,7 @@ def any_tokenizer(request):
     return build_tokenizer(kind, bos=bos)
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def toy_tokenizer():
     from harness.experiment.prompts.tokenizer import load_tokenizer
     from tests.make import TOY_MODEL
@@ -259,12 +265,12 @@ def make_run(tmp_path):
     return partial(write_run, tmp_path / "run")
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def mless():
     return partial(installed, "mless")
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def lm_eval():
     return partial(installed, "lm_eval")
 
@@ -283,7 +289,7 @@ def load_eager(name):
     return AutoModelForCausalLM.from_pretrained(name, **options).eval()
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def smollm2():
     """The folder of SmolLM2 in the user's cache; it is downloaded once."""
     from harness.smollm2_model import fetch_smollm2
@@ -291,7 +297,7 @@ def smollm2():
     return fetch_smollm2()
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def our_run(mless, tmp_path_factory):
     """The folder of a finished run of the toy model."""
     from tests.make import TOY_CONFIG

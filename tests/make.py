@@ -45,6 +45,8 @@ from harness.runs.run_folder import RunFolder
 from harness.runs.run_paths import locate
 from harness.runs.stored_files import expand
 
+module_fixture = pytest.fixture(scope="module")
+
 
 def read_source(path, layout=None, metric=None):
     """The prompts of a run or of logs, as commands read them."""
@@ -72,22 +74,28 @@ EXAMPLE = ROOT / "results" / "example"
 
 def read_data(name):
     """Labelled cases of tests/data."""
-    return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((ROOT / "tests" / "data" / f"{name}.yaml").read_text())
 
 
 def with_cases(test):
     """Parametrize a test by its cases in the YAML file beside its module.
 
     They are a list under the test's name: mappings of the test's parameters, or a table whose
-    first row names them.
+    first row names them. `marks`, the first of them, has the names of a case's marks.
     """
     path = Path(test.__code__.co_filename).with_suffix(".yaml")
-    cases = yaml.safe_load(path.read_text(encoding="utf-8"))[test.__name__]
+    cases = yaml.safe_load(path.read_text())[test.__name__]
     names, *rows = cases
     if isinstance(names, dict):
         names = list(names)
         rows = [[case[name] for name in names] for case in cases]
+    if names[0] == "marks":
+        names, rows = names[1:], [mark_case(*row) for row in rows]
     return pytest.mark.parametrize(names, rows, ids=str)(test)
+
+
+def mark_case(marks, *values):
+    return pytest.param(*values, marks=[getattr(pytest.mark, name) for name in marks])
 
 
 TOY = ROOT / "tests" / "data" / "toy"
@@ -101,6 +109,8 @@ TOY_CONFIG.write_text(
 )
 """Without the other graders, whose libraries take each worker a second to load."""
 
+CONDITIONS = ("wo", "mless", "mful", "random")
+"""Those of `GREEDY_RUN`."""
 GREEDY_RUN = _unpacked(ROOT / "tests" / "data" / "greedy_run")
 """Greedy answers of the toy model to all of its problems: see its README."""
 LM_EVAL_LOGS = _unpacked(ROOT / "tests/data/lm_eval_logs")
@@ -117,13 +127,13 @@ def one_line(text):
 
 def read_lines(path):
     """The records of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def write_records(path, records):
     """Write records as the harness does: one a line, without blanks."""
     lines = [json.dumps(record, ensure_ascii=False, separators=(",", ":")) for record in records]
-    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    path.write_text("\n".join([*lines, ""]))
 
 
 CONFIG = {
@@ -151,6 +161,11 @@ def load_made(folder, **changes):
     path = folder.with_suffix(".yaml")
     path.write_text(yaml.safe_dump({**CONFIG, **changes}))
     return load_config(path)
+
+
+def list_requests(plan):
+    """The requests of a plan whose model has no sampling of its own."""
+    return list(make_requests(plan, plan.config.resolve_sampling(None)))
 
 
 def run_plan(plan, folder, make_sample):

@@ -4,9 +4,9 @@ They have four layers, grouped KV heads, and windows shorter than the prompts of
 """
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from tests.make import read_data
+from tests.make import TOY_MODEL, read_data
 
 MODELS = read_data("architectures")
 SHAPE, ARCHITECTURES = MODELS["shape"], MODELS["captured"]
@@ -27,6 +27,18 @@ def build_language_model(model_type, seed=0, **changes):
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **MODELS["language models"] | changes)
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+
+
+def save_language_model(folder, model):
+    """Save a model with the toy model's tokenizer; matrices are larger, so that weights differ.
+
+    Else all weights of attention are about the same.
+    """
+    for weights in model.parameters():
+        if weights.ndim == 2:
+            weights.data *= 4
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(folder)
 
 
 def largest_error(measured, expected):

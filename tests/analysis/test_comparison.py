@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pandas
@@ -12,8 +13,10 @@ from harness.analysis import estimate_difference, score_interval
 from harness.analysis.baseline_comparison import COMPARISON_COLUMNS
 from harness.analysis.result_tables import make_leaderboard
 from harness.analysis.verdicts import judge
+from harness.display.comparison_tables import show_comparison
+from harness.display.table_page import table_csv
 from harness.errors import ComparisonError
-from tests.make import CONTROL, compare_rows, evaluation, with_cases
+from tests.make import CONTROL, compare_rows, drawn, evaluation, with_cases
 
 POINTS = ["difference", "low", "high", "equivalence_low", "equivalence_high"]
 COLUMNS = "model layout condition replicate problem_id sample_index correct".split()
@@ -41,18 +44,18 @@ def run():
     )
 
 
-def test_a_table_by_hand():
-    before, after = [1] * 30 + [0] * 20, [1] * 28 + [0] * 2 + [1] * 12 + [0] * 8
-    table = compare_rows(samples(wo=before, mless=after))
+@with_cases
+def test_a_table_by_hand(counts, expected):
+    """Of problems that are right under both conditions, under each alone, and under none."""
+    correct = {"wo": np.repeat([1, 1, 0, 0], counts), "mless": np.repeat([1, 0, 1, 0], counts)}
+    table = compare_rows(samples(**correct))
     baseline, row = table.loc["wo"], table.loc["mless"]
-    assert (baseline["accuracy"], baseline["role"], row["accuracy"]) == (60, "baseline", 80)
+    assert (baseline["accuracy"], baseline["role"]) == (60, "baseline")
     columns = ["difference", "p", "p_adjusted", "within_margin", "verdict"]
     assert baseline[columns].isna().all()
-    columns = ["problems", "repeats", "tests", "wrong_to_right", "right_to_wrong"]
-    assert row[columns].tolist() == [50, 1, 1, 12, 2]
-    assert row["p"] == pytest.approx(0.0129, abs=5e-5), "McNemar's exact test of 12 and 2"
-    assert 5 < row["low"] < 7 and 33 < row["high"] < 36, "near Tango's interval, [6.1, 34.5]"
-    assert row[["role", "verdict", "within_margin"]].tolist() == ["tested", "better", False]
+    assert row[[*expected]].to_dict() == expected
+    assert row["p"] == pytest.approx(0.0129, abs=5e-5)  # McNemar's exact test of 12 and 2
+    assert 5 < row["low"] < 7 and 33 < row["high"] < 36  # near Tango's interval, [6.1, 34.5]
 
 
 def test_intervals_are_of_accuracies_and_differences_by_problem(run):
@@ -84,7 +87,7 @@ def test_problems_of_one_cluster_count_as_one_problem():
     columns = ["accuracy", "accuracy_low", "accuracy_high", *POINTS]
     assert list(triple[columns]) == pytest.approx(list(single[columns]), rel=1e-9)
     unclustered = compare_rows(samples(**correct)).loc["mless"]
-    assert list(unclustered[columns]) == list(single[columns]), "to the last digit"
+    assert list(unclustered[columns]) == list(single[columns])  # to the last digit
 
 
 def test_an_accuracy_over_clusters_of_several_sizes_is_inside_its_interval():
@@ -111,7 +114,7 @@ def test_the_verdict_follows_from_the_p_value_and_the_margin(p, difference, with
     assert rows[0]["verdict"] == verdict
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.sampled_from([1, 3]), st.floats(0.1, 0.9))
 @example(275, 3, 0.5)
 def test_swapping_the_two_conditions_mirrors_the_row(seed, k, probability):
@@ -149,7 +152,7 @@ def test_the_other_contrasts_are_tested_only_if_the_primary_contrast_is_signific
     swapped = compare_rows(run, contrasts=contrasts, primary="mful - wo").loc["mless"]
     assert swapped["p"] < 0.001 and swapped["p_adjusted"] == second["p"] > 0.05
     assert swapped["verdict"] == "inconclusive"
-    assert swapped["low"] == primary["low"] > 0, "intervals are not adjusted"
+    assert swapped["low"] == primary["low"] > 0  # intervals are not adjusted
     assert not compare(run)["primary"].any()
 
 
@@ -159,10 +162,10 @@ def test_a_contrast_that_the_run_did_not_name_is_exploratory(run):
     assert table["verdict"].dropna().to_dict() == {"mful": "inconclusive"}
     exploratory, tested = table.loc["mless"], table.loc["mful"]
     assert exploratory["p"] < 0.001 and exploratory[["p_adjusted", "tests"]].isna().all()
-    assert tested["p_adjusted"] == tested["p"], "one test"
+    assert tested["p_adjusted"] == tested["p"]  # one test
     assert set(compare(run, contrasts=[])["role"]) == {"baseline", "exploratory"}
     equal = compare_rows(run.assign(correct=True), contrasts=["mful - wo"])
-    assert pandas.isna(equal.loc["mless", "verdict"]), "nor equivalent"
+    assert pandas.isna(equal.loc["mless", "verdict"])  # nor equivalent
 
 
 MODELS, CONDITIONS = ("m", "n"), ("mless", "mful", "random")
@@ -182,13 +185,15 @@ def table_rows(p_values, tested=CONDITIONS):
     return rows
 
 
-def test_with_a_primary_contrast_each_model_has_a_share_and_the_other_contrasts_wait_for_it():
-    rows = table_rows([0.02, 0.001, 0.01, 0.03, 0.001, 0.001])
+@with_cases
+def test_with_a_primary_contrast_each_model_has_a_share_and_the_other_contrasts_wait_for_it(
+    p_values, p_adjusted, tests, verdicts
+):
+    rows = table_rows(p_values)
     judge(rows, primary="mless")
     judged = pandas.DataFrame(rows[2:])
-    assert judged["p_adjusted"].tolist() == pytest.approx([0.04] * 3 + [0.06] * 3)
-    assert judged["tests"].tolist() == [2, 4, 4, 2, 4, 4]
-    assert judged["verdict"].tolist() == ["better"] * 3 + ["inconclusive"] * 3
+    assert judged["p_adjusted"].tolist() == pytest.approx(p_adjusted)
+    assert (judged["tests"].tolist(), judged["verdict"].tolist()) == (tests, verdicts)
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["independent", "one baseline"])
@@ -256,3 +261,75 @@ def test_runs_with_different_examples_are_refused():
         make_leaderboard([old, new])
     with pytest.raises(ComparisonError, match=r"m1 cannot be compared with .*: examples"):
         make_leaderboard([old, replace(new, receipt={"examples": None})])
+
+
+WRONG, RIGHT = "incorrect", "correct"
+
+
+def make_samples(problems=12, k=5, **chances):
+    """Random verdicts of conditions."""
+    return evaluation(drawn(0, problems, k, chances, (WRONG,))).samples
+
+
+@with_cases
+def test_pass_at_k_is_the_mean_over_all_sets_of_k_samples(k):
+    frame = make_samples(wo=0.2, mless=0.4).assign(cluster=lambda rows: rows["level"])
+    table = compare_rows(frame, score=f"pass@{k}")
+    shares = {}
+    for name, samples in frame.groupby("condition"):
+        rows = samples.pivot(index="problem_id", columns="sample_index", values="correct")
+        sets = [rows[list(chosen)].any(axis=1) for chosen in combinations(range(5), k)]
+        shares[name] = np.mean(sets, axis=0)
+        assert table.loc[name, "accuracy"] == pytest.approx(100 * shares[name].mean())
+    changes = np.rint((shares["mless"] - shares["wo"]) * len(sets)).astype(int)
+    clusters = frame.groupby("problem_id")["cluster"].first().to_numpy() - 1
+    expected = estimate_difference(changes, len(sets), clusters=clusters)
+    assert table.loc["mless", "p"] == expected.p
+    ends = [100 * end for end in expected.interval()]
+    assert table.loc["mless", ["low", "high"]].tolist() == pytest.approx(ends)
+
+
+def test_avg_at_k_is_the_accuracy_and_many_sets_do_not_overflow():
+    frame = make_samples(k=64, wo=0.02, mless=0.05)
+    assert compare_rows(frame, score="avg@8").equals(compare_rows(frame, score=None))
+    table = compare_rows(frame, score="pass@32")
+    right = frame[frame["condition"] == "wo"].groupby("problem_id")["correct"].sum()
+    miss = [np.prod([(32 - i) / (64 - i) for i in range(count)]) for count in right]
+    assert table.loc["wo", "accuracy"] == pytest.approx(100 * (1 - np.mean(miss)), abs=1e-4)
+    assert table["answered_difference"].iloc[1] == pytest.approx(table["difference"].iloc[1])
+
+
+@with_cases
+def test_maj_at_4_takes_the_most_frequent_answer_and_of_equals_the_first(answers, accuracy):
+    frame = make_samples(problems=1, wo=0, mless=0).assign(answer=answers * 2)
+    frame["correct"] = frame["answer"] == "2"
+    shuffled = frame.sample(frac=1, random_state=1)
+    assert set(compare(shuffled, score="maj@4")["accuracy"]) == {accuracy}
+
+
+@with_cases
+def test_a_score_needs_k_samples_with_one_prompt(kind):
+    frame = make_samples(wo=0.5, mless=0.5)
+    with pytest.raises(ComparisonError, match=f"score {kind}@6: expected K from 1 to 5"):
+        compare(frame, score=f"{kind}@6")
+    for single in (frame[frame["sample_index"] == 0], frame.assign(draw=frame["sample_index"])):
+        with pytest.raises(ComparisonError, match=r"expected several samples, .* 1 with one"):
+            compare(single, score=f"{kind}@1")
+
+
+def test_draws_of_examples_have_scores_of_their_own():
+    frame = make_samples(k=8, wo=0.2, mless=0.6)
+    frame["draw"] = frame["sample_index"] // 2
+    row = compare_rows(frame, score="pass@2").loc["mless"]
+    pairs = frame.groupby(["condition", "problem_id", "draw"])["correct"].any()
+    assert row["accuracy"] == pytest.approx(100 * pairs["mless"].mean())
+    assert row["draws"] == 4
+
+
+def test_tables_name_the_score():
+    verdicts = {"wo": [[RIGHT, WRONG]] * 9, "mless": [[WRONG, WRONG]] * 9}
+    board = make_leaderboard([evaluation(verdicts)], score="pass@2")
+    table = show_comparison(board)
+    assert "pass@2 %" in table.header
+    assert table.warnings[0].startswith("pass@2 instead of accuracy: chance that at least one")
+    assert table_csv(board).endswith('# {"score": "pass@2"}')

@@ -5,6 +5,7 @@ from harness.analysis.crossed_effects import (
     crossed_error,
     estimate_over_draws,
 )
+from tests.make import with_cases
 
 
 def test_the_error_for_new_prompts_is_that_of_crossed_random_effects():
@@ -18,7 +19,7 @@ def test_the_error_for_new_prompts_is_that_of_crossed_random_effects():
     assert crossed_error(np.zeros((4, 30))) == (0, 1)
 
 
-@pytest.mark.parametrize("ratio", [0.6, 0.69, 0.71, 1.5])
+@with_cases
 def test_prompts_limit_the_degrees_of_freedom_if_their_variance_is_not_small(ratio):
     """Satterthwaite's formula alone would give more."""
     rng = np.random.default_rng(3)
@@ -49,7 +50,7 @@ def test_the_variance_components_are_those_of_the_textbook_also_where_cells_are_
     assert np.mean(variances) == pytest.approx(np.var(means), rel=0.15)
 
 
-@pytest.mark.parametrize("draws_per_problem", [8, 3])
+@with_cases
 def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(draws_per_problem):
     rng, experiments, draws, problems = np.random.default_rng(3), 400, 8, 60
     is_asked = (np.arange(problems) + np.arange(draws)[:, None]) % draws < draws_per_problem
@@ -66,7 +67,7 @@ def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(d
     assert errors / experiments < 0.07 < errors_of_fixed_draws / experiments
 
 
-@pytest.mark.parametrize("losses", [0, 3])
+@with_cases
 def test_no_interval_for_new_prompts_is_shorter_than_that_for_these(losses):
     changes = np.tile(np.repeat([-1, 0], [losses, 300 - losses]), (4, 1))
     new = estimate_over_draws(changes, np.ones_like(changes), np.arange(300))

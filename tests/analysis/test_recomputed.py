@@ -1,14 +1,18 @@
-"""Numbers of the tables again, from the raw journals, without the package's statistics."""
+"""Numbers of the tables again, from raw journals and logs, without the readers of the package."""
 
 import json
 import random
+import sys
+from collections import defaultdict
 
 import numpy as np
 import pandas
 import pytest
 from scipy import stats
 
-from tests.make import GREEDY_RUN, REGISTERED, ROOT, read_lines, table_data, write_run
+from harness.analysis.paired_tests import sign_flip_test
+from tests.conftest import succeeded
+from tests.make import GREEDY_RUN, REGISTERED, ROOT, read_lines, table_data, with_cases, write_run
 
 
 def read_correct(folder):
@@ -21,24 +25,13 @@ def read_correct(folder):
     return samples, header
 
 
-def sign_flip_p(changes):
-    """The exact share of sign patterns whose sum is as far from 0 as the observed sum."""
-    chances = np.ones(1)  # of each sum
-    for change in filter(None, map(abs, changes)):
-        signs = np.zeros(2 * change + 1)
-        signs[[0, -1]] = 0.5
-        chances = np.convolve(chances, signs)
-    sums = np.arange(len(chances)) - len(chances) // 2
-    return chances[abs(sums) >= abs(sum(changes))].sum()
-
-
 def compare_counts(old, new, k):
     """What the table says of two conditions, from the number of correct samples by problem."""
     return {
         "difference": 100 * (new - old).mean() / k,
         "wrong_to_right": ((k - old) * new).sum() / k**2,
         "right_to_wrong": (old * (k - new)).sum() / k**2,
-        "p": sign_flip_p((new - old).tolist()),
+        "p": sign_flip_test(new - old),
     }
 
 
@@ -99,5 +92,57 @@ def test_the_range_of_other_texts_follows_from_the_committed_files():
     effects = accuracies.filter(like="sentence-") - accuracies["wo"]
     error = effects.std() * (1 + 1 / len(effects)) ** 0.5
     ends = stats.t.interval(0.95, len(effects) - 1, effects.mean(), error)
-    row = json.loads((folder / "table.json").read_text("utf-8"))["texts"][0]
+    row = json.loads((folder / "table.json").read_text())["texts"][0]
     assert (row["range_low"], row["range_high"]) == pytest.approx(ends)
+
+
+LOGS = ROOT / "tests/data/harness_logs"
+
+
+def read_lm_eval(path, metric):
+    return {row["doc_id"]: [row[metric]] for row in read_lines(path)}
+
+
+def read_lighteval(path, metric):
+    frame = pandas.read_parquet(path)
+    pairs = zip(frame["doc"], frame["metric"], strict=True)
+    return {doc["id"]: [scores[metric]] for doc, scores in pairs}
+
+
+def read_inspect(path, scorer):
+    import zipfile_zstd  # zipfile itself reads Zstandard since Python 3.14
+
+    if path.suffix == ".json":
+        samples = json.loads(path.read_text())["samples"]
+    else:
+        with zipfile_zstd.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.startswith("samples/")]
+            samples = [json.loads(archive.read(name)) for name in names]
+    scores = defaultdict(list)
+    for sample in samples:
+        scores[sample["id"]].append(sample["scores"][scorer]["value"] == "C")
+    return scores
+
+
+READERS = {"lm-eval": read_lm_eval, "lighteval": read_lighteval, "Inspect": read_inspect}
+
+
+@with_cases
+def test_means_differences_flips_and_p_of_a_pair_of_logs(
+    harness, metric, names, command, monkeypatch
+):
+    read, paths = READERS[harness], [LOGS / name for name in names]
+    if read is read_inspect:
+        # where `make test-long` installs it
+        monkeypatch.syspath_prepend(f"{sys.prefix}/inspect")
+        pytest.importorskip("inspect_ai.log")
+    process = command("compare", *paths, "--format", "json", "--metric", metric)
+    wo, row = json.loads(succeeded(process).stdout)["rows"]
+    scores = [read(path, metric) for path in paths]
+    # [problem, sample]
+    tables = [np.array([of_log[item] for item in sorted(scores[0])], int) for of_log in scores]
+    expected = compare_counts(*(table.sum(1) for table in tables), tables[0].shape[1])
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    accuracies = [100 * table.mean() for table in tables]
+    assert [wo["accuracy"], row["accuracy"]] == pytest.approx(accuracies)
+    assert row["wrong_to_right"] and row["right_to_wrong"]

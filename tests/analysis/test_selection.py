@@ -12,12 +12,14 @@ from harness.runs.prompt_sources import AnsweredProblem, build_source
 from harness.runs.run_files import RunFiles
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
+    CONDITIONS,
     EXAMPLE,
     GREEDY_RUN,
     TOY_PROBLEMS,
     answered_prompt,
     find_log,
     log_line,
+    module_fixture,
     read_lines,
     read_source,
     source_of,
@@ -27,15 +29,13 @@ from tests.make import (
     write_run,
 )
 
-CONDITIONS = ("wo", "mless", "mful", "random")
 
-
-@pytest.fixture(scope="module")
+@module_fixture
 def demo():
     return read_source(GREEDY_RUN)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def repeated(tmp_path_factory):
     """A run of six problems and three samples each.
 

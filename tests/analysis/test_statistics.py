@@ -20,12 +20,6 @@ from harness.analysis.score_interval import t_interval
 from harness.errors import ComparisonError
 from tests.make import with_cases
 
-DARWIN = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-"""Cross- less self-fertilised maize, in eighths of an inch.
-
-Fisher (1935), section 21, flips all their signs.
-"""
-
 small_differences = st.lists(st.integers(-5, 5), min_size=1, max_size=9)
 
 
@@ -44,8 +38,9 @@ def test_for_single_samples_the_sign_flip_test_is_mcnemars_test(gained, lost):
         assert p == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, rel=1e-9)
 
 
-def test_sign_flips_give_fishers_p_value():
-    assert sign_flip_test(DARWIN) == pytest.approx(1726 / 2**15)
+@with_cases
+def test_sign_flips_give_fishers_p_value(differences):
+    assert sign_flip_test(differences) == pytest.approx(1726 / 2**15)
 
 
 @given(small_differences)
@@ -57,30 +52,21 @@ def test_sign_flips_are_all_sign_patterns(differences):
     assert sign_flip_test(3 * np.array(differences)) == pytest.approx(by_hand)
 
 
-def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypatch):
+@with_cases
+def test_random_sign_flips_approach_the_exact_ones_and_never_reach_zero(monkeypatch, differences):
     monkeypatch.setattr(paired_tests, "EXACT_SIGN_FLIPS", 0)
     error = math.sqrt(0.05 * 0.95 / 10_000)
-    assert sign_flip_test(DARWIN) == pytest.approx(1726 / 2**15, abs=4 * error)
+    assert sign_flip_test(differences) == pytest.approx(1726 / 2**15, abs=4 * error)
     assert sign_flip_test([5] * 60) == 1 / 10_001
 
 
 # a second opinion
 
 
-def test_statsmodels_has_the_same_p_values_and_intervals():
+def test_statsmodels_has_the_same_interval_over_clusters():
     pytest.importorskip("statsmodels", reason="`make .venv` installs statsmodels")
     from statsmodels.regression.linear_model import OLS
-    from statsmodels.stats.contingency_tables import mcnemar
-    from statsmodels.stats.multitest import multipletests
-    from statsmodels.stats.proportion import proportion_confint
 
-    p_values = []
-    for gained, lost in ((12, 3), (0, 5), (41, 60), (7, 7), (0, 0)):
-        p_values.append(mcnemar([[20, lost], [gained, 30]], exact=True).pvalue)
-        assert sign_flip_test(paired(gained, lost, 50)) == pytest.approx(p_values[-1])
-        wilson = proportion_confint(gained, gained + lost + 9, method="wilson")
-        assert score_interval([1] * gained + [0] * (lost + 9)) == pytest.approx(wilson, abs=1e-9)
-    assert holm(p_values) == pytest.approx(multipletests(p_values, method="holm")[1])
     rng = np.random.default_rng(7)
     clusters = np.sort(rng.integers(0, 300, size=1500))
     clusters = np.unique(clusters, return_inverse=True)[1]
@@ -172,7 +158,7 @@ def test_equivalence_needs_enough_problems_to_see_a_rare_effect_of_the_size_of_t
     assert [fewest_problems(margin) for margin in (0.005, 0.01, 0.02, 0.05)] == [598, 299, 149, 59]
     for n in (298, 299):
         low, high = estimate_difference(np.zeros(n, dtype=int), 1).interval(0.9)
-        assert (-0.01 < low and high < 0.01) == (n == 299), "as the interval says"
+        assert (-0.01 < low and high < 0.01) == (n == 299)  # as the interval says
 
 
 def outcome_chance(gained, lost, n, *, discordance, effect):
@@ -249,14 +235,16 @@ def test_new_prompts_do_not_remove_the_noise_of_the_problems_that_all_of_them_sh
     assert least * 0.9 < among_prompts
 
 
-@pytest.mark.parametrize("repeats", [1, 5])
-def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(repeats):
+@with_cases
+def test_the_least_effect_has_its_power_and_shrinks_with_problems_and_samples(
+    repeats, shrinks, grows
+):
     facts = {"problem_count": 500, "repeats": repeats, "discordance": 0.1}
     least = minimal_detectable_effect(**facts)
     assert detection_power(least, **facts) == pytest.approx(0.8, abs=0.01)
-    for change in ({"problem_count": 2000}, {"discordance": 0.05}, {"repeats": 20}):
+    for change in shrinks:
         assert minimal_detectable_effect(**facts | change) < least
-    for change in ({"alpha": 0.05 / 3}, {"prompts": 8, "spread": 0.02}):
+    for change in grows:
         assert minimal_detectable_effect(**facts | change) > least
     assert math.isnan(
         minimal_detectable_effect(problem_count=20, repeats=repeats, discordance=0.02)

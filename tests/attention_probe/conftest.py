@@ -2,21 +2,14 @@ import json
 import shutil
 from functools import cache
 
-import pytest
 from typer.testing import CliRunner
 
 from attention_probe.traces import AttentionTraces
 from harness import cli
 from harness.errors import HarnessError
+from tests.conftest import session_fixture
 from tests.make import TOY, write_traces
-from tests.tiny_models import build_whole
-
-STUDY_MODELS = {
-    "Qwen/Qwen2.5-Math-7B": ("qwen2", 28, 4),
-    "meta-llama/Llama-3.1-8B-Instruct": ("llama", 32, 8),
-    "google/gemma-3-4b-it": ("gemma3_text", 8, 4),
-}
-"""Architecture, query heads and key-value heads of the study's models."""
+from tests.tiny_models import MODELS, build_whole
 
 
 def save_model(folder, model_type, **changes):
@@ -30,13 +23,13 @@ def save_model(folder, model_type, **changes):
     return folder
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def tiny_model(tmp_path_factory):
     """A function from a study model's name to a folder: a narrow model with as many heads."""
 
     @cache
     def save(name):
-        model_type, heads, kv_heads = STUDY_MODELS[name]
+        model_type, _, heads, kv_heads = MODELS["study"][name]
         shape = {"hidden_size": 4 * heads, "head_dim": 4}
         shape |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
         return save_model(tmp_path_factory.mktemp(model_type), model_type, **shape)

@@ -12,8 +12,8 @@ from attention_probe.traces import AttentionTraces
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import run_command, traces_under
-from tests.display.test_figures import covered, cut_off, too_small
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL
+from tests.display.test_figures import assert_readable
+from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, module_fixture
 
 CONFIGS = {
     name: ROOT / f"configs/figures/activations-{name}.yaml"
@@ -22,7 +22,7 @@ CONFIGS = {
 ONLY_TOY = f"models=[{{name: Toy, model: {TOY_MODEL}}}]"
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def traces(tmp_path_factory):
     path = tmp_path_factory.mktemp("activations") / "a.traces"
     run_command("probe", GREEDY_RUN, "--n", 8, "--activations", "-o", path)
@@ -95,7 +95,7 @@ def test_texts_of_the_study_figures_neither_overlap_nor_leave_the_page(traces, n
     config = load(name)
     figure = draw(config, traces)
     assert len(figure.axes) == 2 * len(config.models)
-    assert not cut_off(figure) and not covered(figure) and not too_small(figure)
+    assert_readable(figure)
 
 
 def test_the_command_measures_once_for_both_figures(tmp_path):

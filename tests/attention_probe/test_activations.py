@@ -16,14 +16,14 @@ from attention_probe.measure.activations import (
 )
 from harness.errors import ModelError
 from tests.conftest import load_eager
-from tests.make import TOY_MODEL, TOY_PROBLEMS, with_cases
+from tests.make import TOY_MODEL, TOY_PROBLEMS, module_fixture, with_cases
 
 
 def measure(*arguments):
     return measure_activations(*arguments)[0]
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def activations():
     """First-MLP activations of a problem, alone and behind 20 slashes, and the problem's tokens."""
     text = next(toy.problem for toy in TOY_PROBLEMS if "\\frac" in toy.problem)

@@ -14,13 +14,21 @@ from attention_probe.analysis.average_curves import (
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError
 from tests.attention_probe.conftest import store, traces_under
-from tests.make import ROOT, aligned_curve, full_curve, make_trace, write_traces
+from tests.make import (
+    ROOT,
+    aligned_curve,
+    full_curve,
+    make_trace,
+    module_fixture,
+    with_cases,
+    write_traces,
+)
 
 SIZES = (9, 12, 7, 9)
 FIRST_HEAD = {"layer": 0, "head": 0}
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def traces(tmp_path_factory):
     """Four prompts of three lengths; the filler has the same position in all but under `random`."""
     prompts = [make_trace("lone", "wo")]
@@ -44,19 +52,7 @@ def average_by_position(traces, condition, options):
     return values[values.index >= options["exclude_first"]].groupby(level=0).agg(["mean", "count"])
 
 
-@given(
-    condition=st.sampled_from(["wo", "mless"]),
-    options=st.fixed_dictionaries(
-        {
-            "layer": st.sampled_from([0, 2]),
-            "head": st.integers(0, 2),
-            "definition": st.sampled_from(["common", "published"]),
-            "view": st.sampled_from(["aligned", "full"]),
-            "exclude_first": st.booleans(),
-        }
-    ),
-)
-@settings(max_examples=30)
+@with_cases
 def test_a_curve_is_the_mean_at_each_position_with_a_band_of_several_values(
     traces, condition, options
 ):

@@ -19,6 +19,7 @@ from tests.make import (
     write_records,
     write_traces,
 )
+from tests.tiny_models import MODELS
 
 FIRST_MLP = sorted((ROOT / "configs/figures").glob("activations-*.yaml"))
 CONFIGS = sorted({*(ROOT / "configs/figures").glob("*.yaml")} - {*FIRST_MLP})
@@ -39,18 +40,9 @@ def load(tmp_path, text=MINIMAL, *overrides):
     return load_figure_config(path, parse_overrides(overrides))
 
 
-SHAPES = {
-    "Qwen/Qwen2.5-Math-7B": (28, 28),
-    "meta-llama/Llama-3.1-8B-Instruct": (32, 32),
-    "google/gemma-3-4b-it": (34, 8),
-    "smollm2": (30, 9),
-}
-"""Layers and query heads, of the models' config.json."""
-
-
 def assert_heads_exist(config):
     for panel in config.panels:
-        layers, heads = SHAPES[panel.head.model]
+        _, layers, heads, _ = MODELS["study"][panel.head.model]
         assert panel.head.layer <= layers
         assert panel.head.head <= heads
 
@@ -68,7 +60,10 @@ def scaled_heads(panels):
     """Layers and heads of the panels in SmolLM2, at the same share of all heads, once each."""
     scaled = []
     for panel in panels:
-        layer, head = panel.head.layer, -(-9 * panel.head.head // SHAPES[panel.head.model][1])
+        layer, head = (
+            panel.head.layer,
+            -(-9 * panel.head.head // MODELS["study"][panel.head.model][2]),
+        )
         scaled.append((layer, head if (layer, head) not in scaled else head + 1))
     return scaled
 
@@ -91,13 +86,14 @@ def test_every_study_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the
         assert {panel.head.model for panel in twin.panels} == {"smollm2"}
 
 
-def test_the_first_token_is_left_out_for_llama_and_gemma_by_default(tmp_path):
-    for model_type, is_left_out in (("llama", True), ("gemma3_text", True), ("qwen2", False)):
-        header = make_header(options={"model_type": model_type})
-        settings = CurveSettings(layer=0, head=0, exclude_first=None)
-        assert settings.first_x(header) == is_left_out
-    assert load(tmp_path).exclude_first_token is None
-    assert load(tmp_path, MINIMAL, "exclude_first_token=false").exclude_first_token is False
+@with_cases
+def test_the_first_token_is_left_out_for_llama_and_gemma_by_default(
+    tmp_path, model_type, overrides, is_left_out
+):
+    header = make_header(options={"model_type": model_type})
+    exclude_first = load(tmp_path, MINIMAL, *overrides).exclude_first_token
+    settings = CurveSettings(layer=0, head=0, exclude_first=exclude_first)
+    assert settings.first_x(header) == is_left_out
 
 
 def test_a_head_without_a_model_has_that_of_the_figure(tmp_path):
@@ -109,7 +105,7 @@ def test_a_head_without_a_model_has_that_of_the_figure(tmp_path):
         ("model Layer 2 Head 5", MODEL),
     ]
     config = load(tmp_path, text)
-    assert config.title == "model", "the only model is named once"
+    assert config.title == "model"  # the only model is named once
     assert [panel.title for panel in config.panels] == ["Layer 1 Head 1", "Layer 2 Head 5"]
 
 

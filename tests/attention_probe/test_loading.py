@@ -1,5 +1,6 @@
 import re
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from attention_probe.model.first_layers import load_model
 from attention_probe.probe_settings import ProbeSettings
 from harness.errors import ModelError
-from harness.runs.prompt_sources import Source
 from tests.conftest import load_eager, run_python
-from tests.make import with_cases
+from tests.make import module_fixture, source_of, with_cases
 from tests.tiny_models import ARCHITECTURES, MODELS, SHAPE, VOCABULARY, largest_error
 
 TOKENS = 7 * torch.arange(45)[None] % VOCABULARY
@@ -35,7 +35,7 @@ def build(name):
     return model
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def checkpoint(tmp_path_factory):
     @cache
     def save(name):
@@ -109,7 +109,7 @@ print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "30MB"}], ids=["single", "sharded"])
+@with_cases
 def test_later_layers_are_not_read(checkpoint, tmp_path, options):
     shape = {"hidden_size": 64, "intermediate_size": 32768, "num_hidden_layers": 5}
     model = hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE | shape))
@@ -169,10 +169,9 @@ def test_a_run_is_probed_with_the_revision_of_its_model(qwen2, tmp_path, monkeyp
         weight = load_file(qwen2 / "model.safetensors")["model.embed_tokens.weight"]
         sums[name] = weight[5].sum().item()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    facts = {"name": "run", "kind": "run", "layout": "raw", "conditions": ("wo",), "problems": ()}
     for revision, expected in sums.items():
         arguments = {"revision": revision}
-        source = Source(model="people/model", model_arguments=arguments, **facts)
+        source = replace(source_of(), model="people/model", model_arguments=arguments)
         loaded = ProbeSettings().complete_from(source).load_model("float32")
         embeddings = loaded.model.get_input_embeddings().weight
         assert embeddings[5].sum().item() == pytest.approx(expected, rel=1e-5)

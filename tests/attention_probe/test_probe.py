@@ -18,7 +18,7 @@ from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 from harness.runs.run_reader import Run
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
-from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, read_source, with_cases
+from tests.make import GREEDY_RUN, TOY, TOY_MODEL, find_log, module_fixture, read_source, with_cases
 
 LAYERS = [0, 2]
 PROBE_DATASET = ("probe", "--dataset", TOY / "demo.jsonl")
@@ -29,7 +29,7 @@ def probe(path, options="", *, run=GREEDY_RUN, **stream):
     return run_command("probe", run, "--layers", "1,3", *options.split(), "-o", path, **stream)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def traces(tmp_path_factory):
     path = tmp_path_factory.mktemp("probe") / "example.traces"
     probe(path, "--n 5 --activations --norms")
@@ -37,7 +37,7 @@ def traces(tmp_path_factory):
         yield traces
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def full_model():
     return load_eager(TOY_MODEL)
 
@@ -105,10 +105,8 @@ def assert_same_traces(path, expected_path, problems):
         assert len(traces.entries()) == len(expected.entries()) == count
         for theirs in expected:
             ours = traces.get(theirs.problem_id, theirs.condition)
-            for name in ("token_ids", "roles", "original_pos"):
-                assert (getattr(ours, name) == getattr(theirs, name)).all()
-            assert (ours.tokens, ours.outcome) == (theirs.tokens, theirs.outcome)
-            assert ours.intervention == theirs.intervention
+            for name in "token_ids roles original_pos tokens outcome intervention".split():
+                np.testing.assert_equal(getattr(ours, name), getattr(theirs, name))
             for name in ("mean_all", "mean_common", "rows"):
                 assert_close(getattr(ours, name), getattr(theirs, name))
             assert ours.measures.keys() == theirs.measures.keys()
@@ -180,7 +178,7 @@ def test_an_interrupted_probe_continues_and_gives_the_same_traces(traces, path):
                 np.testing.assert_allclose(again.measures[name], values, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("rows", ["last:5", "all"])
+@with_cases
 def test_rows_are_those_of_eager_attention(tmp_path, path, rows):
     random_model = save_model(tmp_path / "random", "qwen2")
     model = load_eager(random_model)
@@ -236,7 +234,7 @@ def opened(full_model, monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("rows", [None, "last:5", "all"])
+@with_cases
 def test_an_engine_measures_what_the_probe_does(tmp_path, opened, rows):
     options = "--n 2 --conditions mless,random"
     if rows:
@@ -306,27 +304,21 @@ def test_an_architecture_is_probed_and_checked(tmp_path, path, model_type, optio
             assert np.isfinite(trace.measures[f"mass_{region}"]).all()
 
 
-def test_the_probe_from_the_command_line(path, monkeypatch):
-    command = ("probe", GREEDY_RUN, "--flip", "both_right", "--n", 3, "-o", path)
+@with_cases
+def test_the_probe_from_the_command_line(path, monkeypatch, sources, has_random):
+    """Of a run, and of sample logs of any task, which are named by condition."""
+    names = {name: find_log(name) for name in ("wo", "mless")}
+    names |= {"run": GREEDY_RUN, "model": TOY_MODEL}
+    command = ["probe", *sources.format(**names).split(), "--flip=both_right", "--n=3", "-o", path]
     printed = run_command(*command)
-    assert "selected on outcome" in printed
-    assert "3 problems under wo, " in printed
+    assert "selected on outcome" in printed and "3 problems under wo, " in printed
+    assert "mless" in printed and ("random" in printed) == has_random
     golds = {prompt.problem_id: prompt.golds[0] for prompt in Run.load(GREEDY_RUN).prompts}
     with AttentionTraces(path) as traces:
         assert all(trace.gold_answer == golds[trace.problem_id] for trace in traces)
     with monkeypatch.context() as patch:  # all traces exist
         patch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
         assert run_command(*command) == printed
-
-
-def test_sample_logs_of_any_task_are_named_by_condition(path):
-    flags = ["--model", TOY_MODEL, "--n", 2, "--flip", "both_right"]
-    for name in ("wo", "mless"):
-        flags.append(f"{name}={find_log(name)}")
-    printed = run_command("probe", *flags, "-o", path)
-    assert "selected on outcome" in printed
-    assert "mless" in printed
-    assert "random" not in printed
 
 
 @with_cases

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -14,7 +14,7 @@ from harness.experiment.conditions import NAMED_CONDITIONS, Placement, UnitCondi
 from harness.experiment.problems import Dataset, Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.experiment.prompts.tokenizer import encode, token_texts
-from harness.runs.prompt_sources import AnsweredProblem, Source, build_source
+from harness.runs.prompt_sources import AnsweredProblem, build_source
 from harness.runs.run_reader import source_of
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import PROBLEMS, WO, layouts, texts
@@ -26,6 +26,7 @@ from tests.make import (
     right,
     with_cases,
 )
+from tests.make import source_of as made_source
 
 PLACEMENTS = [placement for placement in Placement if placement is not Placement.ANSWER]
 """A filler in the model's answer is refused: which of its tokens are the filler's is not known."""
@@ -76,7 +77,7 @@ def assert_aligned(tokenized):
     assert all(mask.sum() == len(base) for mask in common_tokens(tokenized).values())
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40)
 @given(
     text=texts,
     filler=st.fixed_dictionaries(
@@ -121,8 +122,8 @@ def test_a_word_that_no_longer_begins_the_prompt_has_no_partner():
     conditions = [PLACED[Placement.BEFORE_SYSTEM]]
     problem = make_problem("Find $x$.", tokenizer, conditions=conditions)
     base, filled = tokenize_all(problem, tokenizer).values()
-    assert lost_positions(base, filled) == {1}, "after BOS"
-    assert unpaired_positions(filled) == [24], "after BOS, 20 slashes, a blank and two line breaks"
+    assert lost_positions(base, filled) == {1}  # after BOS
+    assert unpaired_positions(filled) == [24]  # after BOS, 20 slashes, a blank and two line breaks
     assert base.tokens[1] == filled.tokens[24] == "You"
 
 
@@ -141,7 +142,7 @@ def test_roles_and_segments_cover_the_text_in_order(toy_tokenizer):
     assert prompt.prompt_sha256 == hash_text(stored.prompt)
 
 
-@pytest.mark.parametrize("placement", ["between", "before_system"])
+@with_cases
 def test_the_second_of_two_separators_is_inserted(toy_tokenizer, placement):
     problem = make_problem("Find $x$.", toy_tokenizer, conditions=PLACED.values())
     prompt = tokenize_all(problem, toy_tokenizer)[f"at_{placement}"]
@@ -168,9 +169,8 @@ def test_tokens_that_the_published_layout_merges_have_no_partner(kind):
         fillers = [
             mless.tokens[index].strip() for index in np.flatnonzero(mless.has_role("filler"))
         ]
-        assert any("/" in token and token != "/" for token in fillers), (
-            "a slash is merged with other text"
-        )
+        # a slash is merged with other text
+        assert any("/" in token and token != "/" for token in fillers)
         assert lost_positions(base, mless)
         lost = set().union(*(lost_positions(base, prompt) for prompt in tokenized.values()))
         common = np.delete(base.token_ids, list(lost)).tolist()
@@ -204,15 +204,11 @@ def test_a_prompt_of_another_task_is_aligned(toy_tokenizer):
     assert np.diff(tokenized["mless"].filler_span) == 3
 
 
-def test_a_character_of_several_tokens_is_the_text_of_the_first(toy_tokenizer):
-    text = "a \u2264 b\u00e9\u00e9 \U0001f642x"
+@with_cases
+def test_a_character_of_several_tokens_is_the_text_of_the_first(toy_tokenizer, text, expected):
     token_ids, offsets = encode(text, toy_tokenizer)
     texts = token_texts(token_ids, offsets, text, toy_tokenizer)
-    assert "".join(texts) == text
-    assert texts == (
-        *("a", " ", "\u2264", "", "", " b", "\u00e9", "", "\u00e9", ""),
-        *(" ", "\U0001f642", "", "", "", "x"),
-    )
+    assert "".join(texts) == text and [*texts] == expected
     assert token_texts([1], [(0, 0)], "", toy_tokenizer) == (
         toy_tokenizer.convert_ids_to_tokens(1),
     )
@@ -230,15 +226,8 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
 
 
 @pytest.mark.parametrize("layout", ["raw", "chat"])
-def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run):
-    filler, prefix = {"unit": ".", "count": 50}, {"answer_prefix": "The final answer is $\\boxed{"}
-    conditions = [
-        "wo",
-        {"name": "at-once", **prefix},
-        {"name": "dots", **filler, **prefix, "placement": "answer"},
-        {"name": "bare", **filler, "placement": "answer"},
-        {"name": "last", **filler, **prefix, "template": "{problem} \n\n{filler}"},
-    ]
+@with_cases
+def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run, conditions):
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     settings = {"conditions": conditions, "layouts": [layout]}
     source = read_source(make_run(right, limit=2, **settings))
@@ -265,16 +254,9 @@ def test_arguments_that_may_change_the_model_are_passed_on_or_refused(
     run, named, argument, probe, engine
 ):
     """`probe` and `engine` have the arguments that remain; None where the run is refused."""
-    source = Source(
-        name="RUN",
-        kind="run",
-        model="people/model",
-        layout="raw",
-        conditions=("wo",),
-        problems=(),
-        model_arguments={"pretrained": "people/model", "seed": 1, **argument},
-        is_vllm=run == "vllm",
-    )
+    arguments = {"pretrained": "people/model", "seed": 1, **argument}
+    facts = {"model": "people/model", "model_arguments": arguments, "is_vllm": run == "vllm"}
+    source = replace(made_source(), **facts)
     for options, expected in ((None, probe), ({}, engine)):
         settings = ProbeSettings(model=named, engine=options)
         if expected is None:

@@ -13,14 +13,14 @@ from harness import load_config
 from harness.experiment.plan import make_plan
 from harness.runs.records import Sample
 from tests.conftest import PATIENCE, needs_vllm, run_program, succeeded
-from tests.make import ROOT, run_plan
+from tests.make import ROOT, run_plan, with_cases
 
 FOLDER = ROOT / "benchmarks"
 HELPER_MODULES = {"attention", "other_texts", "sink"}
 """A module that `probe` runs in processes of its own, and two that read runs."""
 STARTS_VLLM = {"engine", "stock"}
 MAIN = 'if __name__ == "__main__":'
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text("utf-8"))
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if MAIN in path.read_text())
 BENCHMARKS = [name for name in NAMES if name not in HELPER_MODULES | {"__main__"}]
 
 
@@ -48,8 +48,8 @@ def test_a_small_benchmark_runs_to_its_end(name):
     if name in MINUTES:
         run_module("benchmarks", "--small", name)
         small = ROOT / "results/bench-small"
-        figures = json.loads((small / f"{name}.json").read_text("utf-8"))
-        page = (small / "RESULTS.md").read_text("utf-8")
+        figures = json.loads((small / f"{name}.json").read_text())
+        page = (small / "RESULTS.md").read_text()
         text = page[page.index(f"## {figures['title']}") :]
         assert len(figures["rows"]) >= 2
         ratios = [row["ratio"] for row in figures["rows"] if row["ratio"] is not None]
@@ -64,16 +64,17 @@ def test_a_small_benchmark_runs_to_its_end(name):
 
 
 @pytest.mark.slow
-def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path):
-    rights = {"harm": {"wo", "permuted"}, "help": {"slashes", "hidden", "both"}}
-    for name in ("harm-products", "harm-opposites", "harm-continents", "help"):
+@with_cases
+def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path, rights):
+    """`rights` has the conditions that are right in each experiment."""
+    for name, conditions in rights.items():
         kind = name.split("-")[0]
         # other examples, so that no prompt of the registered runs is used before them
         config = load_config(ROOT / f"configs/runs/{kind}.yaml", {"fewshot.seed": 1})
         plan = make_plan(config, limit=12)
         targets = {problem.id: problem.answer for problem in plan.dataset.problems}
 
-        def make_sample(request, key, right=rights[kind], targets=targets):
+        def make_sample(request, key, right=conditions, targets=targets):
             condition = request.task.split("_")[1]
             text = f" {targets[request.problem_id]}" if condition in right else " no"
             return Sample.of(request, key, text, tokens=2, reason="stop")

@@ -17,11 +17,12 @@ from harness.experiment.prompts.tokenizer import load_model_config, load_tokeniz
 from tests.conftest import run_program
 from tests.display.test_progress import run_in_terminal
 from tests.make import (
+    CONFIG,
     GREEDY_RUN,
-    MINIMAL,
     TOY_DATA,
     TOY_MODEL,
     make_trace,
+    module_fixture,
     one_line,
     with_cases,
     write_traces,
@@ -57,11 +58,11 @@ def dry_run(succeed):
 def config(tmp_path):
     """The path of a small config."""
     path = tmp_path / "t.yaml"
-    path.write_text(yaml.safe_dump({**MINIMAL, "dataset": TOY_DATA, "layouts": ["raw"]}))
+    path.write_text(yaml.safe_dump(CONFIG))
     return path
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def parser():
     """The command line as typer parses it."""
     return typer.main.get_command(cli.app)
@@ -145,7 +146,7 @@ with sign_of_life():
 def test_within_two_seconds_a_terminal_shows_that_the_command_works():
     assert run_in_terminal(SLOW).splitlines()[0] == "mless: working"
     process = run_program(sys.executable, "-c", SLOW)
-    assert process.stderr == "", "a log needs no sign of life"
+    assert process.stderr == ""  # a log needs no sign of life
 
 
 def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
@@ -185,7 +186,7 @@ def test_the_output_of_libraries_goes_to_a_separate_file(tmp_path):
     assert "us" not in log.split()
 
 
-@pytest.mark.parametrize("argument", ["tasks", "--help"])
+@with_cases
 def test_a_full_standard_output_is_reported_in_one_line(argument):
     command = [str(Path(sys.executable).with_name("mless")), argument]
     with open("/dev/full", "w") as full:
@@ -232,15 +233,8 @@ def test_invalid_yaml_is_refused_with_the_reason(tmp_path, command, value, count
 def test_a_used_output_folder_is_refused_before_the_plan_is_made(
     command, monkeypatch, config, tmp_path
 ):
-    monkeypatch.setattr("harness.experiment.plan.make_plan", None)
+    monkeypatch.setattr("harness.execution.prepared_run.make_plan", None)
     refused(command("run", config, "--output", tmp_path), "already holds files")
-
-
-def test_an_error_that_quotes_control_characters_is_one_printable_line(command):
-    process = command("table", "no\x1b[2Jsuch\nfol\u202eder\x9b")
-    name = "no<U+001B>[2Jsuch fol<U+202E>der<U+009B>"
-    refused(process, f"{name} does not exist.")
-    assert process.stderr.rstrip("\n").isprintable()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-import os
-import re
-
 import pytest
 import torch
 
 from harness import installation
-from tests.conftest import needs_vllm
+from tests.conftest import needs_vllm, succeeded
 from tests.make import with_cases
 
 SUBJECTS = "python lm-eval transformers vllm device data".split()
@@ -18,7 +15,7 @@ def check(subject):
 @needs_vllm
 def test_the_installation_is_sound(mless):
     process = mless("doctor")
-    assert process.returncode == 0, process.stdout
+    succeeded(process)
     lines = [line for line in process.stdout.splitlines() if line.startswith(("ok", "note"))]
     assert [line.split()[1] for line in lines] == SUBJECTS
 
@@ -27,13 +24,6 @@ def test_a_failure_is_named_with_its_fix(mless):
     process = mless("doctor", MATH500_PATH="nowhere.jsonl")
     assert process.returncode == 2 and "FAIL    data" in process.stdout
     assert "\nData file nowhere.jsonl: No such file" in process.stdout
-
-
-def test_a_long_path_leaves_the_columns_as_they_are(mless, tmp_path):
-    path = tmp_path / ("x" * 80 + ".jsonl")
-    path.symlink_to(os.environ["MATH500_PATH"])
-    process = mless("doctor", MATH500_PATH=path)
-    assert re.search(f"\nok      data  .* problems from {path}\n", process.stdout)
 
 
 def test_a_build_for_gpus_that_sees_none_is_reported(monkeypatch):
@@ -57,7 +47,7 @@ def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, 
 def test_a_model_is_run_and_compared_and_a_failure_is_on_the_page(mless, tmp_path):
     page = tmp_path / "page.md"
     process = mless("doctor", "--model", "smollm2", "-o", page)
-    assert process.returncode == 0, process.stderr
+    succeeded(process)
     text = page.read_text()
     assert all(
         word in text for word in ("ok      vllm", "receipt:", "\nhidden ", "ok      Attention")

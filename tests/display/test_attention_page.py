@@ -21,7 +21,7 @@ from harness.execution.prompt_attention import PromptAttention, _tokenize
 from harness.experiment.prompts.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
 from harness.experiment.prompts.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
-from tests.make import ROOT, TOY_MODEL, make_trace, write_traces
+from tests.make import ROOT, TOY_MODEL, make_trace, module_fixture, with_cases, write_traces
 
 CONDITIONS = ("wo", "mless")
 SIZE, START, FILLER_SIZE = 14, 3, 4
@@ -134,10 +134,9 @@ def test_elements_join_the_tokens_of_a_character_and_the_filler_stands_before_it
     assert "".join(prompt["text"][:3] + prompt["text"][4:]) == "".join(trace.tokens)
 
 
-def test_a_page_of_the_study_is_small(tmp_path):
+@with_cases
+def test_a_page_of_the_study_is_small(tmp_path, options, header):
     """8 prompts of 300 tokens, 3 layers, 9 heads, 16 rows, two conditions: below 5 MB."""
-    options = {"size": 300, "filler": 55, "shape": (3, 9), "rows": 16}
-    header = {"layers": (0, 1, 2), "head_count": 9}
     path = write_pairs(tmp_path / "study.traces", problems=8, header=header, **options)
     page = make_page([read_view(path)])
     assert len(page.encode()) < 5e6
@@ -226,7 +225,7 @@ def test_prompts_of_ids_have_the_texts_of_their_tokens():
 # ---- in a browser --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "page.html"
     second = write_pairs(path.with_name("b.traces"), rows=0, header={"model": "other"})
@@ -235,7 +234,7 @@ def page(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def tab(page):
     with open_tab(page.with_name("profile")) as tab:
         yield tab
@@ -276,7 +275,7 @@ def test_a_click_opens_a_head_with_its_strongest_tokens(opened):
     shown = re.fullmatch(r"filler, 4 tokens: ([\d.]+) %", opened.text(group))
     assert float(shown[1]) == pytest.approx(100 * filler, abs=0.5)
     opened.select("query", "")
-    assert opened.text(group) == "filler, 4 tokens", "means of several queries have no sum"
+    assert opened.text(group) == "filler, 4 tokens"  # means of several queries have no sum
 
 
 @in_a_browser
@@ -354,11 +353,11 @@ def test_the_filler_is_unfolded_and_absent_tokens_keep_their_place(opened):
         ".getBoundingClientRect(); return [box.x - text.x, box.y - text.y].map(Math.round); }))"
     )
     left, right = opened.run(boxes)
-    assert left == right, "both sides are aligned token by token"
+    assert left == right  # both sides are aligned token by token
 
 
 @in_a_browser
-@pytest.mark.parametrize("width", [1280, 700, 400])
+@with_cases
 def test_the_page_fits_the_window(opened, width):
     opened.resize(width)
     assert opened.run("document.documentElement.scrollWidth") <= width
@@ -387,9 +386,8 @@ def test_measures_models_and_problems_are_chosen(opened):
 
 
 @in_a_browser
-def test_a_prompt_of_20000_tokens_opens(tab, tmp_path):
-    options = {"size": 20_000, "filler": 55, "shape": (1, 2), "rows": 16}
-    header = {"layers": (0,), "head_count": 2}
+@with_cases
+def test_a_prompt_of_20000_tokens_opens(tab, tmp_path, options, header):
     path = write_pairs(tmp_path / "long.traces", problems=1, header=header, **options)
     page = tmp_path / "long.html"
     page.write_text(make_page([read_view(path)]))

@@ -24,6 +24,7 @@ from tests.make import (
     compare_rows,
     drawn,
     evaluation,
+    module_fixture,
     verdicts_by_count,
     with_cases,
 )
@@ -37,7 +38,7 @@ MODELS = {
 SUFFIXES = ("png", "svg", "pdf", "csv")
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def frame():
     """Samples of three models, with a repeat run of both sides of a contrast and a control."""
     frames = []
@@ -51,7 +52,7 @@ def frame():
     return pandas.concat([samples[samples["condition"] == name] for name in names])
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def table(frame):
     return compare(frame, reference_conditions=CONTROL)
 
@@ -73,35 +74,23 @@ def words(figure):
     ]
 
 
-def cut_off(figure):
-    """Texts that leave the page."""
-    page = figure.bbox
-    return [
-        text
-        for text, box in words(figure)
-        if box.x0 < -1 or box.y0 < -1 or box.x1 > page.x1 + 1 or box.y1 > page.y1 + 1
-    ]
-
-
-def covered(figure):
-    """Pairs of texts that cover each other."""
-    return [
-        (text, second)
-        for (text, a), (second, b) in itertools.combinations(words(figure), 2)
-        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1.5 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1.5
-    ]
-
-
-def too_small(figure):
-    """Texts of less than 9 pixels where the figure fills a window of 400."""
-    pixels = 400 / 72 / figure.get_figwidth()
-    return [text.get_text() for text in figure.findobj(Text) if text.get_fontsize() * pixels < 9]
+def assert_readable(figure):
+    """No text leaves the page, covers another, or is small where the figure fills 400 pixels."""
+    page, boxes = figure.bbox, words(figure)
+    for text, box in boxes:
+        assert -1 <= box.x0 <= box.x1 <= page.x1 + 1, text
+        assert -1 <= box.y0 <= box.y1 <= page.y1 + 1, text
+    for (text, a), (second, b) in itertools.combinations(boxes, 2):
+        width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert min(width, height) <= 1.5, (text, second)
+    points = min(text.get_fontsize() for text in figure.findobj(Text))
+    assert points * 400 / 72 / figure.get_figwidth() >= 9
 
 
 def test_every_word_is_on_the_page_and_no_two_cover_each_other(table):
     figure = draw_forest(table)
     assert len(words(figure)) > 10
-    assert not cut_off(figure) and not covered(figure) and not too_small(figure)
+    assert_readable(figure)
 
 
 def estimates(axes):
@@ -147,20 +136,19 @@ def test_the_forest_has_the_noise_first_and_then_all_intervals_and_fills_signifi
     assert np.allclose(printed, intervals, atol=0.5)
 
 
-def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_length():
-    fillers = {"a": ("/", 40), "b": ("/", 5), "c": ("he", 5), "d": ("he", 9)}
-    conditions = {"wo": as_condition("wo")}
-    for name, (unit, count) in fillers.items():
-        conditions[name] = as_condition({"name": name, "unit": unit, "count": count})
-    correct = {"wo": 80, "a": 160, "b": 90, "c": 84, "d": 76}
+@with_cases
+def test_the_dose_figure_has_a_line_for_each_filler_with_an_interval_at_each_length(
+    conditions, correct, points
+):
+    conditions = {entry.name: entry for entry in map(as_condition, conditions)}
     verdicts = {name: {"correct": n, "incorrect": 200 - n} for name, n in correct.items()}
     table = compare(evaluation(verdicts_by_count(verdicts)).read())
     figure = draw_dose(table, conditions)
-    assert not cut_off(figure) and not covered(figure)
+    assert_readable(figure)
     (axes,) = figure.axes
     assert axes.get_legend_handles_labels()[1] == ["/", "he"]
     lines = [line.get_xydata().round() for line in axes.lines if len(line.get_xdata()) == 3]
-    assert np.array_equal(lines, [[[0, 0], [5, 5], [40, 40]], [[0, 0], [5, 2], [9, -2]]])
+    assert np.array_equal(lines, points)
     intervals, marks = axes.collections[::2], axes.collections[1::2]
     rows = table.set_index("condition")[["low", "high"]]
     for drawn_intervals, names in zip(intervals, ("ba", "cd"), strict=True):
@@ -204,7 +192,7 @@ def test_each_of_many_conditions_has_a_row_with_its_name(frame):
     copies = [base[base["condition"] == "mful"].assign(condition=name) for name in names]
     table = compare(pandas.concat([base[base["condition"] == "wo"], *copies], ignore_index=True))
     figure = draw_forest(table)
-    assert not cut_off(figure) and not covered(figure)
+    assert_readable(figure)
     assert set(names) <= {text.get_text() for text in figure.axes[0].texts}
 
 
@@ -225,7 +213,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(succeed, tmp_pa
     assert image.width == 1380
     plot([str(GREEDY_RUN)], [Kind.FOREST], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
-        assert file.read_bytes() == files[file.name], "the same numbers make the same files"
+        assert file.read_bytes() == files[file.name]  # the same numbers make the same files
 
 
 def lab(colour, matrix):

@@ -8,7 +8,7 @@ import pytest
 from harness import load_run
 from tests.commands.test_cli import refused
 from tests.conftest import run_python
-from tests.make import GREEDY_RUN, find_log
+from tests.make import GREEDY_RUN
 
 PACKAGES = Path(sys.prefix) / "inspect"
 """Where `make test-long` installs inspect_ai."""
@@ -62,8 +62,6 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
     assert len({accuracy for *_, accuracy, _ in logs}) > 1
 
 
-def test_an_export_needs_inspect_and_a_run_folder(tmp_path, command, monkeypatch):
+def test_an_export_needs_inspect(tmp_path, command, monkeypatch):
     monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
     refused(command("export", GREEDY_RUN, "-o", tmp_path), "Type `pip install 'inspect-ai>=")
-    message = "expected a run folder of mless."
-    refused(command("export", find_log("wo")), message)

@@ -76,7 +76,7 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
         progress.print_line()
         pattern = r" 900/905 samples, (\d+) tokens/s, 0:00:(\d+) left"
         speed, seconds_left = map(int, match_line(pattern, capsys))
-        assert 0 < speed <= 180, "90 tokens in at least half a second"
+        assert 0 < speed <= 180  # 90 tokens in at least half a second
         # five samples of half of the limit, less the tokens that are there
         assert abs(seconds_left - (5 * 50 - 90) / speed) <= 1
         progress.running = lambda: [10, 20]

@@ -1,6 +1,5 @@
 import base64
 import hashlib
-import json
 import re
 import shutil
 import unicodedata
@@ -16,19 +15,22 @@ from harness.display.value_texts import count, signed
 from tests.browser import in_a_browser, open_tab
 from tests.display.test_attention_page import unpack
 from tests.make import (
+    CONDITIONS,
     CONFIG,
     EXAMPLE,
     GREEDY_RUN,
     REGISTERED,
     TOY,
+    module_fixture,
     one_line,
     read_data,
+    read_lines,
     with_cases,
+    write_records,
     write_run,
 )
 
 SVG = "data:image/svg+xml;base64,"
-CONDITIONS = ("wo", "mless", "mful", "random")
 
 HOSTILE = read_data("hostile_texts")
 
@@ -90,20 +92,20 @@ def write_page(folder, *runs, **options):
     """Write a report into a folder and return its path and its text."""
     path = folder / "page.html"
     write_report(runs, path, **options)
-    return path, path.read_text(encoding="utf-8")
+    return path, path.read_text()
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def demo_page(tmp_path_factory):
     return write_page(tmp_path_factory.mktemp("report"), GREEDY_RUN)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def demo_text(demo_page):
     return demo_page[1]
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def effect(tmp_path_factory):
     """A run in which fillers have effects: its comparison, and its page."""
     folder = tmp_path_factory.mktemp("effect")
@@ -113,14 +115,12 @@ def effect(tmp_path_factory):
     return comparison, write_page(folder, run)[1]
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def hostile(tmp_path_factory):
     """Two runs in which all texts of users and models are hostile; figures name their models."""
     folder = tmp_path_factory.mktemp("<b>run&")
-    lines = (TOY / "demo.jsonl").read_text().splitlines()[:34]
-    problems = []
-    for number, line in enumerate(lines):
-        problem = json.loads(line)
+    problems = read_lines(TOY / "demo.jsonl")[:34]
+    for number, problem in enumerate(problems):
         payload = HOSTILE[number % len(HOSTILE)]
         problem |= {
             "unique_id": f"{number} {payload}",
@@ -128,9 +128,8 @@ def hostile(tmp_path_factory):
             "answer": payload,
             "problem": f"{payload} {problem['problem']}",
         }
-        problems.append(json.dumps(problem) + "\n")
     path = folder / "problems.jsonl"
-    path.write_text("".join(problems))
+    write_records(path, problems)
 
     def answer(request, target):
         return f"{request.task} {target} $x$ {target} \\boxed{{{target}}}", "stop"
@@ -185,7 +184,7 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     image, *_ = read_images(page)
     texts = re.findall("<!-- (.*?) -->", image)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
-    assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts), "as in the table"
+    assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
 
 
 def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_text):
@@ -196,8 +195,7 @@ def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_text):
         assert (sample["completion"], sample["answer"]) == (row["completion"], row["answer"])
         graders = ["verdict", *index["graders"]]
         assert [sample[name] for name in graders] == [row[name] for name in graders]
-    for line in (GREEDY_RUN / "prompts.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in read_lines(GREEDY_RUN / "prompts.jsonl"):
         segments = details[row["doc"]["id"]]["prompts"][f"0 {row['condition']}"]["parts"]
         assert "".join(text for _, text in segments) == row["prompt"]
         roles = [role for role, _ in segments if role != "separator"]
@@ -273,7 +271,7 @@ def test_two_models_in_one_page(tmp_path):
         tmp_path / "second", improve_with_mless, limit=20, **with_label("second")
     )
     _, page = write_page(tmp_path, GREEDY_RUN, second_run)
-    assert not re.search("https?://", page), "a page has no external address"
+    assert not re.search("https?://", page)  # a page has no external address
     index, details = read_details(page)
     assert [setting["model"] for setting in index["settings"]] == ["mless-demo", "second"]
     shared = [problem for problem in details.values() if len(problem["samples"]) == 8]

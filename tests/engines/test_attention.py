@@ -21,10 +21,10 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import RunFiles
 from tests.attention_probe.test_probe import column_means, eager
-from tests.conftest import gpu_share, load_eager, report
+from tests.conftest import gpu_share, ignore_warnings, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
 from tests.make import EXAMPLE, TOY_MODEL, with_cases
-from tests.tiny_models import build_language_model
+from tests.tiny_models import build_language_model, save_language_model
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -36,7 +36,7 @@ class StoppedError(Exception):
 
 @with_cases
 def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
-    toy_tokenizer, monkeypatch, device, is_eager
+    toy_tokenizer, monkeypatch, device, arguments, is_eager
 ):
     calls = []
 
@@ -51,7 +51,6 @@ def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
     monkeypatch.setattr("harness.experiment.prompts.tokenizer.load_tokenizer", load)
     monkeypatch.setattr("harness.engines.attention_sums.refuse_to_open", lambda *_: None)
     monkeypatch.setattr("harness.engines.attention_sums.VLLMEngine", start)
-    arguments = {"revision": "old", "tokenizer": "people/words", "trust_remote_code": True}
     monkeypatch.setattr("harness.engines.attention_sums.device_type", lambda: device)
     with pytest.raises(StoppedError):
         harness.attention("people/model", ["one"], [1], **arguments)
@@ -63,19 +62,13 @@ def test_the_tokenizer_and_the_engine_have_the_arguments_of_the_model(
 
 
 @slow_engine
-@pytest.mark.parametrize(
-    ("budget", "ranks", "kernels"),
-    [
-        # no step is larger than the largest graph
-        pytest.param(64, 1, "graphs", marks=pytest.mark.gpu),
-        *(pytest.param(budget, 1, "eager", marks=pytest.mark.gpu) for budget in (None, 64, 128)),
-        (None, 3, "eager"),
-    ],
-)
+@with_cases
 def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
     smollm2, budget, ranks, kernels, tmp_path
 ):
-    prompts = example_prompts(40)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    rows = RunFiles(EXAMPLE).prompts  # with all lengths that the example has
+    prompts = [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // 40][:40]]
     arguments = {"enforce_eager": kernels == "eager", "tensor_parallel_size": ranks}
     if budget is not None:
         arguments |= {"enable_chunked_prefill": True, "max_num_batched_tokens": budget}
@@ -99,14 +92,10 @@ def test_attention_recorded_in_all_layers_of_forty_prompts_is_eager_attention(
 def test_attention_recorded_in_other_architectures_is_eager_attention(kind, window, tmp_path):
     windows = {"sliding_window": window, "sliding_window_pattern": 2}
     model = build_language_model(kind, num_local_experts=4, **windows)
-    # else all weights of attention are about the same
     for name, weights in model.named_parameters():
-        if weights.ndim == 2:
-            weights.data *= 4
-        elif "q_norm" in name or "k_norm" in name:
+        if "q_norm" in name or "k_norm" in name:
             weights.data += 2
-    model.save_pretrained(tmp_path / kind)
-    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path / kind)
+    save_language_model(tmp_path / kind, model)
     token_ids = np.random.default_rng(0).integers(3, 500, 70)
     (ours,) = record_in_script(tmp_path, str(tmp_path / kind), [token_ids.tolist()])
     theirs = eager_means(model, token_ids)
@@ -150,7 +139,7 @@ def test_single_rows_are_those_of_eager_attention(tmp_path):
 
 
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+@ignore_warnings  # of vLLM's worker, which is in this process
 def test_a_recorded_prompt_without_a_salt_of_its_own_ends_the_run_if_it_is_cached(
     smollm2, monkeypatch
 ):
@@ -207,7 +196,7 @@ def record_sums(folder, requests, **changes):
 
 
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+@ignore_warnings  # of vLLM's worker, which is in this process
 @with_cases
 def test_a_preempted_prompt_is_added_up_once(lengths, is_cut, smollm2):
     """Preempted within the prompt, and after it.
@@ -242,15 +231,6 @@ if __name__ == "__main__":
     arrays |= {f"rows {index}": array for index, array in enumerate(layers.rows)}
     np.savez(path.replace(".json", ".npz"), **arrays)
 """
-
-
-def example_prompts(count):
-    """Token ids of prompts of the example, of all lengths that it has."""
-    from harness.smollm2_model import fetch_smollm2
-
-    tokenizer = AutoTokenizer.from_pretrained(fetch_smollm2())
-    rows = RunFiles(EXAMPLE).prompts
-    return [tokenizer(row.prompt)["input_ids"] for row in rows[:: len(rows) // count][:count]]
 
 
 @with_cases

@@ -97,11 +97,9 @@ def test_a_config_whose_backend_could_not_be_asked_is_refused(overrides, message
         check_backend(load_config(SERVED, parse_overrides(overrides)))
 
 
-def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads():
-    renamed = {"pretrained": "m", "max_length": 9, "seed": 5}
-    dropped = {"batch_size": 3, "dtype": None, "data_parallel_size": 4}
-    expected = {"model": "m", "max_model_len": 9, "seed": 5}
-    assert engine_arguments(renamed | dropped) == expected
+@with_cases
+def test_arguments_have_vllms_names_without_those_that_only_lm_eval_reads(arguments, expected):
+    assert engine_arguments(arguments) == expected
 
 
 @with_cases
@@ -135,7 +133,7 @@ def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_
         assert [config.model.model_args["dtype"] for config in kept] == [dtype, dtype]
     model = {"label": "made", "model_args": {"pretrained": TOY_MODEL, "max_model_len": 4096}}
     folder = write_run(tmp_path / "old", right, limit=1, model=model)
-    assert fill(None, folder=folder).model.model_args["dtype"] is None, "the model's own type"
+    assert fill(None, folder=folder).model.model_args["dtype"] is None  # the model's own type
     continued = fill(None, folder=GREEDY_RUN, bf16=True)
-    assert continued.model.model_args["dtype"] == "float32", "on any machine"
+    assert continued.model.model_args["dtype"] == "float32"  # on any machine
     assert continued.layouts == ("raw",)

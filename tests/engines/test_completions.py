@@ -3,7 +3,6 @@
 import random
 from types import SimpleNamespace
 
-import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -11,6 +10,7 @@ from harness.engines.completions import read_outputs, sampling_parameters
 from harness.engines.vllm_engine import VLLMEngine
 from harness.experiment.generation_settings import Sampling
 from harness.smollm2_model import resolve_model
+from tests.conftest import ignore_warnings
 from tests.engines.test_backends import request
 from tests.make import TOY_MODEL, with_cases
 
@@ -72,11 +72,11 @@ def process(tokenizer, sample, token_ids, finish_reason, **changes):
         step = EngineCoreOutput(request_id="1", new_token_ids=[token_id], finish_reason=reason)
         if outputs := processor.process_outputs([step]).request_outputs:
             return outputs[0]
-        assert engine.token_counts == [count], "progress"
+        assert engine.token_counts == [count]  # progress
 
 
 @with_cases
-@pytest.mark.filterwarnings("ignore")  # those of vLLM and torch are not ours
+@ignore_warnings
 def test_a_text_that_is_decoded_at_the_end_is_that_of_vllms_detokenizer(name, count):
     tokenizer = load_tokenizer(name)
     for prompt in ("1 + 1 =", "</s>"):
@@ -86,14 +86,18 @@ def test_a_text_that_is_decoded_at_the_end_is_that_of_vllms_detokenizer(name, co
             for finish_reason in ("stop", "length") if token_ids else ():
                 facts = tokenizer, sample, token_ids, finish_reason
                 output, expected = process(*facts), process(*facts, detokenize=True)
-                assert output.outputs[0].text == "", "vLLM has not decoded it"
+                assert output.outputs[0].text == ""  # vLLM has not decoded it
                 [completion], is_aborted = read_outputs([output], tokenizer)
                 assert completion.text == expected.outputs[0].text, (token_ids, finish_reason)
                 assert completion.completion_tokens == len(token_ids) and not is_aborted
+    # an aborted request is not a sample
+    outputs = [process(tokenizer, sample, (5,), reason) for reason in ("abort", "stop", "error")]
+    completions, is_aborted = read_outputs(outputs, tokenizer)
+    assert len(completions) == 1 and is_aborted
 
 
 @with_cases
-@pytest.mark.filterwarnings("ignore")
+@ignore_warnings
 def test_a_stop_string_ends_the_text_before_it(text, stopped):
     tokenizer = load_tokenizer("toy")
     sample = request("1", prompt_token_ids=(5, 6), sampling=Sampling(max_tokens=99, stop=("\n",)))

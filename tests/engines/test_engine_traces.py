@@ -1,17 +1,14 @@
-"""Traces that the engine records, and figures of them, are those of the probe."""
+"""Traces that the engine records are those of the probe, and so are figures of them."""
 
 from dataclasses import replace
-from functools import cache
 
 import msgspec
 import numpy as np
-import pandas
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.figures.probe_figure import make_figure
 from attention_probe.measure.prompt_fields import RecordOptions
 from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
@@ -22,31 +19,15 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.records import stored_prompts
 from harness.runs.run_reader import source_of
-from harness.yaml_settings import parse_overrides
 from tests.attention_probe.conftest import save_model
-from tests.attention_probe.test_figure_config import CONFIGS, FIRST_MLP
+from tests.attention_probe.test_figure_config import FIRST_MLP
 from tests.attention_probe.test_probe import assert_close, assert_same_traces
 from tests.conftest import gpu_share
 from tests.engines.test_interventions import config, plan_requests, slow_engine
-from tests.make import GREEDY_RUN, ROOT, TOY_MODEL, read_data, read_source, with_cases
+from tests.make import GREEDY_RUN, TOY_MODEL, read_data, read_source, with_cases
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-GEMMA_HEADS = 8
-"""Query heads of Gemma3-4b-it, whose Head 8 is drawn."""
-CHUNKS = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}
-
-PROMPTS = f"prompts={{run: {GREEDY_RUN}, n: 4}}"
-
-
-def save_causal_model(folder, model_type, **shape):
-    """Save a small random model that vLLM can run: with a language head, and heads of 32 units."""
-    save_model(folder, model_type, head_dim=32, **shape)
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(folder)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
 
 
 @slow_engine
@@ -54,8 +35,10 @@ def save_causal_model(folder, model_type, **shape):
 def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path):
     model = TOY_MODEL
     if model_type != "qwen2":
-        # windows are shorter than the prompts
-        model = save_causal_model(tmp_path / "model", model_type, sliding_window=32)
+        # with heads of 32 units, which vLLM needs, and windows shorter than the prompts
+        model = save_model(tmp_path / "model", model_type, head_dim=32, sliding_window=32)
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
     source, criterion = read_source(GREEDY_RUN), Criterion(n=3)
     settings = ProbeSettings(
         model=str(model),
@@ -89,7 +72,7 @@ def read_interventions(weight=10):
 
 
 @slow_engine
-@pytest.mark.parametrize("engine", [{}, CHUNKS], ids=["whole", "chunks"])
+@with_cases
 def test_attention_under_interventions_follows_from_attention_without_them(engine, tmp_path):
     path, names = tmp_path / "t.traces", ("slashes", "sink", "hidden", "bias", "phantom")
     record = RecordOptions(rows="last:9")
@@ -123,52 +106,6 @@ def test_interventions_need_the_engine_and_the_function_of_the_run():
     source.problems[0].prompts["file"].intervention[0]["sha256"] = "another"
     with pytest.raises(ConfigError, match="has other content than when it was run"):
         ProbeSettings(engine={}).complete_from(source)
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory):
-    """A function that records prompts of the run in the engine once for each model."""
-
-    @cache
-    def record_traces(model):
-        path = tmp_path_factory.mktemp("recorded") / "run.traces"
-        settings = ProbeSettings(
-            model=str(model), layers=(0, 1, 2), engine={"enforce_eager": True, **gpu_share()}
-        )
-        run_probe(read_source(GREEDY_RUN), Criterion(n=4), settings, path)
-        return path
-
-    return record_traces
-
-
-def assert_same_figure(path, model, folder, traces, *overrides):
-    """The numbers of a figure from traces of the engine are those from the probe."""
-    tables = []
-    for name, source in (("engine", [f"traces={traces}"]), ("probe", [])):
-        config = load_figure_config(path, parse_overrides([*overrides, *source]), model=model)
-        make_figure(config, folder=folder / name)
-        tables.append(pandas.read_csv(folder / name / f"{config.name}.csv"))
-    pandas.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-5)
-
-
-@slow_engine
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_figure_of_attention_is_the_same_from_the_engine(path, record, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert_same_figure(path, TOY_MODEL, tmp_path, record(TOY_MODEL), PROMPTS)
-
-
-@slow_engine
-def test_the_panel_of_gemma_is_the_same_from_the_engine(record, tmp_path):
-    shape = {"num_attention_heads": GEMMA_HEADS, "num_key_value_heads": 4}
-    model = save_causal_model(tmp_path / "gemma", "gemma3_text", **shape)
-    overrides = [
-        f"heads=[{{model: {model}, layer: 1, head: {GEMMA_HEADS}}}]",
-        "rows=[{view: full, series: {mless: {}, random: {}}}]",
-        PROMPTS,
-    ]
-    path = ROOT / "configs/figures/mless-vs-random-sentence.yaml"
-    assert_same_figure(path, None, tmp_path, record(model), *overrides)
 
 
 @pytest.mark.parametrize("path", FIRST_MLP, ids=lambda path: path.stem)

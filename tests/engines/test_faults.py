@@ -25,7 +25,7 @@ from harness.runs.run_files import RunFiles
 from harness.runs.stored_files import is_stored, open_stored
 from tests.conftest import ENGINE_FLAGS, PATIENCE, gpu_share_options, run_program
 from tests.engines.test_lifetime import alive
-from tests.make import TOY_CONFIG
+from tests.make import TOY_CONFIG, with_cases
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -163,29 +163,20 @@ def test_a_run_that_is_killed_and_finished_has_the_same_verdicts_and_leaves_no_p
     run.communicate(timeout=PATIENCE)
     first = count_samples(folder)
     assert 0 < first < total
-    assert have_ended(family), "neither an engine nor a grader outlives the run"
+    assert have_ended(family)  # neither an engine nor a grader outlives the run
     finish(folder, our_run)
     receipt = RunFiles(folder).receipt
     assert len(receipt["sessions"]) == 2 and receipt["timing"]["samples"] == total - first
 
 
 INTERRUPTED = "mless: interrupted: "
-DIED = "mless: The engine process died in the middle"
-HANGS = "mless: The engine has not answered for 30 seconds, and its process lives"
-ENDS = [
-    pytest.param("engine", signal.SIGKILL, DIED, marks=pytest.mark.gpu),
-    # on SIGTERM vLLM finishes all requests, as `abort`: none of these may be filed as a sample
-    ("engine", signal.SIGTERM, DIED),
-    ("engine", signal.SIGSTOP, HANGS),
-    ("group", signal.SIGINT, INTERRUPTED),  # a terminal sends it to every process of the group
-    ("run", signal.SIGTERM, INTERRUPTED),  # a scheduler sends it to the run alone
-]
 
 
-@pytest.mark.parametrize(("victim", "number", "message"), ENDS)
+@with_cases
 def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
-    our_run, folder, victim, number, message
+    our_run, folder, victim, name, message
 ):
+    number = signal.Signals[name]
     total = count_samples(our_run)
     run = start(folder, environment={"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "15"})
     wait_for(run, folder, 20)
@@ -199,7 +190,7 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     send[victim](number)
     start_time = time.monotonic()
     last_line = end(run, 130 if message == INTERRUPTED else 2).splitlines()[-1]
-    assert time.monotonic() - start_time < 150, "vLLM alone would wait for ever"
+    assert time.monotonic() - start_time < 150  # vLLM alone would wait for ever
     count = count_samples(folder)
     assert last_line.startswith(message) and "Traceback" not in last_line
     assert "un the same command again to continue." in last_line
@@ -208,8 +199,6 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
     assert 0 < count < total and have_ended(family)
     finish(folder, our_run)
 
-
-COMPILED = ("--set", "model.model_args.enforce_eager=false")
 
 TWO_ENGINES = ("--engines", "2", "--set", "model.model_args.max_num_seqs=8")
 """Few sequences at once, so that both engines generate for some seconds."""
@@ -252,23 +241,6 @@ def wait_for_step(run, folder, step, processes=engine_processes):
     pytest.fail(f"The start has not reached {step!r}.")
 
 
-def end_start(folder, step, message, *, options, processes=engine_processes):
-    """Kill a process of a start; the run ends in ten seconds with a message."""
-    run = start(folder, options=options)
-    victim = wait_for_step(run, folder, step, processes)[0]
-    if step == "importing":
-        time.sleep(0.5)  # the process has only just been started
-    family = descendants(run)
-    victim.kill()
-    start_time = time.monotonic()
-    stderr = end(run, 2)
-    assert time.monotonic() - start_time < 10
-    assert "Traceback" not in stderr
-    assert have_ended(family)
-    line = stderr.splitlines()[-1]
-    assert re.match(f"mless: vLLM did not start. {message}", line), line
-
-
 def interrupt(run, send, message=INTERRUPTED):
     """Interrupt a run: it says that it was interrupted, and no process remains."""
     family = descendants(run)
@@ -279,19 +251,20 @@ def interrupt(run, send, message=INTERRUPTED):
     assert have_ended(family)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("engines", [1, 2])
-def test_a_start_that_a_signal_ends_names_the_signal(folder, engines, step):
-    options = TWO_ENGINES if engines == 2 else ()
-    compiled = COMPILED if step == "compiling" else ()
-    message = "The engine process got SIGKILL. "
-    end_start(folder, step, message, options=(*options, *compiled))
-
-
-@pytest.mark.parametrize("step", [*STEPS][2:])
-def test_a_start_whose_worker_process_a_signal_ends_names_the_worker(folder, step):
-    message = "A worker process of the engine got a signal. "
-    end_start(folder, step, message, options=COMPILED, processes=worker_processes)
+@with_cases
+def test_a_start_that_a_signal_ends_names_it(folder, step, options, victim, message):
+    run = start(folder, options=options.split())
+    processes = {"engine": engine_processes, "worker": worker_processes}[victim]
+    process = wait_for_step(run, folder, step, processes)[0]
+    if step == "importing":
+        time.sleep(0.5)  # the process has only just been started
+    family = descendants(run)
+    process.kill()
+    start_time = time.monotonic()
+    stderr = end(run, 2)
+    assert time.monotonic() - start_time < 10
+    assert "Traceback" not in stderr and have_ended(family)
+    assert stderr.splitlines()[-1].startswith(f"mless: vLLM did not start. {message}")
 
 
 def test_a_run_does_not_wait_for_an_engine_that_notes_sigterm_and_ends_after_loading(folder):
@@ -329,36 +302,26 @@ LOST = "mless: an engine is lost; another is started in its place. "
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="two engines need two GPUs")
-def test_if_one_of_two_engines_is_killed_the_run_continues_with_the_same_verdicts(our_run, folder):
+@with_cases
+def test_if_one_or_both_of_two_engines_are_killed_the_run_continues_with_the_same_verdicts(
+    our_run, folder, environment, pattern, killed, message
+):
+    """An engine within its actor starts in half the time; else it is a process of its own."""
     before = ray_files()
-    environment = {
-        # an engine within its actor starts in half the time; in the tests below it is a process
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    }
     run = start(folder, options=TWO_ENGINES, environment=environment)
     wait_for(run, folder, 1)
-    processes = descendants(run)
-    actors = [process for process in processes if process.name().startswith("ray::EngineActor")]
-    actors[0].kill()
     family = descendants(run)
-    assert f"{LOST}The process of an engine is gone" in end(run)
+    engines = [process for process in family if pattern in " ".join(process.cmdline())]
+    for process in engines[:killed]:
+        process.kill()
+    family += descendants(run)
+    assert f"{LOST}{message}" in end(run)
     assert count_samples(folder) == count_samples(our_run)
     check_verdicts(folder, our_run)
     (session,) = RunFiles(folder).receipt["sessions"]
     assert session["engine"]["engines"] == 2
-    assert have_ended(family), "neither Ray nor an engine outlives the run"
+    assert have_ended(family)  # neither Ray nor an engine outlives the run
     assert ray_files() == before
-
-
-def test_if_the_engine_processes_of_both_are_killed_the_run_continues_with_new_ones(
-    our_run, folder
-):
-    run = start(folder, options=TWO_ENGINES)
-    wait_for(run, folder, 1)
-    for process in find_cores(descendants(run)):
-        process.kill()
-    assert f"{LOST}The engine process died" in end(run)
-    check_verdicts(folder, our_run)
 
 
 def test_ctrl_c_stops_two_engines_cleanly(folder):
@@ -408,7 +371,7 @@ def test_a_run_has_an_engine_on_each_gpu_of_a_cluster_and_loses_one(folder):
         first.kill()
         assert LOST in end(run)
         family = descendants(cluster)
-        assert cluster.poll() is None, "the run must not stop a cluster of the user"
+        assert cluster.poll() is None  # the run must not stop a cluster of the user
         cluster.communicate()
     assert have_ended(family)
     columns = ["layout", "condition", "problem_id"]

@@ -10,18 +10,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness import RunConfig
 from harness.engines.backends import check_backend
 from harness.engines.interventions import intervention_check
 from harness.engines.interventions.arithmetic import (
     attend_with_changes,
-    change_activations,
     change_outputs,
     redistribute,
     tabulate_changes,
 )
+from harness.engines.interventions.hugging_face_reference import ReferenceModel
 from harness.engines.interventions.intervention_check import (
     ask_reference,
     describe_agreement,
@@ -35,10 +35,10 @@ from harness.engines.interventions.step_rows import Chunk, Group
 from harness.engines.interventions.vllm_worker import WorkerInterventions
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError, ModelError
-from harness.experiment.plan import make_plan, make_requests, sample_key
-from tests.conftest import gpu_share, report
-from tests.make import TOY_DATA, TOY_MODEL, read_data, with_cases
-from tests.tiny_models import MODELS, build_language_model
+from harness.experiment.plan import make_plan, sample_key
+from tests.conftest import gpu_share, ignore_warnings, report
+from tests.make import TOY_DATA, TOY_MODEL, list_requests, module_fixture, read_data, with_cases
+from tests.tiny_models import MODELS, build_language_model, save_language_model
 
 # of torch, as vllm is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -140,8 +140,8 @@ def test_a_token_with_a_weight_counts_as_if_so_many_copies_stood_there(states, w
     assert_near(output[:, : weights[0][2]], attend_plainly(*states)[:, : weights[0][2]])
 
 
-def test_sequences_with_different_numbers_of_ranges_are_changed_together(states):
-    changes = [[], [[0, 1, 1, 10]], [[3, 8, 8, 0], [4, 6, 6, 2]]]
+@with_cases
+def test_sequences_with_different_numbers_of_ranges_are_changed_together(states, changes):
     together = [{"kind": "attention", "layers": [0], "weights": weights} for weights in changes]
     batch = [tensor.repeat(3, 1, 1, 1) for tensor in states]
     alone = [attend_to(states, *weights) for weights in changes]
@@ -157,7 +157,7 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
     assert (changed.sum(-1) == 20).all() and moved[changed].abs().mean() > sizes[changed].mean()
     largest_changed = sizes.masked_fill(~changed, 0).amax(-1)
     assert (largest_changed <= sizes.masked_fill(changed, 9).amin(-1)).all()
-    assert ((moved * activations)[changed] >= 0).all(), "the sign stays"
+    assert ((moved * activations)[changed] >= 0).all()  # the sign stays
     distance_moved = (moved - activations).norm(dim=-1)
     for sham in ("inward", "random"):
         sham_moved = move(activations, positions, sham=sham)
@@ -167,7 +167,7 @@ def test_redistribution_moves_small_activations_outward_and_shams_move_others_as
         assert (move(zeros, positions[:1], sham=sham) == zeros).all()
     assert (move(activations, positions, sham="random", seed=1) != sham_moved).any()
     batches = [move(activations[rows], positions[rows]) for rows in (slice(2), slice(2, 5))]
-    assert (torch.cat(batches) == moved).all(), "however the tokens are batched"
+    assert (torch.cat(batches) == moved).all()  # however the tokens are batched
 
 
 def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
@@ -208,7 +208,7 @@ def config(conditions, **changes):
 
 def plan_requests(settings, limit):
     plan = make_plan(settings, limit=limit)
-    return plan, [*make_requests(plan, settings.resolve_sampling(None))]
+    return plan, list_requests(plan)
 
 
 def first_requests(requests):
@@ -226,9 +226,7 @@ CELLS = CONDITIONS["cells"]
 
 
 def test_every_cell_of_a_filler_has_requests_with_keys_of_their_own():
-    weighted = {"kind": "attention", "part": "first", "weight": 0.33, "layers": "1-2"}
-    sink = {"name": "sink", "intervention": weighted}
-    settings = config(["wo", "mless", *CELLS, sink])
+    settings = config(["wo", "mless", *CELLS, CONDITIONS["sink"]])
     _, requests = plan_requests(settings, 2)
     assert len({sample_key(request, "") for request in requests}) == len(requests) == 2 * 10
     # an arm's requests are the same whether or not `wo` is in the run
@@ -246,18 +244,20 @@ def test_every_cell_of_a_filler_has_requests_with_keys_of_their_own():
     assert gap["phantom"] == gap["layers"] == []
 
 
-SLASHES = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_system"}
+def plan_slashes(intervention, **keys):
+    """The prompt and the one change of a condition of nine slashes before the system prompt."""
+    slashes = {"name": "slashes", "unit": "/", "count": 9, "placement": "before_system", **keys}
+    settings = config(["wo", {**slashes, "intervention": intervention}], **PRODUCTS)
+    assert RunConfig.model_validate(settings.as_written()) == settings
+    (prompt,) = plan_requests(settings, 1)[0].tasks["products_slashes"].prompts
+    return prompt, *prompt.intervention
 
 
 @with_cases
 def test_the_tokens_of_a_part_are_those_of_its_text(change, texts, condition):
     """The changed texts, each with what stands where the first later token begins."""
     intervention = {"kind": "attention", "weight": 0, "layers": "1-2", **change}
-    settings = config(["wo", {**SLASHES, **condition, "intervention": intervention}], **PRODUCTS)
-    plan, _ = plan_requests(settings, 1)
-    assert RunConfig.model_validate(settings.as_written()) == settings
-    (prompt,) = plan.tasks["products_slashes"].prompts
-    (change,) = prompt.intervention
+    prompt, change = plan_slashes(intervention, **condition)
     starts, ends = prompt.offsets.T
     changed_texts = [
         [prompt.text[starts[start] : ends[end - 1]], prompt.text[ends[later - 1] :][:3]]
@@ -266,25 +266,19 @@ def test_the_tokens_of_a_part_are_those_of_its_text(change, texts, condition):
     assert changed_texts == [[text, later_text[:3]] for text, later_text in texts]
 
 
-def test_the_source_of_outputs_is_the_first_token_or_the_prompt_up_to_the_instructions_end():
-    output = {"kind": "mlp_output", "layers": "2-3", "part": "filler", "count": 3}
-    for origin, source_text in (("first", "/"), ("ordinary", "Answer the question.")):
-        condition = {**SLASHES, "count": 9, "intervention": {**output, "from": origin}}
-        settings = config(["wo", condition], **PRODUCTS)
-        assert RunConfig.model_validate(settings.as_written()) == settings
-        plan, _ = plan_requests(settings, 1)
-        (prompt,) = plan.tasks["products_slashes"].prompts
-        (change,) = prompt.intervention
-        assert (change["layers"], change["tokens"]) == ([1, 2], [1, 2, 3])
-        end = prompt.offsets[len(change["source"]) - 1][1]
-        assert change["source"] == [*prompt.token_ids[: len(change["source"])]]
-        assert prompt.text[:end].endswith(source_text)
+@with_cases
+def test_the_source_of_outputs_ends_with_a_text(origin, text):
+    output = {"kind": "mlp_output", "layers": "2-3", "part": "filler", "count": 3, "from": origin}
+    prompt, change = plan_slashes(output)
+    assert (change["layers"], change["tokens"]) == ([1, 2], [1, 2, 3])
+    size = len(change["source"])
+    assert change["source"] == [*prompt.token_ids[:size]]
+    assert prompt.text[: prompt.offsets[size - 1][1]].endswith(text)
 
 
-def test_a_planted_output_is_that_of_the_first_token_alone():
+@with_cases
+def test_a_planted_output_is_that_of_the_first_token_alone(change):
     """Against the hidden states of Hugging Face's model, without our arithmetic."""
-    from harness.engines.interventions.hugging_face_reference import ReferenceModel
-
     reference, recorded = ReferenceModel(TOY_MODEL, "float32", []), {}
     block = reference.model.model.layers[1]
     alone = AutoModelForCausalLM.from_pretrained(TOY_MODEL, dtype=torch.float32)
@@ -292,8 +286,6 @@ def test_a_planted_output_is_that_of_the_first_token_alone():
         lambda *call: recorded.update(alone=call[-1][0, -1])
     )
     alone(torch.tensor([[5]]))
-    change = {"kind": "mlp_output", "layers": [1], "tokens": [2, 3], "seed": 0}
-    change |= {"from": "first", "source": [5]}
     # after the hook that changes outputs; the first pass is that of the source
     block.mlp.register_forward_hook(lambda *call: recorded.update({call[-1].shape[1]: call[-1][0]}))
     reference.generate([5, 6, 7, 8, 9], [change], 1)
@@ -303,11 +295,7 @@ def test_a_planted_output_is_that_of_the_first_token_alone():
 
 
 def test_in_each_layer_the_last_weight_of_a_token_holds(states):
-    instruction = {"kind": "attention", "part": "instruction", "weight": 0, "layers": "1-3"}
-    first = {"kind": "attention", "part": "first", "weight": 5, "layers": "2-4"}
-    redistribute = ARM["intervention"]
-    lists = {"name": "both", "intervention": [instruction, redistribute, first]}
-    _, (request, *_) = plan_requests(config([lists], **PRODUCTS), 1)
+    _, (request, *_) = plan_requests(config([CONDITIONS["three changes"]], **PRODUCTS), 1)
     activations, *changes = request.intervention
     assert activations["kind"] == "redistribute"
     assert [change["layers"] for change in changes] == [[0], [1, 2], [3]]
@@ -338,15 +326,11 @@ def test_layers_with_windows_have_a_block_table_of_their_own():
 def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
     kind, layers, context, obstacle, tmp_path
 ):
-    save_config(kind, tmp_path)
+    # with short sliding windows, if its architecture has any
+    AutoConfig.for_model(kind, **MODELS["short windows"]).save_pretrained(tmp_path)
     message = f"cannot be opened: {kind} has .*{obstacle}"
     with pytest.raises(ConfigError, match=message) if obstacle else nullcontext():
         refuse_to_open({"pretrained": str(tmp_path), "max_model_len": context}, layers)
-
-
-def save_config(kind, folder):
-    """The config of a small model with sliding windows, if its architecture has any."""
-    AutoConfig.for_model(kind, **MODELS["short windows"]).save_pretrained(folder)
 
 
 PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
@@ -369,32 +353,20 @@ def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path
     assert not (tmp_path / "answered").exists()
 
 
-OURS = {"tokens": [1, 2, 3], "logprobs": [-0.1, -0.2, -0.3]}
-THEIRS = {**OURS, "leads": [1, 1e-4, 1]}
-"""Answers with a near-tie at the second token."""
+@with_cases
+def test_answers_agree_until_a_near_tie(ours, theirs, expected):
+    assert distance(ours, theirs, 1e-3) == pytest.approx(expected)
 
 
 @with_cases
-def test_answers_agree_until_a_near_tie(ours, theirs, expected):
-    assert distance(OURS | ours, THEIRS | theirs, 1e-3) == pytest.approx(expected)
-
-
-def test_answers_that_agree_are_counted_by_condition():
-    answers = {"a": [OURS, {**OURS, "tokens": [1, 2, 4]}], "b": [OURS]}
-    reference = {
-        "questions": {"dtype": "float32"},
-        "answers": {"a": [THEIRS, THEIRS], "b": [THEIRS]},
-    }
-    with pytest.raises(EngineError, match=r"Prompts that agree: a 1 of 2\.$"):
-        intervention_check.compare_with_reference(answers, reference)
-    reference["answers"]["a"][1] = THEIRS | {"tokens": [1, 2, 4]}
-    agreement = intervention_check.compare_with_reference(answers, reference)
-    assert agreement["prompts"] == {"a": 2, "b": 1}
+def test_answers_that_agree_are_counted_by_condition(answers, expected, refusal):
+    reference = {"questions": {"dtype": "float32"}, "answers": expected}
+    with pytest.raises(EngineError, match=refusal) if refusal else nullcontext():
+        agreement = intervention_check.compare_with_reference(answers, reference)
+        assert agreement["prompts"] == {"a": 2, "b": 1}
 
 
 def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
-    from harness.engines.interventions.hugging_face_reference import ReferenceModel
-
     reference = ReferenceModel(TOY_MODEL, "float32", [0])
     settings = config(["wo", "mless", *CELLS])
     _, requests = plan_requests(settings, 1)
@@ -409,14 +381,6 @@ def test_a_phantom_has_the_effect_of_a_filler_that_all_other_layers_mask():
     assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
 
 
-def test_a_function_of_the_user_changes_activations(tmp_path):
-    file = tmp_path / "halve.py"
-    file.write_text("def change(activations, positions, factor): return activations * factor\n")
-    intervention = {"kind": "function", "file": str(file), "arguments": {"factor": 0.5}}
-    changed = change_activations(torch.ones(2, 3), torch.arange(2), intervention)
-    assert changed.tolist() == [[0.5] * 3] * 2
-
-
 @pytest.fixture
 def linear(tmp_path):
     """Makes a change of Layer 1's activations: times a factor, plus a term."""
@@ -427,8 +391,6 @@ def linear(tmp_path):
 
 
 def test_changes_of_a_layers_activations_are_made_in_their_order_in_hugging_face(linear):
-    from harness.engines.interventions.hugging_face_reference import ReferenceModel
-
     reference = ReferenceModel(TOY_MODEL, "float32", [0])
     lists = [[linear(1, 1), linear(2, 0)], [linear(2, 2)], [linear(2, 0), linear(1, 1)]]
     first, same, reverse = (reference.generate([5, 6, 7], changes, 2) for changes in lists)
@@ -460,7 +422,7 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     assert outputs.tolist() == [[0, 0], [0, 9], [0, 9]]
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def engine_options(smollm2):
     """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 32 arms.
 
@@ -476,22 +438,22 @@ def engine_options(smollm2):
 
 @pytest.mark.gpu
 @slow_engine
-@pytest.mark.parametrize(
-    "changes",
-    [{"enforce_eager": False}, {"enable_chunked_prefill": True, "max_num_batched_tokens": 64}],
-    ids=["graphs", "chunks"],
-)
-def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(engine_options, changes):
+@with_cases
+def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(
+    engine_options, kernels, changes
+):
     arguments = {**gpu_share(), **engine_options, **changes}
     with closing(VLLMEngine(arguments, sampled=False)) as engine:
         facts = engine.facts()
         agreement = facts["interventions"]
-        report(f"{describe_agreement(agreement)} (CUDA graphs {facts['cudagraph_mode']})")
+        report(
+            f"{describe_agreement(agreement)} ({kernels}, CUDA graphs {facts['cudagraph_mode']})"
+        )
         assert set(agreement["prompts"].values()) == {8} and agreement["largest"] < 1e-3
 
 
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, where it is in this process
+@ignore_warnings  # of vLLM's worker, where it is in this process
 @with_cases
 def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     kind, changes, refusal, tmp_path, monkeypatch
@@ -499,11 +461,7 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     if refusal:  # the error of another process is read from the run's log
         monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     model = build_language_model(kind, **changes)
-    for weights in model.parameters():
-        if weights.ndim == 2:
-            weights.data *= 4  # else all weights of attention are about the same
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(TOY_MODEL).save_pretrained(tmp_path)
+    save_language_model(tmp_path, model)
     arguments = {"pretrained": str(tmp_path)}
     conditions = [*CONDITIONS["not activations"]]
     if hasattr(model.model.layers[0].mlp, "act_fn"):
@@ -519,7 +477,7 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
 
 
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # of sockets of earlier engines, which are collected here
+@ignore_warnings  # of sockets of earlier engines, which are collected here
 def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
     engine_options, monkeypatch
 ):
@@ -529,7 +487,7 @@ def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
 
 
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # of vLLM's worker, which is in this process
+@ignore_warnings  # of vLLM's worker, which is in this process
 def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     # so that the worker is in this process, where its hook can be replaced
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

@@ -47,7 +47,7 @@ def test_an_engine_process_ends_with_its_owner_and_no_other_does(count, start):
         while len(family) < count + 1:
             family = psutil.Process(owner.pid).children(recursive=True)
         time.sleep(1)
-        assert len(alive(family)) == count + 1, "no process ends while its owner lives"
+        assert len(alive(family)) == count + 1  # no process ends while its owner lives
         owner.kill()
         owner.wait()
         psutil.wait_procs([process for process in family if process != bystander], timeout=20)
@@ -71,7 +71,7 @@ def test_a_process_whose_owner_has_ended_already_ends_at_once():
     identity = process_identity(owner.pid)
     owner.kill()
     os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
-    assert watch(identity) == -9, "ended, and not yet reaped"
+    assert watch(identity) == -9  # ended, and not yet reaped
     owner.wait()
     assert watch(identity) == -9
 

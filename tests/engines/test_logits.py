@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.engines.vllm_engine import VLLMEngine
-from tests.conftest import gpu_share, load_eager, report
+from tests.conftest import gpu_share, ignore_warnings, load_eager, report
 from tests.engines.test_interventions import ARGUMENTS, slow_engine
 from tests.experiment.test_checked_prompts import MLESS, build
 from tests.make import TOY_MODEL, TOY_PROBLEMS
@@ -57,7 +57,7 @@ def measure_differences(prompts):
 
 @pytest.mark.gpu
 @slow_engine
-@pytest.mark.filterwarnings("ignore")  # those of vLLM and torch are not ours
+@ignore_warnings
 def test_first_token_log_probabilities_agree_with_hugging_face(toy_tokenizer):
     (built,) = build(toy_tokenizer, MLESS, problems=TOY_PROBLEMS[:20])
     differences, facts = measure_differences([prompt.token_ids for prompt in built.prompts])

@@ -4,7 +4,6 @@
 """
 
 import json
-import subprocess
 from itertools import product
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 import harness
 from harness.experiment.prompts.tokenizer import encode, hash_token_ids, load_tokenizer
 from harness.runs.run_files import RunFiles
-from tests.conftest import PATIENCE, load_eager, succeeded
-from tests.engines.test_faults import MLESS, count_samples, wait_for
-from tests.make import EXAMPLE, ROOT, read_data, table_data
+from tests.conftest import load_eager, session_fixture, succeeded
+from tests.make import EXAMPLE, ROOT, read_data, table_data, write_records
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +25,7 @@ AT_ONCE = 8
 """Requests that the engine answers at the same time."""
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def process(mless, smollm2, tmp_path_factory):
     """The command that makes the run."""
     settings = {
@@ -41,36 +39,16 @@ def process(mless, smollm2, tmp_path_factory):
     return succeeded(mless("run", CONFIG, *options, "--quiet", "--limit", 1, "-o", folder))
 
 
-@pytest.fixture(scope="session")
+@session_fixture
 def run(process):
     """A product with three draws of examples under six conditions in two layouts: 36 samples."""
     return Path(process.args[-1])
 
 
-@pytest.fixture(scope="module")
-def whole_model(smollm2):
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # while other tests run, two threads mostly wait for each other
-    yield load_eager(smollm2)
-    torch.set_num_threads(threads)
-
-
-def load_unchanged(folder):
-    """The samples in layout raw whose model is unchanged."""
-    frame = harness.load_run(folder)
-    return frame[(frame["layout"] == "raw") & frame["condition"].isin(CONDITIONS)]
-
-
-def load_completions(folder):
-    frame = load_unchanged(folder)
-    index = ["condition", "problem_id", "sample_index"]
-    return frame.sort_values(index)[[*index, "verdict", "completion"]].to_numpy().tolist()
-
-
 def test_a_short_run_has_the_answers_of_the_committed_example(run):
-    ours = load_unchanged(run).set_index("prompt_token_sha256")["completion"]
+    frame = harness.load_run(run)
+    is_unchanged = (frame["layout"] == "raw") & frame["condition"].isin(CONDITIONS)
+    ours = frame[is_unchanged].set_index("prompt_token_sha256")["completion"]
     committed = harness.load_run(EXAMPLE).set_index("prompt_token_sha256")["completion"]
     # the same prompts have the same greedy answers
     assert len(ours) == 9 and (ours == committed[ours.index]).sum() >= 8
@@ -112,34 +90,7 @@ def test_the_engine_ran_the_checked_token_ids(run, smollm2):
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_and_every_command_reads_it(run, mless, tmp_path):
-    folder, conditions = tmp_path / "run", ",".join(CONDITIONS)
-    options = f"--conditions {conditions} --quiet --limit 12 -o {folder}"
-    command = ("run", CONFIG, *options.split())
-    process = subprocess.Popen([MLESS, *command], stderr=subprocess.PIPE, text=True)
-    wait_for(process, folder, 5)
-    process.kill()
-    process.communicate(timeout=PATIENCE)
-    assert 0 < count_samples(folder) < 108
-    succeeded(mless(*command))
-    finished = load_completions(folder)
-    assert len(finished) == 108
-    assert all(completion in finished for completion in load_completions(run))
-    traces, page = tmp_path / "drawn.traces", tmp_path / "report.html"
-    for command in (
-        f"table {folder} --explain",
-        f"probe {folder} --n 4 --layers 1-2 --conditions {conditions} -o {traces}",
-        f"heads {traces} -o {tmp_path}/attention.html",
-        f"report {folder} -o {page}",
-    ):
-        succeeded(mless(*command.split()))
-    assert "SmolLM2-135M-Instruct" in page.read_text()
-
-
-@pytest.mark.slow
-def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
-    mless, smollm2, whole_model, tmp_path
-):
+def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(mless, smollm2, tmp_path):
     """100 prompts with six answers, each sent twice; the likelier of two accepted answers counts.
 
     The prefix cache is on. A block that holds a token of an answer would change the second number.
@@ -150,7 +101,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     path = tmp_path / "sums.jsonl"
     golds = {f"What is {a} + {b}?": [str(a + b), f"{a}+{b}"] for a in range(10) for b in range(5)}
     rows = [{"problem": problem, "answer": answers} for problem, answers in golds.items()]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    write_records(path, rows)
     folder = tmp_path / "run"
     values = [
         "endpoint=answer_logprob",
@@ -165,7 +116,7 @@ def test_log_probabilities_of_gold_answers_are_those_of_hugging_face(
     ]
     options = [f"--set={value}" for value in values]
     succeeded(mless("run", CONFIG, *options, "--quiet", "-o", folder))
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    tokenizer, whole_model = AutoTokenizer.from_pretrained(smollm2), load_eager(smollm2)
     frame = harness.load_run(folder, replicates=True).set_index(["condition", "problem_id"])
     differences = []
     for prompt in RunFiles(folder).prompts:

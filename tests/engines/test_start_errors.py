@@ -53,7 +53,7 @@ VLLM_MESSAGES = (MEMORY_PROFILING, LAST_MESSAGE)
 
 def read_source(module):
     """The source of a module of the installed vLLM."""
-    return (Path(find_spec("vllm").origin).parent / module).read_text(encoding="utf-8")
+    return (Path(find_spec("vllm").origin).parent / module).read_text()
 
 
 def read_message(module, beginning):
@@ -174,7 +174,7 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
     )
     assert process.stderr.splitlines()[-1] == message
     log = (tmp_path / "run" / "libraries.log").read_text()
-    assert "Traceback (most recent call last)" in log, "the processes' output is passed on"
+    assert "Traceback (most recent call last)" in log  # the processes' output is passed on
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from harness.engines import vllm_engine
 from harness.engines.engine_options import compilation_settings
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
+from tests.make import with_cases
 
 
 def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypatch):
@@ -25,18 +26,7 @@ def test_an_engine_that_does_not_start_leaves_the_environment_as_it_was(monkeypa
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(
-    ("device", "compilation", "expected"),
-    [
-        ("cuda", None, {"custom_ops": ["+rms_norm"]}),
-        (
-            "cuda",
-            {"custom_ops": ["none"], "cudagraph_mode": "NONE"},
-            {"custom_ops": ["none", "+rms_norm"], "cudagraph_mode": "NONE"},
-        ),
-        ("cpu", None, None),
-    ],
-)
+@with_cases
 def test_batch_invariance_uses_vllms_kernel_of_rmsnorm_on_cuda(
     monkeypatch, device, compilation, expected
 ):
@@ -65,7 +55,7 @@ def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatc
     processor = SimpleNamespace(request_states={"0-a8f3": state})
     engine._engine = SimpleNamespace(step=steps.__next__, output_processor=processor)
     assert engine._take_steps() == ["finished"]
-    assert engine.token_counts == [3], "progress is known between two completions"
+    assert engine.token_counts == [3]  # progress is known between two completions
     assert engine._take_steps() == ["finished later"]
     monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])

@@ -1,6 +1,7 @@
 import pytest
 
 from tests.commands.test_cli import refused
+from tests.make import one_line
 
 
 @pytest.fixture
@@ -11,6 +12,6 @@ def regrade(command, succeed):
         if message:
             refused(command("regrade", path, *options), message)
             return ""
-        return " ".join(succeed("regrade", path, *options).split())
+        return one_line(succeed("regrade", path, *options))
 
     return run

@@ -1,8 +1,5 @@
 import json
 
-import pandas
-import pytest
-
 from tests.analysis.test_pair import log
 from tests.make import find_log, log_line, with_cases, write_records
 
@@ -42,15 +39,10 @@ def test_a_log_of_another_task_is_graded_and_compared_with_its_metric(tmp_path, 
     assert "right by mless 100.0%" in output
 
 
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_table_of_completions_is_graded(suffix, tmp_path, regrade):
-    path = tmp_path / f"mine.{suffix}"
-    rows = [("a", r"\boxed{\frac12}", "0.5"), ("b", "I think\n13", "14"), ("c", r"\boxed{2}", "2")]
-    table = pandas.DataFrame(rows, columns=["id", "text", "answer"])
-    if suffix == "csv":
-        table.to_csv(path, index=False)
-    else:
-        table.to_json(path, orient="records", lines=True)
+@with_cases
+def test_a_table_of_completions_is_graded(name, text, tmp_path, regrade):
+    path = tmp_path / name
+    path.write_text(text)
     output = regrade(path, "--columns", "completion=text,gold=answer")
     assert output.startswith("3 samples: right by mless 66.7%. Verdicts: correct 2, incorrect 1.")
     assert "b 14 13 incorrect" in output
@@ -104,7 +96,7 @@ def test_a_gold_answer_that_is_not_text_is_refused_with_its_line(gold, message, 
     regrade(path, message=message.replace("{place}", f"{path}, line 1"))
 
 
-@pytest.mark.parametrize("prompt", ["table", "turns"])
+@with_cases
 def test_reasoning_that_an_unknown_prompt_opened_is_not_an_answer(prompt, tmp_path, regrade):
     texts = [r"\boxed{3}?</think>It is \boxed{7}.", r"It is \boxed{7}. But"]
     path = tmp_path / "saved.jsonl"

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import lm_eval
-import pytest
 
 from tests.lm_eval_plugin.wrapped_tasks import (
     QUESTIONS,
@@ -15,7 +14,7 @@ from tests.lm_eval_plugin.wrapped_tasks import (
     write_both,
     write_logs,
 )
-from tests.make import ROOT, read_data
+from tests.make import ROOT, read_data, read_lines, with_cases
 
 LOGS = read_data("regraded_logs")
 
@@ -40,9 +39,7 @@ def write_log(task, folder, **options):
     return logs[task]
 
 
-@pytest.mark.parametrize(
-    "task", [pytest.param("minerva_math_algebra", marks=pytest.mark.slow), "gsm8k", "mmlu_pro_math"]
-)
+@with_cases
 def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):
     output = regrade(write_log(task, tmp_path))
     assert all(sentence in output for sentence in LOGS[task]["sentences"]), output
@@ -52,7 +49,7 @@ def test_a_log_is_regraded_beside_its_own_metric(task, tmp_path, regrade):
 
 def test_repeats_are_samples_and_the_metric_is_compared_where_it_judged(tmp_path, regrade):
     log = write_log("gsm8k", tmp_path, repeats=2)
-    line = json.loads(log.read_text().splitlines()[0])
+    line = read_lines(log)[0]
     assert len(line["resps"][0]) == 2 and len(line["filtered_resps"]) == 1
     output = regrade(log)
     assert output.startswith(

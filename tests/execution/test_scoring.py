@@ -41,24 +41,18 @@ def test_grading_knows_what_the_prompt_began(prompt_fields, completion, reason, 
     assert result.verdict == verdict
 
 
-def score_of(completion, graded_prompt, folder):
-    with Journal(folder / "scores.jsonl", {}) as scores, Scorer(scores, [graded_prompt]) as scorer:
+@with_cases
+def test_graders_read_an_answer_that_the_prompt_began_and_those_of_a_box_no_line(
+    tmp_path, fields, completion, facts
+):
+    graded_prompt = prompt(**fields)
+    with (
+        Journal(tmp_path / "scores.jsonl", {}) as scores,
+        Scorer(scores, [graded_prompt]) as scorer,
+    ):
         scorer.submit(sample(completion))
         (score,) = scorer.finish()
-    return score
-
-
-def test_every_grader_reads_an_answer_that_the_prompt_began(tmp_path):
-    prefix = r"It is \boxed{"
-    score = score_of("4}.", prompt(f"What is 2 + 2? {prefix}", answer_prefix=prefix), tmp_path)
-    assert score.verdict == "correct" and score.math_verify
-    assert score.authors_rule and score.authors_rule_strict
-
-
-def test_graders_that_look_for_a_box_are_not_asked_about_a_line(tmp_path):
-    score = score_of(" 4", prompt(read="line"), tmp_path)
-    assert (score.verdict, score.answer, score.math_verify) == ("correct", "4", True)
-    assert score.authors_rule is score.authors_rule_strict is None
+    assert {name: getattr(score, name) for name in facts} == facts
 
 
 SCRIPT = """
@@ -73,7 +67,7 @@ for limit in (1, 2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["dummy", pytest.param("vllm", marks=pytest.mark.engine)])
+@with_cases
 def test_a_script_without_a_main_guard_runs_twice_and_reads_the_results(tmp_path, backend):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import PromptMismatchError
@@ -52,7 +52,7 @@ fillers = st.fixed_dictionaries(
 ) | st.fixed_dictionaries({"sentence": st.integers(1, 5), "count": st.integers(3, 55)})
 
 
-@settings(max_examples=45, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=45)
 @given(text=texts, filler=fillers)
 def test_any_problem_keeps_its_ids_and_any_count_is_exact(any_tokenizer, text, filler):
     problems = make_problems(p=text)

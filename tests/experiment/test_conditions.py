@@ -17,14 +17,22 @@ from harness.experiment.conditions import (
     Condition,
     as_condition,
 )
-from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.plan import make_plan
 from harness.experiment.prompts.fillers import draw_words
 from harness.experiment.prompts.prompt import Layout
 from harness.experiment.prompts.tokenizer import fit_filler
 from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build
-from tests.make import TOY_DATA, TOY_MODEL, one_line, read_source, table_page, with_cases
+from tests.make import (
+    TOY_DATA,
+    TOY_MODEL,
+    list_requests,
+    one_line,
+    read_source,
+    table_page,
+    with_cases,
+)
 
 PREFIX = "The final answer is $\\boxed{"
 IN_ANSWER = {"unit": "/", "count": 30, "placement": "answer"}
@@ -98,10 +106,10 @@ def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vani
         build(llama3, blanks, layout=Layout.CHAT)
 
 
-@pytest.mark.parametrize(("layout", "separator"), [(Layout.RAW, SEPARATOR), (Layout.CHAT, "")])
+@with_cases
 def test_a_filler_in_the_answer_is_where_the_model_continues(toy_tokenizer, layout, separator):
     conditions = map(make_condition, (IN_ANSWER | ONLY_PREFIX, IN_ANSWER, ONLY_PREFIX))
-    built = build(toy_tokenizer, WO, *conditions, layout=layout)
+    built = build(toy_tokenizer, WO, *conditions, layout=Layout(layout))
     plain, *prompts = (task.prompts[0] for task in built)
     filler = " ".join(["/"] * 30)
     answers = [separator + text for text in (filler + SEPARATOR + PREFIX, filler, PREFIX)]
@@ -137,26 +145,21 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
     assert {len(prompt.completions) for prompt in run.prompts} == {3}
 
 
-def test_a_sweep_is_a_condition_for_each_combination():
-    sweep = {"unit": ["/", "he"], "count": [0, 10, 25], "placement": ["between", "random"]}
-    config = make_config(sweep=sweep)
-    names = names_of(config.conditions)
-    assert names[:4] == ["wo", "slash-10-between", "slash-10-random", "slash-25-between"]
-    assert len(names) == 9
-    last = {"name": "he-25-random", "unit": "he", "count": 25, "placement": "random"}
-    assert config.conditions[8] == as_condition(last)
-    assert RunConfig.model_validate(config.as_written()) == config
-    assert len(config.tested) == 8
+def test_a_sweep_may_stand_for_the_conditions():
     values = {"model": {"model_args": {"pretrained": TOY_MODEL}}, "name": "t"}
-    alone = RunConfig.model_validate(values | {"sweep": {"unit": "/", "count": [10]}})
-    assert names_of(alone.conditions) == ["wo", "slash-10"]
+    sweep = {"unit": "he", "count": [10, 25], "placement": "random"}
+    config = RunConfig.model_validate(values | {"sweep": sweep})
+    last = as_condition({**sweep, "name": "he-25-random", "count": 25})
+    assert config.conditions[0] == WO and config.conditions[2] == last
+    assert len(config.tested) == 2
 
 
 @with_cases
-def test_a_count_of_0_leaves_out_only_the_filler(sweep, names):
-    """The words around it remain, because their effect would else look like the filler's."""
+def test_a_sweep_is_a_condition_for_each_combination(sweep, names):
+    """A count of 0 leaves out only the filler: without it the words around it have an effect."""
     config = make_config(sweep=sweep, conditions=["mless"])
     assert names_of(config.conditions) == names.split()
+    assert RunConfig.model_validate(config.as_written()) == config
 
 
 @with_cases
@@ -171,37 +174,27 @@ def test_conditions_that_differ_only_in_length_are_one_line(sweep, lines):
 
 def test_random_tokens_are_drawn_to_their_count():
     text = draw_words(["a", "b"], 7, lambda text: len(text.split()) + 1, Random(2))
-    assert len(text.split()) == 6, "the first word is two tokens, because it follows no blank"
+    assert len(text.split()) == 6  # the first word is two tokens, because it follows no blank
 
 
-def test_fresh_fillers_depend_on_seed_problem_and_sample_alone():
-    masked = {"kind": "attention", "part": "filler", "layers": [1], "weight": 0}
-    random = {"random_ids": 6, "fresh": "sample"}
-    values = {
-        "placed": {**random, "placement": "random"},
-        "twice": {**random, "template": "{filler} \n\n{problem} \n\n{filler} \n\n{problem}"},
-        "masked": {**random, "intervention": masked},
-        "seeded": {**random, "seed": 2},
-        "by_problem": {"random_ids": 6, "fresh": "problem"},
-    }
-    conditions = [{"name": name, **keys} for name, keys in {"plain": random, **values}.items()]
+@with_cases
+def test_fresh_fillers_depend_on_seed_problem_and_sample_alone(conditions, counts):
     settings = {"conditions": conditions, "repeats": 2, "gen_kwargs": {"temperature": 1}}
     texts = {}
     for _, task, _, prompt in make_plan(make_config(**settings), limit=4).rows:
         fillers = {segment.text for segment in prompt.prompt.segments if segment.role == "filler"}
         texts.setdefault(task.condition.name, []).extend(fillers)
+    assert {name: len({*drawn}) for name, drawn in texts.items()} == counts
     plain = texts["plain"]
-    assert [len({*drawn}) for drawn in texts.values()] == [8, 8, 8, 8, 8, 4]
     assert plain == texts["placed"] == texts["twice"] == texts["masked"]
     assert not {*plain} & {*texts["seeded"]}
 
 
-def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path):
-    conditions = ["wo", {"name": "x", "random_ids": 6, "fresh": "sample"}]
-    settings = {"conditions": conditions, "replicates": 2, "gen_kwargs": {"temperature": 1}}
+@with_cases
+def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path, settings):
     for looks, repeats in ((1, 2), (2, 3)):
         plan = make_plan(make_config(repeats=repeats, **settings), limit=2)
-        requests = list(make_requests(plan, plan.config.resolve_sampling(None)))
+        requests = list_requests(plan)
         assert len(requests) == plan.size == 2 * 2 * 2 * repeats
         tokens = sum(len(request.prompt_token_ids) for request in requests)
         assert f"tokens {tokens:,} in prompts" in one_line(describe_plan(plan))
@@ -237,7 +230,7 @@ def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginn
     conditions.append("answer-at-once")
     assert list(dict.fromkeys(prompt.condition for prompt in prompts)) == conditions
     assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "positive control"}
-    assert plan.size == 2 * 5, "both sides are run again"
+    assert plan.size == 2 * 5  # both sides are run again
     counts = "requests 10: mless 2 times, wo 2 times, positive control"
     assert counts in one_line(describe_plan(plan))
     for prompt in prompts:
@@ -267,14 +260,8 @@ def test_the_kind_of_a_condition_does_not_depend_on_its_name():
     assert read_conditions(config.as_written()) == by_name
 
 
-def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
-    shared = {"placement": "before_system", "instruction": "Add."}
-    own = [
-        {"name": "mine", "sentence": 5, "count": 7, **shared},
-        {"name": "tested", "unit": ".", "count": 7, **shared},
-        {"name": "known", "random_ids": 7, "seed": 1236, **shared},
-    ]
-    settings = {"conditions": ["wo", *own], "primary": "tested - wo", "positive_control": True}
+@with_cases
+def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer, settings):
 
     def draw(**families):
         config = make_config(**settings, other_texts=families, replicates=2)
@@ -289,7 +276,7 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer):
     assert {text.sentence for text in sentences} == {*range(1, len(SENTENCES) + 1)} - {5}
     for text in all_texts:
         facts = (text.filler_tokens, text.placement, text.instruction)
-        assert facts == (7, *shared.values())
+        assert facts == (7, "before_system", "Add.")
         assert (text.kind, text.of) == ("other text", "tested")
         assert text.reference["family"] == text.family
     assert few[0].name == f"sentence-{few[0].sentence}" and few[0].number == few[0].sentence

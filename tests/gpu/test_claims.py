@@ -16,16 +16,16 @@ from benchmarks.runs import SHAPES
 from harness import load_run, resources
 from harness.engines.vllm_engine import VLLMEngine
 from harness.runs.run_files import RunFiles
-from tests.conftest import PATIENCE, gpu_share, gpu_share_options, report
+from tests.conftest import PATIENCE, gpu_share, gpu_share_options, ignore_warnings, report
 from tests.engines.test_engine import read_lm_eval_samples
 from tests.engines.test_interventions import ARGUMENTS, config, plan_requests
-from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL
+from tests.make import EXAMPLE, ROOT, TOY_CONFIG, TOY_MODEL, with_cases
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.engine,
-    pytest.mark.filterwarnings("ignore"),  # those of torch and vLLM, which are imported here
+    ignore_warnings,  # those of torch and vLLM, which are imported here
 ]
 
 MOST_DIFFERENT_VERDICTS = 0.005
@@ -44,12 +44,12 @@ def load_samples(folder, index):
 
 def count_differences(samples, reference, columns):
     """The number of values of each column that differ between samples and their reference."""
-    assert samples.index.is_unique and samples.index.isin(reference.index).all(), "the same prompts"
+    assert samples.index.is_unique and samples.index.isin(reference.index).all()  # the same prompts
     is_different = samples[columns].to_numpy() != reference.loc[samples.index, columns].to_numpy()
     return dict(zip(columns, is_different.sum(axis=0).tolist(), strict=True))
 
 
-@pytest.mark.parametrize("kernels", ["eager", "graphs"])
+@with_cases
 def test_products_have_the_verdicts_of_the_committed_run(kernels, smollm2, tmp_path):
     """In float32 on a GPU, compared with a run on a CPU, sample by sample."""
     limit = () if gpu_share() else ("--limit", 4)

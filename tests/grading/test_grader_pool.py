@@ -102,7 +102,7 @@ def test_a_killed_worker_is_one_crash_and_the_pool_continues(pool):
     reason = "the grader was killed by signal 9"
     assert results["lost"] == Grade(verdict="crashed", answer="x+5", reason=reason)
     assert results["next"].correct
-    assert run_job(pool, sum_job(5)).correct, "a crash is not remembered"
+    assert run_job(pool, sum_job(5)).correct  # a crash is not remembered
 
 
 def test_a_hung_worker_is_killed_at_the_deadline_and_its_timeout_is_not_remembered(pool):
@@ -232,7 +232,7 @@ def test_equal_jobs_are_done_once_and_remembered(request, pool_name, make_job):
     worker = suspend_worker()
     for tag in range(5):
         pool.submit(tag, make_job(f"{tag} "))
-    assert len(pool._results) == 2, "that of the fixture too"
+    assert len(pool._results) == 2  # that of the fixture too
     worker.resume()
     results = dict(pool.drain())
     (result,) = set(results.values())

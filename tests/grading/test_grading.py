@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from harness import grade
 from harness.boxes import read_boxes
 from harness.grading import Grade
-from tests.make import with_cases
+from harness.grading.answer_forms import find_answer
+from tests.make import one_line, with_cases
 
 
 @with_cases
@@ -53,3 +54,24 @@ def test_a_refusal_is_explained_and_a_long_answer_cut():
     assert (len(graded.answer), graded.reason) == (2000, "longer than 2000 characters")
     assert grade(r"\boxed{4}", "3").reason is None
     assert grade("3", "3").reason is None
+
+
+@with_cases
+def test_the_last_answer_of_the_first_form_is_read(completion, form, gold):
+    found_form, answer = find_answer(completion)
+    assert found_form == form
+    assert grade(one_line(answer), gold, line=True).correct, answer
+
+
+@with_cases
+def test_a_text_may_have_no_form_and_only_its_end_after_reasoning_states_an_answer(
+    text, form, answer
+):
+    assert find_answer(text) == (form, answer)
+
+
+@with_cases
+def test_hostile_text_takes_linear_time(text):
+    started = time.monotonic()
+    find_answer(text * 100_000)
+    assert time.monotonic() - started < 2

@@ -6,7 +6,7 @@ from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
 from harness.grading.other_graders import GRADERS, STEPS, describe_audit
 from tests.conftest import run_python
 from tests.grading.test_labelled_answers import DATASET
-from tests.make import with_cases
+from tests.make import module_fixture, with_cases
 
 DOUBLED = "Please reason step by step and put your final answer within \\boxed{{}}."
 SINGLE = DOUBLED.replace("{{}}", "{}")
@@ -56,7 +56,7 @@ def test_the_authors_rule_accepts_answers_without_content():
     assert all(authors_rule(DOUBLED + f"\\boxed{{{gold}}}", gold)[1] for gold in targets)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def pool():
     with GraderPool(workers=1, audits=True, deadline_s=10.0) as pool:
         yield pool
@@ -88,8 +88,7 @@ def test_importing_the_graders_imports_no_mathematics():
     assert run_python(code).strip() == "set()"
 
 
-@pytest.mark.parametrize("prompt", ["", r"in \boxed{}", r"\boxed{{}}"])
-@pytest.mark.parametrize("completion", [r"\boxed{5}", r"\fbox{5}", "5", r"\boxed{5"])
+@with_cases
 def test_a_prompt_that_no_grader_reads_makes_no_difference(prompt, completion):
     job = GradeJob(prompt=prompt, completion=completion, target="5")
     essential = describe_audit(job)["prompt"]

@@ -48,11 +48,9 @@ def test_a_prompt_may_open_the_reasoning(text, continued, reason):
     assert read_answer(grade_job(closed, sample(CUT, reason))) == "4"
 
 
-def test_a_word_of_the_text_is_not_a_marker():
-    for text in ("analysis of \\boxed{4}", "An analysisWe \\boxed{4}", "analysis: \\boxed{4}"):
-        assert grade(text, "4").verdict == "correct"
-    for text in ("analysisWe \\boxed{4}", " analysis4 \\boxed{4}", "analysis\\(2\\) \\boxed{4}"):
-        assert grade(text, "4").verdict == "unfinished"
+@with_cases
+def test_a_word_of_the_text_is_not_a_marker(text, verdict):
+    assert grade(text, "4").verdict == verdict
     assert find_opened("Give your analysis") == ("", "")
 
 

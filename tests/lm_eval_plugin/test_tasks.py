@@ -9,8 +9,6 @@ from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCT
 from tests.lm_eval_plugin.wrapped_tasks import Answering, evaluate, open_manager
 from tests.make import TOY_MODEL, with_cases, write_records
 
-NAMES = ["wo", "mless", "mful", "random", "wo_as_published", "mless_as_published", "filler"]
-
 
 def load(name, **metadata):
     manager = open_manager(resources.folder("tasks"), **metadata)
@@ -25,8 +23,8 @@ def first_prompt(task, chat_template=None):
     return task.instances[0].args[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_task_loads_and_builds_its_prompts(name):
+@with_cases
+def test_every_task_loads_and_builds_its_prompts(name, separators):
     task = load(name)
     assert len(task.eval_docs) == 500
     document = task.eval_docs[0]
@@ -34,8 +32,7 @@ def test_every_task_loads_and_builds_its_prompts(name):
     assert text == "".join(segment["text"] for segment in document["segments"])
     assert text.startswith(AS_PUBLISHED_INSTRUCTION if "published" in name else INSTRUCTION)
     assert text.endswith(document["problem"])
-    separators = {"wo": 1, "wo_as_published": 0, "mless_as_published": 0}
-    assert text.count(SEPARATOR) == separators.get(name, 2)
+    assert text.count(SEPARATOR) == separators
     arguments = task.instances[0].args[1]
     assert arguments == {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": 2048}
     assert task.config.num_fewshot == 0
@@ -45,17 +42,10 @@ def test_every_task_loads_and_builds_its_prompts(name):
 OUR_TASK = ["math500_mless"], resources.folder("tasks")
 
 
-def test_our_own_tasks_are_graded_and_have_no_examples():
-    model = Answering(lambda request: rf"\boxed{{{request.doc['answer']}}}")
-    (sample,) = evaluate(*OUR_TASK, model, num_fewshot=2, limit=1)["samples"]["math500_mless"]
-    assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
-    grades = json.loads(sample["filtered_resps"][0][0])
-    assert grades["verdict"] == "correct" and grades["math_verify"]
-
-
-def test_all_accepted_answers_count_whatever_the_first_problem_has(tmp_path, monkeypatch):
+@with_cases
+def test_all_accepted_answers_count_whatever_the_first_problem_has(tmp_path, monkeypatch, rows):
     path = tmp_path / "data.jsonl"
-    write_records(path, [{"problem": "a", "answer": 2}, {"problem": "b", "answer": ["2", "-2"]}])
+    write_records(path, rows)
     monkeypatch.setenv("MATH500_PATH", str(path))
     model = Answering(lambda request: r"\boxed{-2}")
     samples = evaluate(*OUR_TASK, model)["samples"]["math500_mless"]
@@ -89,12 +79,15 @@ def test_lm_evals_table_has_three_metrics_and_its_logs_have_the_other_graders():
         texts = {0: rf"\boxed{{{request.doc['answer']}}}", 1: r"\boxed{no such answer}"}
         return texts.get(request.doc_id, "I do not know.")
 
-    results = evaluate(*OUR_TASK, Answering(answer), limit=4)
+    results = evaluate(*OUR_TASK, Answering(answer), num_fewshot=2, limit=4)
     result = results["results"]["math500_mless"]
     means = {name: result[f"{name},graded"] for name in ("accuracy", "graded", "truncated")}
     assert means == {"accuracy": 0.25, "graded": 0.5, "truncated": 0}
     assert result["sample_len"] == 4
     table = make_table(results)
     assert "accuracy" in table and "0.25" in table and "math_verify" not in table
-    ((text,),) = results["samples"]["math500_mless"][0]["filtered_resps"]
-    assert json.loads(text)["math_verify"]
+    sample, *_ = results["samples"]["math500_mless"]
+    # our tasks have no examples
+    assert sample["arguments"][0][0] == sample["doc"]["system"] + sample["doc"]["user"]
+    grades = json.loads(sample["filtered_resps"][0][0])
+    assert grades["verdict"] == "correct" and grades["math_verify"]

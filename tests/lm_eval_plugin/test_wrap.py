@@ -10,7 +10,7 @@ from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.prompts.tokenizer import encode, fit_filler, load_tokenizer
 from harness.lm_eval_plugin.task_folders import write_wrapped
-from tests.conftest import installed
+from tests.conftest import installed, succeeded
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
     SETTINGS,
@@ -177,7 +177,7 @@ cli_evaluate()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chat", [False, True])
+@with_cases
 def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_logs(tmp_path, chat):
     write_both("gsm8k", tmp_path)
     options = (
@@ -190,7 +190,7 @@ def test_stock_lm_eval_runs_them_without_our_package_and_the_table_reads_its_log
         *("--model_args", f"pretrained={TOY_MODEL}", *["--apply_chat_template"] * chat),
         OMP_NUM_THREADS="1",  # several threads mostly wait for each other on a busy machine
     )
-    assert process.returncode == 0, process.stderr[-2000:]
+    succeeded(process)
     page = table_page(tmp_path / "results")
     layout = "chat" if chat else "raw"
     assert f"{layout}, 3 problems" in page and "w/ Mless" in page

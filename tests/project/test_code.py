@@ -3,17 +3,15 @@ import re
 import tomllib
 from graphlib import TopologicalSorter
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.runs.versions_and_hashes import package_version
 from tests.conftest import run_python
-from tests.make import read_data
+from tests.make import ROOT, module_fixture, read_data
 from tools.size import count_tokens
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "vllm", "lm_eval", "transformers"}
 FOLDERS = {
     "harness": (
@@ -65,7 +63,7 @@ def find_imports(path, names):
                 yield name if name in names else node.module
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def graph():
     """The imports of every module."""
     modules = find_modules()
@@ -79,7 +77,7 @@ def find_stage(module):
 
 
 def test_a_folder_imports_only_folders_before_it(graph):
-    assert sum(map(len, graph.values())) > 100, "imports are found"
+    assert sum(map(len, graph.values())) > 100  # imports are found
     assert {find_stage(name)[0] for name in graph} == set(FOLDERS)
     for name, imports in graph.items():
         package, index = find_stage(name)  # an unknown folder is an error
@@ -110,7 +108,7 @@ def test_no_two_modules_define_the_same_public_name():
     for module, path in find_modules().items():
         for name in {*find_public_names(path)}:
             modules_by_name.setdefault(name, []).append(module)
-    assert len(modules_by_name) > 500, "names are found"
+    assert len(modules_by_name) > 500  # names are found
     doubles = {name: modules for name, modules in modules_by_name.items() if len(modules) > 1}
     assert doubles == {}
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_program
-from tests.make import GREEDY_RUN, ROOT, TOY, TOY_CONFIG, with_cases
+from tests.conftest import run_program, succeeded
+from tests.make import GREEDY_RUN, ROOT, TOY, TOY_CONFIG, module_fixture, with_cases
 
 pytestmark = pytest.mark.slow
 LOGS = ROOT / "tests/data/harness_logs"
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def wheel(tmp_path_factory):
     """The wheel, made of the sdist: that of `make wheel`, which names its folder, or a new one."""
     folder = Path(os.environ.get("DIST") or tmp_path_factory.mktemp("dist"))
@@ -61,7 +61,7 @@ def test_the_wheel_works_outside_the_checkout(wheel, tmp_path):
     assert run("-c", LM_EVAL).split()[-1] == "500"
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def light(wheel, tmp_path_factory):
     """Runs a program of an empty environment with mless and what it needs without an extra."""
     folder = tmp_path_factory.mktemp("light")
@@ -71,8 +71,7 @@ def light(wheel, tmp_path_factory):
         return run_program(folder / "bin" / program, *arguments, env=environment, cwd=folder)
 
     run_program(sys.executable, "-m", "venv", folder, check=True)
-    installation = run("pip", "install", "--quiet", wheel)
-    assert installation.returncode == 0, installation.stderr
+    succeeded(run("pip", "install", "--quiet", wheel))
     return run
 
 

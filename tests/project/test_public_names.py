@@ -8,7 +8,7 @@ import pytest
 
 import harness
 import mless
-from tests.conftest import run_program
+from tests.conftest import ignore_warnings, run_program
 from tests.make import ROOT
 
 SCRIPT = """
@@ -49,7 +49,7 @@ def test_the_package_has_its_public_names_also_as_mless():
 
 
 # the filter of the other tests makes errors of the warnings of vLLM and torch
-WITH_ENGINE = (pytest.mark.slow, pytest.mark.engine, pytest.mark.filterwarnings("ignore"))
+WITH_ENGINE = (pytest.mark.slow, pytest.mark.engine, ignore_warnings)
 
 
 @pytest.mark.parametrize(

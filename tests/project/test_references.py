@@ -3,14 +3,12 @@
 import ast
 import re
 import tokenize
-from collections import defaultdict
 from types import SimpleNamespace
 
-import pytest
 import yaml
 
 import harness
-from tests.make import ROOT, read_data, with_cases
+from tests.make import ROOT, module_fixture, read_data, with_cases
 
 DESCRIBED = ("harness", "attention_probe")
 DOTTED = re.compile(r"(?<![\w./-])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+(?![\w/-])")
@@ -39,12 +37,14 @@ def attribute_names(definition):
 
 def read_module(code, package, path):
     """Add what a file of Python defines, the words of its code, and the texts in it."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(path.read_text())
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     code.modules[name] = set().union(*map(bound_names, tree.body))
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef):
-            code.classes[statement.name].update(attribute_names(statement))
+            attributes = attribute_names(statement)
+            code.modules[f"{name}.{statement.name}"] = attributes
+            code.attributes.update(attributes)
         elif isinstance(statement, ast.FunctionDef):
             code.functions.add(statement.name)
     if package == "tests":
@@ -59,12 +59,10 @@ def read_module(code, package, path):
                 code.texts.append((path, token.string))
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def code():
     """The project's modules and classes with the names in them, its words, and its texts."""
-    code = SimpleNamespace(
-        modules={}, classes=defaultdict(set), functions=set(), words=set(), texts=[]
-    )
+    code = SimpleNamespace(modules={}, attributes=set(), functions=set(), words=set(), texts=[])
     for package in (*DESCRIBED, "benchmarks", "tools", "tasks", "tests"):
         for path in (ROOT / package).rglob("*.py"):
             read_module(code, package, path)
@@ -72,14 +70,13 @@ def code():
     code.modules["mless"] = code.modules["harness"]
     for pattern in SETTINGS:
         for path in ROOT.glob(pattern):
-            settings = path.read_text(encoding="utf-8")
+            settings = path.read_text()
             code.texts.append((path, "\n".join(re.findall("#.*", settings))))
             code.words.update(re.findall(r"\w+", re.sub("#.*", "", settings)))
     for pattern in PAGES:
         for path in ROOT.glob(pattern):
-            code.texts.append((path, path.read_text(encoding="utf-8")))
+            code.texts.append((path, path.read_text()))
     code.words.update(*(name.split(".") for name in code.modules))
-    code.attributes = set().union(*code.classes.values())
     return code
 
 
@@ -88,9 +85,7 @@ def is_defined(code, module, names):
     first, *rest = names
     if f"{module}.{first}" in code.modules:
         return not rest or is_defined(code, f"{module}.{first}", rest)
-    if first not in code.modules[module]:
-        return False
-    return not rest or first not in code.classes or rest[0] in code.classes[first]
+    return first in code.modules[module]
 
 
 def is_stale(code, reference):
@@ -109,8 +104,6 @@ def is_stale(code, reference):
         return False
     if modules:
         return not any(is_defined(code, module, names) for module in modules)
-    if first in code.classes:
-        return names[0] not in code.classes[first]
     return names[-1] in code.functions
 
 
@@ -141,5 +134,5 @@ def test_a_stale_name_is_found(code, reference, stale):
 def test_every_table_of_cases_belongs_to_a_test():
     for path in (ROOT / "tests").rglob("test_*.yaml"):
         source = path.with_suffix(".py").read_text()
-        names = yaml.safe_load(path.read_text(encoding="utf-8"))
+        names = yaml.safe_load(path.read_text())
         assert not [name for name in names if f"\ndef {name}(" not in source], path

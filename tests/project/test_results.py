@@ -1,43 +1,51 @@
+"""The committed runs: their configs, verdicts and tables, and the numbers of pages about them."""
+
 import json
 import os
 import re
 import shutil
 import sys
 
+import numpy as np
 import pandas
 import pytest
 
 from attention_probe.figures.figure_config import PromptsConfig
 from benchmarks.controls import CONTROLS, describe_run, make_changed_run
 from benchmarks.seed_claims import load, page
-from harness import Run, load_config, load_run
+from harness import Run, grade, load_config, load_run
 from harness.execution.sample_grading import grade_job
-from harness.experiment.plan import make_plan, make_requests, sample_key
+from harness.experiment.plan import make_plan, sample_key
 from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.grading import GraderPool
 from harness.runs.records import stored_prompts
 from harness.runs.run_files import RunFiles, scored_now
+from harness.runs.stored_files import open_stored
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program, succeeded
 from tests.make import (
+    CONDITIONS,
     EXAMPLE,
     GREEDY_RUN,
     ROOT,
     TOY,
     TOY_CONFIG,
     TOY_MODEL,
+    list_requests,
+    module_fixture,
     table_data,
+    with_cases,
 )
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def samples():
     """All samples of the example, also of its repeat run and reference conditions."""
     return load_run(EXAMPLE, replicates=True, reference_conditions=True)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def plan():
     """The plan of five problems of the example's config."""
     return make_plan(load_config(ROOT / "configs/runs/example.yaml"), limit=5)
@@ -46,7 +54,7 @@ def plan():
 def test_the_example_is_the_run_of_its_config(samples, plan):
     config, files = plan.config, RunFiles(EXAMPLE)
     recorded = files.receipt["config"]
-    assert recorded.pop("planned") is None, "a former key, whose value was the default"
+    assert recorded.pop("planned") is None  # a former key, whose value was the default
     assert recorded == config.as_written() | {"model": recorded["model"]}
     assert len(samples) == 19_440
     assert files.identity.model == model_fingerprint(config.model_arguments()["pretrained"])
@@ -64,7 +72,7 @@ def test_the_samples_of_the_example_are_those_that_its_config_requests(plan):
     config, files = plan.config, RunFiles(EXAMPLE)
     assert files.identity.config["model"] == config.identity()["model"]
     setting = files.identity.hash_setting()
-    requests = [*make_requests(plan, config.resolve_sampling({}))]
+    requests = list_requests(plan)
     requested_tasks = {sample_key(request, setting): request.task for request in requests}
     problem_ids = {request.problem_id for request in requests}
     recorded_tasks = {
@@ -75,7 +83,8 @@ def test_the_samples_of_the_example_are_those_that_its_config_requests(plan):
     assert requested_tasks == recorded_tasks and len(requests) == 1215
 
 
-def test_data_of_configs_have_no_copies_and_their_draws_stay():
+@with_cases
+def test_data_of_configs_have_no_copies_and_their_draws_stay(expected):
     hashes = {}
     for path in sorted((ROOT / "configs/runs").glob("*.yaml")):
         config = load_config(path)
@@ -87,15 +96,7 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay():
                 dataset.problems, draws_per_problem=config.draws_per_problem
             )
             hashes[path.stem] = hash_text(repr((ids.pool, ids.example_sets)))[:8]
-    products = dict.fromkeys(("causes", "example", "other-texts", "products"), "067f0b9a")
-    sinks = {"capitals": "554a2361", "opposites": "c9164bbd", "products": "0d047f32"}
-    products |= {f"sink-{name}": value for name, value in sinks.items()}
-    assert hashes == products | {
-        "instructions": "3cf6d79e",
-        "doctor": "f2c150fc",
-        "harm": "be224e89",
-        "help": "88a8b63b",
-    }
+    assert hashes == expected
 
 
 def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
@@ -171,3 +172,69 @@ def test_the_first_table_of_the_page_on_seeds_has_the_rows_that_are_printed(tmp_
         for text in (table, page_table)
     )
     assert rows == page_rows and len(rows) == 11
+
+
+def read_scores(layout):
+    """Gold first, log share and log-probability of each gold answer: [value, condition, problem].
+
+    They are counted from the journal alone.
+    """
+    values = {}
+    with open_stored(ROOT / "results/math500-smollm2-logprob/journal.jsonl") as file:
+        for line in file:
+            sample = json.loads(line)
+            if "answer_score" in sample:
+                score = sample["answer_score"]
+                total = sum(logprob for logprob, _ in score["tokens"])
+                share = total - np.logaddexp.reduce([total, *score["others"]])
+                key = sample["task"], sample["problem_id"]
+                values[key] = 100 * (total > max(score["others"])), share, total
+    suffix = "_chat" if layout == "chat" else ""
+    tasks = [f"math500_{condition}{suffix}" for condition in CONDITIONS]
+    problems = sorted({problem for _, problem in values})
+    assert len(problems) == 200
+    table = [[values[task, problem] for problem in problems] for task in tasks]
+    return np.moveaxis(np.array(table), 2, 0)
+
+
+@with_cases
+def test_the_pages_have_the_scores_of_the_journal(layout):
+    values = read_scores(layout)
+    page = (ROOT / "results/README.md").read_text()
+    reproduced = (ROOT / "docs/reproduce.md").read_text()
+    rows = {}
+    for title, text in (
+        (rf"{layout}, gold first", page),
+        (rf"{layout}, log share", page),
+        (rf"{layout}, log-probability", page),
+        (rf"its gold answers that come first, {layout}", reproduced),
+    ):
+        (cells,) = re.findall(rf"^\| {title} \|(.+)\|$", text, re.MULTILINE)
+        rows[title] = [re.findall(r"[+-]?\d+\.\d+", cell) for cell in cells.split("|")]
+    *pages, (_, percentages) = rows.items()
+    means = values.mean(axis=2)
+    assert [float(cell[0]) for cell in percentages] == pytest.approx(means[0], abs=0.05)
+    for (_, cells), condition_means, digits in zip(pages, means, (1, 2, 2), strict=True):
+        expected = [condition_means[0], *(condition_means[1:] - condition_means[0])]
+        numbers = [float(cell[0]) for cell in cells]
+        assert numbers == pytest.approx(expected, abs=0.5001 * 10**-digits)
+    # the interval inverts a sign-flip test, which is close to Student's here
+    changes = values[1, 1:] - values[1, 0]
+    errors = changes.std(axis=1, ddof=1) / np.sqrt(200)
+    for cell, change, error in zip(pages[1][1][1:], changes.mean(axis=1), errors, strict=True):
+        expected = [change - 1.972 * error, change + 1.972 * error]
+        assert [float(number) for number in cell[1:]] == pytest.approx(expected, abs=0.03)
+
+
+def test_two_completions_of_the_committed_run_have_an_answer_and_none_is_right():
+    rows = json.loads((ROOT / "results/math500-smollm2/table.json").read_text())["rows"]
+    assert len(rows) == 10 and all(row["accuracy"] == 0 for row in rows)
+    with open_stored(ROOT / "results/math500-smollm2/journal.jsonl") as file:
+        samples = [json.loads(line) for line in file]
+    samples = [sample for sample in samples if "completion" in sample]
+    assert len(samples) == 4000
+    boxed = [sample for sample in samples if re.search(r"\\boxed\{.+\}", sample["completion"])]
+    golds = {"test/algebra/1082.json": "23", "test/algebra/1553.json": "3"}
+    assert {sample["problem_id"] for sample in boxed} == golds.keys() and len(boxed) == 2
+    for sample in boxed:
+        assert grade(sample["completion"], golds[sample["problem_id"]]).verdict == "incorrect"

@@ -64,7 +64,7 @@ def test_problems_appended_to_the_file_are_added_and_the_examples_stay(make_run,
     prompts = (run / PROMPTS).read_text().splitlines()
     assert [len(draw) for draw in examples["draws"]] == [2, 2]
     make_run(wrong, **write_data(SUMS), **settings)
-    assert journal_lines(run)[: len(before)] == before, "no sample is made again"
+    assert journal_lines(run)[: len(before)] == before  # no sample is made again
     assert set(prompts) < set((run / PROMPTS).read_text().splitlines())
     assert RunFiles(run).receipt["examples"] == examples
     frame = load_run(run)
@@ -89,7 +89,7 @@ def test_an_added_condition_is_exploratory(make_run):
     assert [rows[name]["role"] for name in ("mless", "mful")] == ["tested", "exploratory"]
     assert rows["mful"]["difference"] == -100
     assert rows["mful"]["p_adjusted"] is None
-    assert RunFiles(run).identity.looks == 1, "its own contrasts have no further answers"
+    assert RunFiles(run).identity.looks == 1  # its own contrasts have no further answers
 
 
 def test_other_texts_are_added_and_their_families_stay(make_run):
@@ -119,7 +119,7 @@ def test_each_look_at_a_growing_run_has_an_equal_share_of_alpha(make_run):
         assert row["p_adjusted"] == pytest.approx(min(1, look * row["p"]))
     assert "look 3. Problems or samples were added" in one_line(table_page(run))
     make_run(mixed, limit=10)
-    assert table_rows(run)["mless"]["looks"] == 3, "nothing was added"
+    assert table_rows(run)["mless"]["looks"] == 3  # nothing was added
 
 
 @with_cases
@@ -132,7 +132,7 @@ def test_a_change_that_is_not_an_extension_is_refused_with_both_values(changes, 
     assert RunFiles(run).journal.records == before
 
 
-@pytest.mark.parametrize("limit", [4, 5])
+@with_cases
 def test_a_changed_answer_in_the_file_is_refused_by_name_also_beside_a_higher_limit(
     limit, make_run, write_data
 ):
@@ -149,16 +149,15 @@ def test_appended_copies_change_no_problem_and_are_not_further_evidence(make_run
     before = (run / PROMPTS).read_text().splitlines()
     copies = [{**row, "id": f"copy of {row['id']}"} for row in rows]
     make_run(right, **write_data(rows + copies), fewshot=fewshot)
-    assert {*before} < {*(run / PROMPTS).read_text().splitlines()}, (
-        "and no copy of an example is asked"
-    )
+    # and no copy of an example is asked
+    assert {*before} < {*(run / PROMPTS).read_text().splitlines()}
     data = table_data(run)
     assert [data[name] for name in ("clusters", "copies")] == [7, 7]
     title = one_line(table_page(run))
     assert "14 problems, 7 of them copies of others, in 7 clusters" in title
     for prompt in RunFiles(run).prompts:
         assert prompt.prompt.count("Q: ") == 3
-        assert prompt.prompt.count(prompt.doc["problem"]) == 1, "not among its examples"
+        assert prompt.prompt.count(prompt.doc["problem"]) == 1  # not among its examples
 
 
 def test_a_lost_example_is_named(make_run, write_data):

@@ -24,7 +24,7 @@ from harness.execution.run_execution import (
     run_identity,
 )
 from harness.execution.sample_generation import session_facts
-from harness.experiment.plan import make_plan, make_requests, sample_key
+from harness.experiment.plan import make_plan, sample_key
 from harness.grading import GRADERS
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
@@ -38,7 +38,10 @@ from tests.make import (
     ROOT,
     TOY_CONFIG,
     TOY_MODEL,
+    list_requests,
+    module_fixture,
     one_line,
+    read_lines,
     run_plan,
     small_run,
     table_page,
@@ -46,12 +49,12 @@ from tests.make import (
 )
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def plan():
     return make_plan(load_config(TOY_CONFIG), limit=5)
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def identity(plan):
     return run_identity(plan, plan.config.resolve_sampling({}))
 
@@ -74,7 +77,7 @@ def started_run(open_run, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def regraded(tmp_path_factory):
     run = small_run(tmp_path_factory.mktemp("small") / "demo")
     assert regrade(RunFiles(run)) == (
@@ -89,7 +92,7 @@ def demo_run(regraded, tmp_path):
     return Path(shutil.copytree(regraded, tmp_path / "demo"))
 
 
-@pytest.fixture(scope="module")
+@module_fixture
 def finished(plan, tmp_path_factory):
     return finish_run(plan, tmp_path_factory.mktemp("finished") / "run")
 
@@ -109,7 +112,7 @@ def finish_run(plan, folder):
 
     def find_sample(request, key):
         sample = recorded[request.task, request.problem_id]
-        assert sample.key == key, "of the committed run's settings"
+        assert sample.key == key  # of the committed run's settings
         return sample
 
     return run_plan(plan, folder, find_sample)
@@ -142,14 +145,16 @@ def test_damaged_headers_and_a_session_without_config_are_named(demo_run):
             load_run(demo_run)
 
 
-def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(plan, identity):
-    sampling, setting = plan.config.resolve_sampling({}), identity.hash_setting()
-    request = next(iter(make_requests(plan, sampling)))
+@with_cases
+def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else(
+    plan, identity, request_changes
+):
+    request, setting = list_requests(plan)[0], identity.hash_setting()
     model, engine, config = identity.model, identity.engine, identity.config
     moved = replace(identity, model=replace(model, name="elsewhere"), config={**config, "seed": 5})
-    assert moved.hash_setting() == setting, "the folder's name, and a setting of each request"
+    assert moved.hash_setting() == setting  # the folder's name, and a setting of each request
     renamed = dataclasses.replace(request, task="demo_other")
-    assert sample_key(renamed, setting) == sample_key(request, setting), "the condition's name"
+    assert sample_key(renamed, setting) == sample_key(request, setting)  # the condition's name
     identity_changes = (
         {"prompt_version": 2},
         {"engine": replace(engine, device="cuda")},
@@ -157,30 +162,20 @@ def test_a_key_changes_with_all_that_can_change_the_sample_and_with_nothing_else
         {"model": Fingerprint(name="model", sha256={"config.json": "0"})},
         {"config": {**config, "model": {**config["model"], "model_args": {"dtype": "bfloat16"}}}},
     )
-    request_changes = (
-        {},
-        {"prompt_token_sha256": "0"},
-        {"sampling": dataclasses.replace(sampling, max_tokens=7)},
-        {"seed": 3},
-        {"problem_id": "x"},
-        {"sample_index": 1},
-        {"replicate": 1},
-        {"duplicate_number": 1},
-        {"intervention": {"layer": 0}},
-    )
     settings = [replace(identity, **change).hash_setting() for change in identity_changes]
     requests = [dataclasses.replace(request, **change) for change in request_changes]
+    other_sampling = dataclasses.replace(request.sampling, max_tokens=7)
+    requests.append(dataclasses.replace(request, sampling=other_sampling))
     keys = [sample_key(request, changed) for changed in settings]
     keys += [sample_key(changed, setting) for changed in requests]
-    assert len({*keys}) == len(identity_changes) + len(request_changes)
+    assert len({*keys}) == len(keys) == 5 + 9
 
 
 def test_first_samples_of_all_problems_come_before_second_samples():
     config = load_config(TOY_CONFIG, {"gen_kwargs.temperature": 0.7, "repeats": 3})
     plan = make_plan(config, limit=4)
     requests = [
-        (request.sample_index, request.problem_id, request.task)
-        for request in make_requests(plan, config.resolve_sampling({}))
+        (request.sample_index, request.problem_id, request.task) for request in list_requests(plan)
     ]
     prompts = [(problem.id, task) for task, _, problem, _ in plan.rows]
     assert requests == [(index, *prompt) for index in range(3) for prompt in prompts]
@@ -310,7 +305,7 @@ def test_a_larger_limit_continues_a_run_also_after_a_kill_while_it_grows(
             patched.setattr(f"harness.runs.{module}.open_atomic", fail_to_write)
         finish_run(larger, finished_run)
     execute(plan, output=finished_run, quiet=True)
-    assert len(load_run(finished_run)) == 20, "it is still complete"
+    assert len(load_run(finished_run)) == 20  # it is still complete
     finish_run(larger, finished_run)  # which generates no sample
     receipt = RunFiles(finished_run).receipt
     assert (receipt["limit"], receipt["problems"]) == (7, 7)
@@ -333,8 +328,8 @@ def test_a_new_task_version_grades_again_and_keeps_every_sample(finished_run, mo
     regrade(RunFiles(finished_run))
     assert (finished_run / JOURNAL).read_text() == journal
     for number, version in ((1, 7), (2, 99)):
-        header, *_ = (finished_run / f"old-scores-{number}.jsonl").read_text().splitlines()
-        assert json.loads(header)["task_version"] == version, "no scores are lost"
+        header, *_ = read_lines(finished_run / f"old-scores-{number}.jsonl")
+        assert header["task_version"] == version  # no scores are lost
 
 
 def test_a_journal_with_only_a_torn_header_begins_again_with_new_prompts(plan, open_run, tmp_path):
@@ -364,10 +359,9 @@ def test_damaged_prompts_are_written_again_when_the_run_is_continued(open_run, s
 
 
 def test_half_a_surrogate_pair_in_a_completion_is_spelt_out(plan):
-    request = next(iter(make_requests(plan, plan.config.resolve_sampling({}))))
-    assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800", (
-        "a server may send one, and no file can hold it"
-    )
+    request = list_requests(plan)[0]
+    # a server may send one, and no file can hold it
+    assert Sample.of(request, "k", "a\ud800").completion == "a\\ud800"
 
 
 def test_a_sample_of_another_run_in_the_journal_is_refused(plan, finished_run):
@@ -401,7 +395,7 @@ def test_a_full_disk_while_finishing_is_reported_and_the_run_can_be_finished_lat
     (finished_run / RECEIPT).unlink()
     process = run_program(sys.executable, "-c", LIMITED, finished_run, 1000)
     assert "JournalError" in process.stderr and "free some space" in process.stderr
-    assert not (finished_run / RECEIPT).exists(), "it does not count as finished"
+    assert not (finished_run / RECEIPT).exists()  # it does not count as finished
     execute(plan, output=finished_run, quiet=True)
     assert len(load_run(finished_run)) == 20
 
@@ -438,7 +432,9 @@ def test_a_finished_run_is_not_run_again(plan, finished_run, is_packed, capsys):
     assert hash_files(finished_run) == before
 
 
-def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
+def test_regrading_reports_what_changed_and_restores_lost_and_damaged_scores(demo_run):
+    columns = [name for name in load_run(demo_run) if name not in GRADERS]  # may take too long
+    before = load_run(demo_run)[columns]
     lines = (demo_run / SCORES).read_text().splitlines(keepends=True)
     text = "".join(lines[:11]).replace('"verdict":"correct"', '"verdict":"no_box"')
     changed = "".join(lines[:11]).count('"verdict":"correct"')
@@ -447,7 +443,12 @@ def test_regrading_reports_what_changed_and_restores_lost_scores(demo_run):
     assert changed > 0 and f"{changed} verdicts changed\n" in message
     assert "no_box -> correct\n" in message
     assert len(re.findall(r"\n  no_box -> correct: demo_\w+ demo/\S+ sample 0", message)) == changed
-    assert len(load_run(demo_run)) == len(lines) - 1
+    (demo_run / SCORES).write_text(text.replace("verdict", "other"))
+    with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*verdict"):
+        load_run(demo_run)
+    # changes of damaged scores are unknown
+    assert regrade(RunFiles(demo_run)).endswith(": 0 verdicts changed")
+    assert load_run(demo_run)[columns].equals(before)
 
 
 def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):

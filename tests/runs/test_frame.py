@@ -6,11 +6,9 @@ import pytest
 
 from harness import Run, load_run
 from harness.errors import JournalError, RunError
-from harness.execution.regrading import regrade
-from harness.grading import GRADERS
 from harness.runs.run_files import JOURNAL, RECEIPT, SCORES, RunFiles
 from harness.runs.samples_frame import read_frame
-from tests.make import GREEDY_RUN, right, small_run, with_cases
+from tests.make import GREEDY_RUN, right, with_cases
 
 
 @pytest.fixture
@@ -87,17 +85,3 @@ def test_a_missing_sample_of_a_replicate_is_noticed(make_run):
     lost = re.compile('(?=.*"replicate":1)(?=.*"sample_index":1)(?=.*demo_wo)')
     (run / JOURNAL).write_text("".join(line for line in lines if not lost.match(line)))
     refuse_to_read(run, r"expected 24, got 21, too few of problem \S+ \(demo_wo\)")
-
-
-def test_a_damaged_score_is_graded_again(tmp_path):
-    run = small_run(tmp_path / "run")
-    columns = [name for name in load_run(run) if name not in GRADERS]  # others may take too long
-    before = load_run(run)[columns]
-    score = json.loads((run / SCORES).read_text().splitlines()[1])
-    rewrite(run / SCORES, 2, json.dumps({"key": score["key"]}))
-    with pytest.raises(RunError, match=r"scores.jsonl, line 2: .*verdict"):
-        load_run(run)
-    assert regrade(RunFiles(run)).endswith(": 0 verdicts changed"), (
-        "changes of damaged scores are unknown"
-    )
-    assert load_run(run)[columns].equals(before)

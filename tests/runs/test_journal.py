@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import JournalError
@@ -25,7 +25,6 @@ def path(tmp_path):
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=50), max_size=5))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_text_comes_back(tmp_path, texts):
     path = tmp_path / "j"
     path.unlink(missing_ok=True)
@@ -96,7 +95,7 @@ def test_a_full_disk_stops_cleanly_and_the_journal_can_be_continued_later(tmp_pa
     assert "cannot grow: File too large" in reply["error"]
     assert 100 < reply["written"] < 143
     with Journal(path, {"run": "x"}) as journal:
-        assert not capsys.readouterr().err, "the incomplete line was removed when it did not fit"
+        assert not capsys.readouterr().err  # the incomplete line was removed when it did not fit
         assert len(journal.keys) == reply["written"]
         journal.append(make_record(9999))
 

@@ -18,7 +18,7 @@ from harness.errors import ConfigError
 from harness.runs.joined_runs import stack
 from tests.commands.test_cli import refused
 from tests.conftest import run_program
-from tests.make import ROOT, log_line, with_cases, write_log
+from tests.make import ROOT, log_line, one_line, with_cases, write_log
 
 LOGS = ROOT / "tests/data/harness_logs"
 PACKAGES = Path(sys.prefix) / "inspect"
@@ -93,11 +93,9 @@ def test_wrong_pairings_are_refused(old, new, options, message, tmp_path, comman
 
 
 @with_cases
-def test_other_differences_are_said(old, new, options, sentence, tmp_path, command):
+def test_other_differences_are_said(old, new, options, sentence, tmp_path, succeed):
     sides = [write_side(tmp_path / name, side) for name, side in {"old": old, "new": new}.items()]
-    process = command("compare", *sides, *options.split())
-    assert process.returncode == 0, process.stderr
-    assert sentence in " ".join(process.stdout.split())
+    assert sentence in one_line(succeed("compare", *sides, *options.split()))
 
 
 def make_frame(**scores):
@@ -165,7 +163,7 @@ def test_runs_of_other_seeds_are_pooled(settings, options, outcome, tmp_path, co
     if options:
         sides.append(f"a={write_details(tmp_path / 'w', results={'seed': 9})}")
     process = command("table", *sides, *options.split(), "--baseline=a")
-    assert outcome in " ".join(f"{process.stdout}{process.stderr}".split())
+    assert outcome in one_line(process.stdout + process.stderr)
 
 
 @pytest.mark.slow
@@ -175,7 +173,7 @@ def test_logs_of_inspect_are_compared_or_refused(change, options, outcome, tmp_p
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
     arguments = [LOGS, tmp_path / "new.eval", change, *options.split()]
     output = run_program(sys.executable, "-c", CHANGED, *arguments, env=environment)
-    assert outcome in " ".join(f"{output.stdout}{output.stderr}".split())
+    assert outcome in one_line(output.stdout + output.stderr)
 
 
 @with_cases
