@@ -42,7 +42,6 @@ def read_view(path: Path) -> AttentionView:
         packed: list[str] = []
         for problem_id in shared_problems(traces, conditions):
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
-            masses = {name: _list_masses(trace) for name, trace in by_condition.items()}
             first = by_condition[conditions[0]]
             problems.append(
                 {
@@ -50,7 +49,7 @@ def read_view(path: Path) -> AttentionView:
                     "gold_answer": first.gold_answer,
                     "outcome": first.outcome,
                     "control": first.control,
-                    "masses": masses,
+                    "masses": {name: _list_masses(trace) for name, trace in by_condition.items()},
                 }
             )
             prompts = {
