@@ -99,7 +99,7 @@ CLAIMS = PYTHON=$(GPU_PYTHON) tests/gpu/run_jobs.sh tests/gpu/claims.jobs $(GPU_
 test-gpu:
 	@if [ -n "$(REHEARSE)" ]; then SECONDS_IN_ALL=10800 LIMIT_FACTOR=20 $(CLAIMS); \
 	elif $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
-		then AT_ONCE=13 SECONDS_IN_ALL=300 $(CLAIMS); \
+		then AT_ONCE=16 SECONDS_IN_ALL=300 $(CLAIMS); \
 	else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
 
 # The engine tests on the oldest vLLM that pyproject.toml allows on a CPU.

@@ -91,7 +91,7 @@ ENGINE_FLAGS = [
 """Options of the run that most engine tests use: 480 samples, a few seconds of generation."""
 
 GPU_SHARE = {"gpu_memory_utilization": 0.09, "kv_cache_memory_bytes": 2 * 2**30, "max_num_seqs": 64}
-"""Engine arguments with which thirteen engines fit on one GPU: each takes about 4 GiB, that of the
+"""Engine arguments with which sixteen engines fit on one GPU: each takes about 4 GiB, that of the
 study 7 GiB, and 9 percent has to be free as it starts.
 
 With the cache's size given, vLLM does not derive it from free memory, which other engines change
