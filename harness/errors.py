@@ -78,8 +78,8 @@ def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))
     similar = difflib.get_close_matches(got, valid, n=len(valid))
-    others = [name for name in valid if name not in similar]
-    return list_first([*similar, *others], most)
+    dissimilar = [name for name in valid if name not in similar]
+    return list_first([*similar, *dissimilar], most)
 
 
 def name_similar_files(path: Path) -> str:

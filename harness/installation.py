@@ -100,10 +100,10 @@ def explain_missing(error: Exception) -> str:
     name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
     requirements = _read_requirements()
     markers = [requirement.marker for requirement in requirements]
-    own = [requirement.marker for requirement in requirements if requirement.name == name]
-    if not own:
+    own_markers = [requirement.marker for requirement in requirements if requirement.name == name]
+    if not own_markers:
         return ""
-    smallest = min(own, key=markers.count)  # a part may contain another
+    smallest = min(own_markers, key=markers.count)  # a part may contain another
     missing = [
         str(requirement).partition(";")[0]
         for requirement in requirements

@@ -79,11 +79,11 @@ def explain_comparison(
     fewshots = [run.get("fewshot") or {} for run in run_settings]
     examples = ""
     if is_for_new_examples:
-        drawn = "draws of examples"
+        source = "draws of examples"
         if all(fewshot.get("instructions") for fewshot in fewshots):
             has_examples = any(fewshot["num_fewshot"] for fewshot in fewshots)
-            drawn = f"{drawn} and their instructions" if has_examples else "draws of instructions"
-        examples = f" with new {drawn}"
+            source = f"{source} and their instructions" if has_examples else "draws of instructions"
+        examples = f" with new {source}"
     elif any(fewshots) or draws > 1:
         examples = " with these examples"
     repeats = max(row["repeats"] for row in compared_rows)
@@ -97,7 +97,7 @@ def explain_comparison(
         facts |= _describe_tests(board, judged_rows, examples)
     remarks = [*_remark_tests(board, compared_rows, judged_rows)]
     if is_for_new_examples:
-        remarks.append(f"{draws} {drawn}: intervals and p are for new draws from the same pool.")
+        remarks.append(f"{draws} {source}: intervals and p are for new draws from the same pool.")
     elif examples:
         remarks.append(
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
@@ -110,9 +110,9 @@ def explain_comparison(
         )
     margin = compared_rows[0]["margin"]
     inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]
-    needed = [estimate_sample(row, margin, clusters, sides=2) for row in inconclusive_rows]
-    if needed and min(needed) > clusters and board.score != NUMBER:
-        sample = f"{min(needed):,} {unit}"
+    sample_sizes = [estimate_sample(row, margin, clusters, sides=2) for row in inconclusive_rows]
+    if sample_sizes and min(sample_sizes) > clusters and board.score != NUMBER:
+        sample = f"{min(sample_sizes):,} {unit}"
         if is_for_new_examples:
             sample += " and as many times the draws"
         remarks.append(
@@ -152,25 +152,25 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
     families = find_families(records(board.side_tables["texts"]), contrast)
     if not families:
         return ""
-    nothing, without = label(board.baseline), label(board.baseline)
+    no_text, without_text = label(board.baseline), label(board.baseline)
     if board.baseline == BASELINE:
-        nothing, without = "no text", "without a text"
-    others = "other texts of this length"
+        no_text, without_text = "no text", "without a text"
+    references = "other texts of this length"
     verdict, place = contrast["verdict"], contrast["other_texts"]
     if place == NOT_SHOWN and not any(row["reason"] for row in families):
         # The families differ, so a difference from all of them is not shown.
         place = "among"
     direction = verdict if verdict in PASSED else "better or worse"
     sentences = {
-        "above": f"better than {others}",
-        "below": f"worse than {others}",
-        "among": f"not shown to be {direction} than {others}",
-        NOT_SHOWN: f"its place among {others} is not shown",
+        "above": f"better than {references}",
+        "below": f"worse than {references}",
+        "among": f"not shown to be {direction} than {references}",
+        NOT_SHOWN: f"its place among {references} is not shown",
     }
-    text = f"{verdict} than {without}" if verdict in PASSED else f"{verdict}"
+    text = f"{verdict} than {without_text}" if verdict in PASSED else f"{verdict}"
     text += f"; {sentences[place]}"
     if verdict == "inconclusive" and place in ("above", "below"):
-        text = f"differs from {others}, not from {nothing}"
+        text = f"differs from {references}, not from {no_text}"
     facts = []
     for row in families:
         fact = row["reason"]

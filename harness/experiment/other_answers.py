@@ -34,7 +34,7 @@ def find_form(answer: str) -> str:
 
 def draw_other_answers(
     problems: Sequence[Problem],
-    asked: Collection[str],
+    asked_ids: Collection[str],
     count_tokens: Callable[[str], int],
     seed: int,
 ) -> dict[str, tuple[str, ...]]:
@@ -44,19 +44,19 @@ def draw_other_answers(
 
     Args:
         problems: All problems whose answers may be drawn.
-        asked: The ids of problems.
+        asked_ids: Those of the problems that are asked.
         count_tokens: The number of tokens of an answer.
         seed: The seed of blocks and draws.
 
     Raises:
         DataError: there are too few for a problem.
     """
-    drawn = {}
+    answers_by_id = {}
     kinds: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         if problem.choices:
             letters = LETTERS[: len(problem.choices)]
-            drawn[problem.id] = tuple(letters.replace(problem.answer, ""))
+            answers_by_id[problem.id] = tuple(letters.replace(problem.answer, ""))
             continue
         answer = problem.answer.strip()
         number = with_decimal_points(answer) if problem.decimal else answer
@@ -68,13 +68,13 @@ def draw_other_answers(
     for kind, members in kinds.items():
         blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
         for index, problem in enumerate(members):
-            if problem.id in asked:
+            if problem.id in asked_ids:
                 block = members[index % blocks :: blocks]
                 position = index // blocks
                 nearest = _shuffle_nearest(kinds, *kind, f"{seed}:{problem.id}")
-                others = chain(block[position + 1 :], block[:position], nearest)
-                drawn[problem.id] = _choose(problem, others)
-    return drawn
+                candidates = chain(block[position + 1 :], block[:position], nearest)
+                answers_by_id[problem.id] = _choose(problem, candidates)
+    return answers_by_id
 
 
 def _shuffle_nearest(
@@ -88,7 +88,7 @@ def _shuffle_nearest(
             yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
-def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
+def _choose(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
     """The first answers that the grader tells from the accepted answers and from one another.
 
     It gives no verdict on answers that are too long or too complex, so these are never chosen.
@@ -96,7 +96,7 @@ def _choose(problem: Problem, others: Iterable[Problem]) -> tuple[str, ...]:
     accepted = (problem.answer, *problem.alternatives)
     chosen: list[str] = []
     read = with_decimal_points if problem.decimal else str
-    for answer in dict.fromkeys(other.answer for other in others):
+    for answer in dict.fromkeys(candidate.answer for candidate in candidates):
         targets = map(read, (*accepted, *chosen))
         if compare_answers(read(answer), *targets).verdict == "incorrect":
             chosen.append(answer)

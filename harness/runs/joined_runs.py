@@ -151,9 +151,9 @@ def list_receipts(runs: Iterable[Run]) -> list[JsonObject]:
             reason = "their content is the same" if is_copy else ""
         if reason:
             raise ComparisonError(f"{new.name} cannot be compared with {old.name}: {reason}.")
-    first, *others = runs_by_name.values()
+    first, *other_runs = runs_by_name.values()
     receipts = [dict(receipt) for receipt in first.receipts]
-    for run in others:
+    for run in other_runs:
         remarks = [*run.about.get("remarks", ()), *_list_changes(first, run)]
         receipts += [{**receipt, "remarks": remarks} for receipt in run.receipts]
     return receipts

@@ -130,8 +130,8 @@ class Run:
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
             files = [(condition, Path(file)) for condition, file in path.items()]
-            (condition, file), *others = path.items()
-            if not others and find_kind(Path(file)) != LM_EVAL:
+            (condition, file), *further_items = path.items()
+            if not further_items and find_kind(Path(file)) != LM_EVAL:
                 table = read_scores(Path(file), metric, columns)
                 return cls(**describe_scores(str(file), condition, table))
             name = " ".join(f"{condition}={file}" for condition, file in path.items())

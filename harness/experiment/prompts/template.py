@@ -104,9 +104,9 @@ def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, s
     """The pieces without these characters, by default blanks, at their end, and these."""
     if not pieces or pieces[-1].kind == "name":
         return tuple(pieces), ""
-    *others, (kind, text) = pieces
+    *first_pieces, (kind, text) = pieces
     visible = text.rstrip(characters)
-    return (*others, Piece(kind, visible)), text[len(visible) :]
+    return (*first_pieces, Piece(kind, visible)), text[len(visible) :]
 
 
 Template = Annotated[str, AfterValidator(lambda text: parse_template(text) and text)]
