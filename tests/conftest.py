@@ -54,7 +54,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-ENGINE_FILES = "attention benchmarks engine engine_traces faults interventions smollm2 start_errors"
+ENGINE_FILES = (
+    "attention benchmarks engine engine_traces faults interventions smollm2 start_errors v2_hooks"
+)
 TOKENIZER_FILES = "conditions demonstrations checked_prompts token_roles tokenizer vllm"
 """Tests with all tokenizers, which take a process ten seconds to convert or train."""
 GROUPS = {

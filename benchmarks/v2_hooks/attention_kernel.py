@@ -34,7 +34,7 @@ def tabulate_row(change: Change) -> Tensor:
 def _change_attention(
     query_ptr, key_ptr, value_ptr, phantom_key_ptr, phantom_value_ptr, output_ptr, table_ptr,
     slot_ptr, block_ptr, start_ptr, length_ptr, count_ptr, factor, block_columns, phantoms,
-    key_block, key_slot, key_head, key_unit, value_block, value_slot, value_head, value_unit,
+    block_step, head_step, key_step, key_unit, value_step, value_unit,
     GROUP: tl.constexpr, PADDED_GROUP: tl.constexpr, UNITS: tl.constexpr,
     PADDED_UNITS: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     RANGES: tl.constexpr, PRECISION: tl.constexpr,
@@ -53,37 +53,38 @@ def _change_attention(
     if head == 0:
         tl.atomic_add(count_ptr, tile_count.to(tl.int64))
     start, end, phantom_count = tl.load(row + 1), tl.load(row + 2), tl.load(row + 3).to(tl.int32)
-    rows, units, keys = tl.arange(0, ROWS), tl.arange(0, PADDED_UNITS)[None], tl.arange(0, KEYS)
+    rows, units = tl.arange(0, ROWS), tl.arange(0, PADDED_UNITS)[None]
     token = tile * TOKENS + rows // PADDED_GROUP
     # 7 heads are padded to 8, because the sizes of Triton's tensors are powers of two
     is_row = (token < count) & (rows % PADDED_GROUP < GROUP)
-    is_state = is_row[:, None] & (units < UNITS)
+    is_unit = units < UNITS
+    is_state = is_row[:, None] & is_unit
     query_heads = (first + token) * heads * GROUP + head * GROUP + rows % PADDED_GROUP
     states = query_heads.to(tl.int64)[:, None] * UNITS + units
     query = tl.load(query_ptr + states, mask=is_state, other=0.0).to(tl.float32)
     before = tl.load(length_ptr + request) - count
     index = (before + token)[:, None]
     is_after = index >= end
-    top = tl.full([ROWS], float("-inf"), tl.float32)
+    # finite, because there may be hidden keys alone in the first block
+    top = tl.full([ROWS], -1e30, tl.float32)
     # apart for original tokens and for the filler
     sum_o, sum_f = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS], tl.float32)
     out_o = tl.zeros([ROWS, PADDED_UNITS], tl.float32)
     out_f = tl.zeros([ROWS, PADDED_UNITS], tl.float32)
     last = before + tile * TOKENS + tile_count
     for base in range(0, last + phantom_count, KEYS):
-        position = base + keys
+        position = base + tl.arange(0, KEYS)
         is_key, phantom = position < last, position - last
         is_phantom = (phantom >= 0) & (phantom < phantom_count)
         block = tl.load(
             block_ptr + request * block_columns + position // PAGE, mask=is_key, other=0
         )
-        block, offset = block.to(tl.int64)[:, None], (position % PAGE)[:, None]
-        in_cache = is_key[:, None] & (units < UNITS)
-        in_phantoms = is_phantom[:, None] & (units < UNITS)
-        key_states = block * key_block + offset * key_slot + head * key_head + units * key_unit
-        value_states = block * value_block + offset * value_slot + head * value_head
-        value_states += units * value_unit
+        page = block.to(tl.int64)[:, None] * block_step + head * head_step
+        offset = (position % PAGE)[:, None]
+        key_states = page + offset * key_step + units * key_unit
+        value_states = page + offset * value_step + units * value_unit
         phantom_states = ((slot * phantoms + phantom)[:, None] * heads + head) * UNITS + units
+        in_cache, in_phantoms = is_key[:, None] & is_unit, is_phantom[:, None] & is_unit
         # each key is in one of the two places, and zero in the other
         key = tl.load(key_ptr + key_states, mask=in_cache, other=0.0).to(tl.float32)
         key += tl.load(phantom_key_ptr + phantom_states, mask=in_phantoms, other=0.0)
@@ -101,9 +102,7 @@ def _change_attention(
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * factor + logs
         scores = tl.where(is_visible, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # hidden keys alone have no largest score
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weights, shrink = tl.exp(scores - finite_top[:, None]), tl.exp(top - finite_top)
+        weights, shrink = tl.exp(scores - new_top[:, None]), tl.exp(top - new_top)
         weights_f = tl.where(is_filler, weights, 0.0)
         weights_o = weights - weights_f
         sum_o = sum_o * shrink + tl.sum(weights_o, 1)
@@ -146,7 +145,7 @@ def change_attention(
 
     Args:
         query: [token, head, unit].
-        cache: Keys and values [block, token, head, unit], in any order in memory.
+        cache: Keys and values [block, token, head, unit], both in one tensor.
         output: [token, head, unit], contiguous.
         factor: The factor of scores.
         changes: The layer's changes.
@@ -154,6 +153,7 @@ def change_attention(
     """
     key, value = cache
     units, group = query.shape[2], query.shape[1] // key.shape[2]
+    block_step, key_step, head_step, key_unit = key.stride()
     padded_group, padded_units = map(triton.next_power_of_2, (group, units))
     is_decode = metadata.max_query_len == 1
     # units for products of matrices need 16 rows or more
@@ -164,7 +164,7 @@ def change_attention(
         *(query.contiguous(), key, value, *changes.phantoms, output, changes.table, changes.slots),
         *(metadata.block_table, metadata.query_start_loc, metadata.seq_lens, changes.count),
         *(factor, metadata.block_table.stride(0), changes.phantoms.shape[2]),
-        *(*key.stride(), *value.stride()),
+        *(block_step, head_step, key_step, key_unit, value.stride(1), value.stride(3)),
         GROUP=group,
         PADDED_GROUP=padded_group,
         UNITS=units,

@@ -1,9 +1,10 @@
 """Interventions in vLLM's V2 model runner: see README.md. vLLM imports the worker by its name."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
-from itertools import chain, product
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,8 +36,8 @@ from harness.experiment.intervention_settings import TARGETS, find_gap
 
 VERSION = "0.32"
 """The vLLM whose V2 runner has these hooks."""
-VALUES_OF_PROMPTS = {"layers", "tokens", "source"}
-"""Values of a change by prompt or layer; the others are those of its settings."""
+SETTINGS = ("kind", "layers", "from", "seed", "share", "sham", "file", "arguments")
+"""Values of changes that are the same in all prompts of a condition."""
 
 
 def read_pages(cache: Tensor, units: int) -> Sequence[Tensor]:
@@ -56,13 +57,23 @@ READERS = {"FLASH_ATTN": read_pages, "TRITON_ATTN": read_pages, "CPU_ATTN": read
 """How the caches of vLLM's attention backends are read."""
 
 
-def find_program(changes: Sequence[Change], layer: int, target: str) -> list[JsonObject]:
-    """The settings of the changes of a layer's activations or outputs, in their order."""
-    return [
-        {"index": index} | {name: change[name] for name in change.keys() - VALUES_OF_PROMPTS}
-        for index, change in enumerate(changes)
-        if layer in change["layers"] and TARGETS[change["kind"]] == target
-    ]
+def refuse_attention(layer: int, attention: Any) -> None:
+    """Raise RuntimeError if the kernel cannot read a layer's cache, or its heads are larger."""
+    backend, dtype = attention.attn_backend.get_name(), attention.kv_cache_torch_dtype
+    smallest = 4 if backend == "CPU_ATTN" else 2  # a CPU has other orders for smaller numbers
+    obstacles = {
+        f"caches of {backend}": backend not in READERS,
+        f"caches of {backend} in {dtype}": dtype.itemsize < smallest,
+        f"heads of {attention.head_size} units": attention.head_size > LARGEST_HEAD,
+    }
+    for obstacle, exists in obstacles.items():
+        if exists:
+            raise RuntimeError(f"layer {layer + 1}: these hooks do not support {obstacle}")
+
+
+def find_program(changes: Sequence[Change]) -> list[JsonObject]:
+    """What all prompts of a condition share of their changes."""
+    return [{name: change[name] for name in SETTINGS if name in change} for change in changes]
 
 
 def open_layers(
@@ -73,17 +84,14 @@ def open_layers(
     Only a function of the user splits graphs, so that full graphs cannot be used.
     """
     changes = [*chain.from_iterable(interventions)]
-    programs: dict[str, list[list[JsonObject]]] = {"activations": [[]], "outputs": [[]]}
-    for target, distinct in programs.items():
-        for layer, request_changes in product(layers[target], interventions):
-            program = find_program(request_changes, layer, target)
-            if program not in distinct:
-                distinct.append(program)
+    programs: list[list[JsonObject]] = [[]]
+    for program in map(find_program, interventions):
+        if program not in programs:
+            programs.append(program)
     sizes = {
         "programs": programs,
-        "longest_list": max(map(len, interventions)),
         "ranges": max(len(change.get("weights", ())) for change in changes),
-        "phantom_size": max(len(change.get("phantom", ())) for change in changes),
+        "phantoms": max(len(change.get("phantom", ())) for change in changes),
     }
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     options["worker_cls"] = f"{__name__}.V2Worker"
@@ -102,62 +110,39 @@ class V2Interventions(WorkerInterventions):
     which rows its requests and tokens have; that of padding is the last one, which is empty.
     """
 
-    def __init__(self, worker: Any, layers: Mapping[str, Any]) -> None:
-        self._sizes = layers
-        super().__init__(worker, layers)
-
     def _hook_runner(self) -> None:
-        runner, sizes, model = self._runner, self._sizes, self._config.model_config
+        runner, model = self._runner, self._config.model_config
+        sizes = self._config.additional_config[PLUGIN]
         state = getattr(runner, "model_state", None)
         if not hasattr(state, "preprocess_state"):
             raise RuntimeError(
                 f"vLLM {version('vllm')} has no ModelState.preprocess_state, which these hooks "
                 f"need: install vLLM {VERSION}"
             )
-        for layer in sizes["attention"]:
-            self._refuse_attention(layer, self._attention(layer))
         if getattr(state, "rope_state", None):
             raise RuntimeError("these hooks do not support M-RoPE positions")
+        for layer in sizes["attention"]:
+            refuse_attention(layer, self._attention(layer))
         self._add_request, self._preprocess_state = state.add_request, state.preprocess_state
         state.add_request, state.preprocess_state = self.add_request, self.preprocess_state
         self._padding = runner.max_num_reqs
-        rows, layers, device = self._padding + 1, self._layer_count, runner.device
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self._row_layers = np.zeros(rows, np.int64)
-        """The number of layers and targets that a row changes."""
-        self._slots = zeros(self._padding) + self._padding
-        self._token_slots = zeros(runner.max_num_tokens) + self._padding
-        self._indices = zeros(runner.max_num_tokens)
-        self._gaps = zeros(2, rows)
-        columns = FIRST_RANGE + RANGE_COLUMNS * sizes["ranges"]
-        self._table = zeros(layers, rows, columns, dtype=torch.float32)
-        keys = model.get_num_kv_heads(self._config.parallel_config), model.get_head_size()
-        self._phantom_rows = zeros(2, rows, sizes["phantom_size"], *keys, dtype=model.dtype)
-        self._programs = {target: zeros(layers, rows) for target in sizes["programs"]}
-        lists = sizes["longest_list"] if len(sizes["programs"]["outputs"]) > 1 else 0
-        self._is_changed = zeros(lists, rows, model.max_model_len, dtype=torch.bool)
-        self._source_rows = zeros(lists, rows, layers, model.get_hidden_size(), dtype=model.dtype)
-        self._count = zeros(1)
+        rows, layers = self._padding + 1, self._layer_count
+        self._layer_counts = np.zeros(rows, np.int64)
+        zeros = partial(torch.zeros, device=runner.device)
+        count = partial(zeros, dtype=torch.long)
+        self._slots = count(self._padding) + self._padding
+        self._token_slots = count(runner.max_num_tokens) + self._padding
+        self._indices, self.applied = count(runner.max_num_tokens), count(())
+        self._programs, self._program_numbers = sizes["programs"], count(rows)
+        self._gaps = count(2, rows)
+        self._table = zeros(layers, rows, FIRST_RANGE + RANGE_COLUMNS * sizes["ranges"])
+        states = partial(zeros, dtype=model.dtype)
+        heads = model.get_num_kv_heads(self._config.parallel_config)
+        self._phantom_rows = states(2, rows, sizes["phantoms"], heads, model.get_head_size())
+        outputs = max(map(len, self._programs)) if sizes["outputs"] else 0
+        self._is_token = zeros(outputs, rows, model.max_model_len, dtype=torch.bool)
+        self._source_rows = states(outputs, rows, layers, model.get_hidden_size())
         self._chunks = [SimpleNamespace(changes=())]
-
-    @staticmethod
-    def _refuse_attention(layer: int, attention: Any) -> None:
-        """Raise RuntimeError if the kernel cannot read a layer's cache, or its heads are larger."""
-        backend, dtype = attention.attn_backend.get_name(), attention.kv_cache_torch_dtype
-        obstacle = None
-        if backend not in READERS:
-            obstacle = f"caches of {backend}, only of {', '.join(READERS)}"
-        elif backend == "CPU_ATTN" and dtype != torch.float32:
-            obstacle = f"caches of {backend} in {dtype}, only in float32"
-        elif dtype.itemsize == 1:
-            obstacle = f"caches of {dtype}"
-        elif attention.head_size > LARGEST_HEAD:
-            obstacle = f"heads of {attention.head_size} units, only of up to {LARGEST_HEAD}"
-        if obstacle:
-            raise RuntimeError(f"layer {layer + 1}: these hooks do not support {obstacle}")
 
     def reserve_memory(self, available: int) -> int:
         """All bytes remain for vLLM's cache, because nothing is stored twice."""
@@ -167,32 +152,27 @@ class V2Interventions(WorkerInterventions):
         """Write the row of a request."""
         self._add_request(slot, request)
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        changes = extra.get(PLUGIN, ())
+        changes, device = extra.get(PLUGIN, ()), self._runner.device
         self._chunks = [SimpleNamespace(changes=changes)]
         self._compute_sources()
-        device, layers = self._runner.device, range(self._layer_count)
-        table = torch.zeros(self._table[:, slot].shape)
+        self._table[:, slot] = 0
+        self._layer_counts[slot] = sum(len(change["layers"]) for change in changes)
         for index, change in enumerate(changes):
-            target, changed_layers = TARGETS[change["kind"]], change["layers"]
-            if target == "attention" and changed_layers:
+            layers = change["layers"]
+            if layers and TARGETS[change["kind"]] == "attention":
                 row = tabulate_row(change)
-                table[changed_layers, : len(row)] = row
+                self._table[layers, slot, : len(row)] = copy_to(device, row)
             if phantom := tuple(change.get("phantom", ())):
                 states = torch.stack([*self._phantoms[change["start"], phantom]])
                 self._phantom_rows[:, slot, : len(phantom)] = states
-            if target == "outputs":
-                self._is_changed[index, slot] = False
-                self._is_changed[index, slot, copy_to(device, change["tokens"])] = True
+            if change["kind"] == "mlp_output":
+                self._is_token[index, slot] = False
+                self._is_token[index, slot, copy_to(device, change["tokens"])] = True
                 sources = self._sources[tuple(change["source"])]
-                for layer in changed_layers:
+                for layer in layers:
                     self._source_rows[index, slot, layer] = sources[layer]
-        self._table[:, slot] = copy_to(device, table)
         self._gaps[:, slot] = copy_to(device, find_gap(changes))
-        self._row_layers[slot] = int(table[:, 0].sum())
-        for target, programs in self._sizes["programs"].items():
-            numbers = [programs.index(find_program(changes, layer, target)) for layer in layers]
-            self._programs[target][:, slot] = copy_to(device, numbers)
-            self._row_layers[slot] += np.count_nonzero(numbers)
+        self._program_numbers[slot] = self._programs.index(find_program(changes))
 
     def preprocess_state(self, batch: Any, *arguments: Any) -> None:
         """Say which rows a step has, and move positions after gaps.
@@ -208,33 +188,28 @@ class V2Interventions(WorkerInterventions):
         positions = batch.positions[: batch.num_tokens]
         self._indices[: batch.num_tokens] = positions
         positions.copy_(add_gap(positions, *self._gaps[:, token_slots]))
-        row_layers = self._row_layers[batch.idx_mapping_np]
-        self.expected += int((row_layers * batch.num_scheduled_tokens).sum())
-
-    def check(self) -> None:
-        """Raise RuntimeError if rows were not changed that should have been."""
-        self.applied = int(self._count)
-        super().check()
+        layer_counts = self._layer_counts[batch.idx_mapping_np]
+        self.expected += int(layer_counts @ batch.num_scheduled_tokens)
 
     def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
         attention = self._attention(layer)
         units = attention.head_size
         cache = READERS[attention.attn_backend.get_name()](attention.kv_cache, units)
-        changes = LayerChanges(self._table[layer], self._phantom_rows, self._count, self._slots)
+        changes = LayerChanges(self._table[layer], self._phantom_rows, self.applied, self._slots)
         query, output = (rows.view(len(rows), -1, units) for rows in (states[0], output))
         change_attention(query, cache, output, attention.impl.scale, changes, metadata)
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of a layer, times `up`, over their rows."""
-        positions = self._runner.input_buffers.positions
-        for changes, is_changed in self._select_rows("activations", layer, len(out)):
-            rows: Any = slice(len(out))
-            if any(change["kind"] == "function" for change in changes):
+        positions = self._runner.input_buffers.positions[: len(out)]
+        for changes, is_changed in self._find_rows("activations", layer, len(out)):
+            rows: Any = slice(None)
+            if any(change["kind"] == "function" for change in changes.values()):
                 rows = is_changed.nonzero().flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations = self._activation(gate)
-            for change in changes:
-                activations = change_activations(activations, positions[: len(out)][rows], change)
+            for change in changes.values():
+                activations = change_activations(activations, positions[rows], change)
             out[rows] = torch.where(is_changed[rows, None], activations * up, out[rows])
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
@@ -242,24 +217,32 @@ class V2Interventions(WorkerInterventions):
         if self._new_source is not None:
             self._new_source[layer] = out[-1].clone()
         slots, indices = self._token_slots[: len(out)], self._indices[: len(out)]
-        for changes, is_changed in self._select_rows("outputs", layer, len(out)):
-            outputs = out
-            for change in changes:
-                is_token = is_changed & self._is_changed[change["index"], slots, indices]
-                source = self._source_rows[change["index"], slots, layer]
-                outputs = change_outputs(outputs, is_token, change, source)
-            out.copy_(outputs)
+        for changes, is_changed in self._find_rows("outputs", layer, len(out)):
+            for index, change in changes.items():
+                is_token = is_changed & self._is_token[index, slots, indices]
+                source = self._source_rows[index, slots, layer]
+                out.copy_(change_outputs(out, is_token, change, source))
 
-    def _select_rows(
+    def _find_rows(
         self, target: str, layer: int, row_count: int
-    ) -> Iterator[tuple[list[JsonObject], Tensor]]:
-        """The lists of changes of a layer's target, and whether each row of the step has them."""
+    ) -> Iterator[tuple[dict[int, JsonObject], Tensor]]:
+        """The changes that a request can have of a layer's target, and whether each row has them.
+
+        All rows are computed, so that a CUDA graph can contain it.
+        """
         if self._new_source is not None:
             return
-        numbers = self._programs[target][layer, self._token_slots[:row_count]]
-        for number, changes in enumerate(self._sizes["programs"][target][1:], 1):
-            yield changes, numbers == number
-        self._count += (numbers > 0).sum()
+        numbers = self._program_numbers[self._token_slots[:row_count]]
+        for number, program in enumerate(self._programs):
+            changes = {
+                index: change
+                for index, change in enumerate(program)
+                if layer in change["layers"] and TARGETS[change["kind"]] == target
+            }
+            if changes:
+                is_changed = numbers == number
+                self.applied += len(changes) * is_changed.sum()
+                yield changes, is_changed
 
 
 class V2Worker(OpenWorker):

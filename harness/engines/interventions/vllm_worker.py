@@ -90,7 +90,7 @@ class WorkerInterventions:
             self._open(layer)
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
-            mlp.act_fn = _Activation(mlp.act_fn, layer)
+            mlp.act_fn = _Changed(mlp.act_fn, layer, is_activation=True)
             name = getattr(config, "hidden_activation", None) or config.hidden_act
             self._activation = ACT2FN[name]
         for layer in layers.get("outputs", ()):
@@ -99,7 +99,7 @@ class WorkerInterventions:
                 raise RuntimeError(
                     f"vLLM's {config.model_type} has no `mlp`, whose output is changed"
                 )
-            block.mlp = _Output(block.mlp, layer)
+            block.mlp = _Changed(block.mlp, layer, is_activation=False)
         _installed[:] = [self]
 
     def _hook_runner(self) -> None:
@@ -490,29 +490,16 @@ def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
     return None
 
 
-class _Activation(nn.Module):
-    """An MLP's activation and product with `up`, whose rows may be changed afterwards."""
+class _Changed(nn.Module):
+    """An MLP's activation and product with `up`, or a whole MLP, whose output may be changed."""
 
-    def __init__(self, activation: nn.Module, layer: int) -> None:
+    def __init__(self, module: nn.Module, layer: int, is_activation: bool) -> None:
         super().__init__()
-        self.activation, self.layer = activation, layer
-
-    def forward(self, gate_up: Tensor) -> Tensor:
-        out: Tensor = self.activation(gate_up)
-        torch.ops.mless.change_rows(gate_up, out, self.layer)
-        return out
-
-
-class _Output(nn.Module):
-    """An MLP whose output may be changed afterwards."""
-
-    def __init__(self, mlp: nn.Module, layer: int) -> None:
-        super().__init__()
-        self.mlp, self.layer = mlp, layer
+        self.module, self.layer, self.is_activation = module, layer, is_activation
 
     def forward(self, states: Tensor) -> Tensor:
-        out: Tensor = self.mlp(states)
-        torch.ops.mless.change_rows(None, out, self.layer)
+        out: Tensor = self.module(states)
+        torch.ops.mless.change_rows(states if self.is_activation else None, out, self.layer)
         return out
 
 
