@@ -38,9 +38,6 @@ intervention is PLUGIN."""
 OPERATION = "mless::change_rows"
 """The operation in vLLM's graphs that changes activations."""
 
-RawSums = dict[str, tuple[str, str, str, int, tuple[int, ...]]]
-"""Where recorded sums of attention are, by the recording's name: arguments of `numpy.memmap`."""
-
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from harness.engines.engine_processes import PLUGIN, RawSums, WorkerFacts
+from harness.engines.engine_processes import PLUGIN, WorkerFacts
 from harness.engines.interventions.vllm_worker import WorkerInterventions
 
 if current_platform.is_cpu():
@@ -32,6 +32,6 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
         """Raise RuntimeError if rows were skipped."""
         self._interventions.check()
 
-    def mless_take_attention(self) -> RawSums:
+    def mless_take_attention(self) -> dict[str, Any]:
         """The attention of complete prompts: see `vllm_worker.WorkerInterventions`."""
         return self._interventions.take_attention()

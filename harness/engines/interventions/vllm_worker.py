@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD, RawSums
+from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -68,7 +68,7 @@ class WorkerInterventions:
         self._recordings: dict[str, Recording] = {}
         self._recorded_queries: list[RecordedQueries] = []
         self._taken_names: set[str] = set()
-        self._sent_sums: RawSums = {}
+        self._sent_sums: dict[str, Any] = {}
         self._writer = ThreadPoolExecutor(1)
         self._writes: list[Future[BufferedWriter]] = []
         self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
@@ -383,12 +383,19 @@ class WorkerInterventions:
         # one copy, from a GPU to pinned memory
         memory = torch.cat(sums).to("cpu", non_blocking=True)
         copied = torch.cuda.current_stream().record_event() if memory.is_pinned() else None
-        self._writes.append(self._writer.submit(_write, memory, copied, file))
 
-    def take_attention(self) -> RawSums:
+        def write() -> BufferedWriter:
+            if copied:
+                copied.synchronize()
+            memory.numpy().tofile(file)
+            return file
+
+        self._writes.append(self._writer.submit(write))
+
+    def take_attention(self) -> dict[str, Any]:
         """Where the sums [layer, set, head, key] of all complete prompts are, until the next call.
 
-        They are returned by the recordings' names.
+        The arguments of `numpy.memmap`, by the recordings' names.
         """
         self._send_sums()
         self._files = [write.result() for write in self._writes]  # open until the next call
@@ -463,13 +470,6 @@ class WorkerInterventions:
         return [
             group for group in self._groups.values() if changes_of(group.changes[:1], layer, target)
         ]
-
-
-def _write(memory: Tensor, copied: torch.cuda.Event | None, file: BufferedWriter) -> BufferedWriter:
-    if copied:
-        copied.synchronize()
-    memory.numpy().tofile(file)
-    return file
 
 
 _installed: list[WorkerInterventions] = []
