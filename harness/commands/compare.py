@@ -34,8 +34,7 @@ def compare(
     A run without a condition means its baseline.
     """
     from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
-    from harness.display.comparison_tables import show_comparison
-    from harness.display.table_page import write_board
+    from harness.display.table_page import TableOptions, write_board
 
     new_side = Side.read(new, metric, columns)
     old_side = Side.read(old, metric, columns)
@@ -44,7 +43,7 @@ def compare(
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
         code = EXIT_CODES[result]
-    typer.echo(write_board(board, [show_comparison(board)], form, explain=explain))
+    typer.echo(write_board(board, TableOptions(form=form, explain=explain)))
     if message:
         typer.echo(f"mless: {message}", err=True)
     raise typer.Exit(code)

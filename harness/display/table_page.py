@@ -9,7 +9,7 @@ from typing import Any
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.constants import DEFAULT_SEED, Format, Split
 from harness.display.comparison_tables import show_comparison
-from harness.display.printed_tables import Table, render
+from harness.display.printed_tables import render
 from harness.display.side_tables import show_side_tables
 from harness.errors import ConfigError
 from harness.runs.run_reader import Run
@@ -70,22 +70,20 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
                 f"--{key}: expected completions (--together: several conditions or repeat runs), "
                 "which these runs lack."
             )
+    return write_board(board, options)
+
+
+def write_board(board: Leaderboard, options: TableOptions) -> str:
+    """A comparison in the format of the options, with their side tables."""
     if options.form == "csv":
         return table_csv(board, options.side_tables)
-    tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
-    return write_board(board, tables, options.form, explain=options.explain)
-
-
-def write_board(board: Leaderboard, tables: Sequence[Table], form: Format, *, explain: bool) -> str:
-    """A comparison in a format; plain text, Markdown and LaTeX have these tables."""
-    if form == "csv":
-        return table_csv(board)
-    if form == "json":
+    if options.form == "json":
         return table_json(board)
+    tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
     footer = [receipt_line(receipt) for receipt in board.receipt]
-    if not explain and form == "text":
+    if not options.explain and options.form == "text":
         footer.insert(0, "--explain adds the meaning of each column.")
-    return render(tables, footer, form=form, explain=explain)
+    return render(tables, footer, form=options.form, explain=options.explain)
 
 
 def table_json(board: Leaderboard) -> str:
