@@ -420,7 +420,7 @@ def test_the_question_its_gold_answer_and_its_flip_stand_above_the_tokens(
     tab.resize(1280)
     tab.open(page)
     about = f"Gold answer: 4. w/o to w/ Mless: wrong to right ({note})."
-    assert re.fullmatch(rf"Add.*A {re.escape(about)}", tab.text(".about"), re.DOTALL)
+    assert re.fullmatch(rf"Add.*\n{re.escape(about)}", tab.text(".about"), re.DOTALL)
     top = "document.querySelector('.pair .tokens').getBoundingClientRect().top"
     assert tab.run(top) < 400
 

@@ -109,7 +109,7 @@
       const note = control ? " (control)" : flip ? " (selected on outcome)" : "";
       facts.push(`${labelOf(baseline)} to ${labelOf(condition)}: ${spaced(outcome)}${note}.`);
     }
-    $(".about").replaceChildren(make("strong", {}, plain(question)), " ", ...plain(facts.join(" ")));
+    $(".about").replaceChildren(make("strong", {}, plain(question)), ...plain(facts.join(" ")));
   }
 
   // ---- the grid of heads --------------------------------------------------------------------------------------------
