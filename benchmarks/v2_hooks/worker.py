@@ -116,8 +116,9 @@ class V2Interventions(WorkerInterventions):
         state = getattr(runner, "model_state", None)
         if not hasattr(state, "preprocess_state"):
             raise RuntimeError(
-                f"vLLM {version('vllm')} has no ModelState.preprocess_state, which these hooks "
-                f"need: install vLLM {VERSION}"
+                f"the model runner of vLLM {version('vllm')} has no ModelState.preprocess_state, "
+                f"which these hooks need: install vLLM {VERSION}, and set "
+                "VLLM_USE_V2_MODEL_RUNNER=1"
             )
         if getattr(state, "rope_state", None):
             raise RuntimeError("these hooks do not support M-RoPE positions")
