@@ -321,7 +321,7 @@ def test_everything_is_reached_with_the_keyboard(opened):
         f"{focused}.ariaLabel"
     )
     asked = "document.querySelector('.attention [name=query]').selectedOptions[0].textContent"
-    assert opened.run(asked).endswith("token 14, format: the answer begins after it")
+    assert opened.run(asked).endswith("token 14, template: the answer begins after it")
     opened.press("ArrowLeft")
     assert "token 13, " in opened.run(asked)
     trace = make_traced(condition="mless")

@@ -3,7 +3,7 @@
   const root = document.querySelector(".attention");
   if (!root) return;
   const $ = (selector) => root.querySelector(selector);
-  const NAMES = { first: "first token", other: "template, separators", demonstration: "examples" };
+  const NAMES = { first: "first token", other: "template, separators", demonstration: "examples", format: "template" };
   const STRONGEST = 5; // tokens in each list
   const choice = Object.fromEntries([...root.querySelectorAll("select")].map((select) => [select.name, select]));
   const nameOf = (region) => NAMES[region] || region;
