@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attention_probe.probe_settings import ProbeSettings
+from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
 from attention_probe.probed_model import Measure, flatten_prompts, open_model
 from attention_probe.prompts.prompts_config import PromptsConfig, open_source
 from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
@@ -71,7 +71,8 @@ def run_probe(
             is longer than the model's context.
         ModelError: the model cannot be loaded, or gives no attention.
         JournalError: the folder holds traces of another kind, or cannot be written.
-        ConfigError: a condition is not in the source, or fewer problems match than were requested.
+        ConfigError: a condition is not in the source, fewer problems match than were requested, or
+            the run's model was changed since.
     """
     settings = settings.complete_from(source)
     problems = select(source, criterion)
@@ -89,6 +90,7 @@ def run_probe(
     }
     facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
     header = make_header(settings, source, criterion.flip)
+    refuse_changed_model(source, settings.model, header.fingerprint)
     if (path / HEADER).exists():
         with AttentionTraces(path) as traces:
             traces.join_header(header)

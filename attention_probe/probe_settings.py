@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -26,6 +27,8 @@ from harness.runs.prompt_sources import Source
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+_MODEL_FILE = re.compile(r"revision|config\.json|.*\.(?:safetensors|bin)")
+"""The files, and the commit on the hub, that change attention; prompts are compared by token."""
 ROW_BYTES = 1 << 31
 """Most bytes of rows that are stored of all prompts."""
 
@@ -184,6 +187,30 @@ def refuse_changed_functions(
         for change in changes:
             if change.kind == "function" and change.resolve(name) not in stored:
                 raise ConfigError(f"{name}: {change.file} has other content than when it was run.")
+
+
+def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObject) -> None:
+    """Raise ConfigError if the run's model has other weights than when it was run.
+
+    Args:
+        source: The prompts of the run.
+        model: The model to load; another than the run's may have any weights.
+        fingerprint: Its fingerprint.
+    """
+    stored, loaded = (
+        {"revision": facts.get("revision"), **(facts.get("sha256") or {})}
+        for facts in (source.fingerprint, fingerprint)
+    )
+    changed = [
+        name
+        for name, digest in stored.items()
+        if digest and loaded.get(name) != digest and _MODEL_FILE.fullmatch(name)
+    ]
+    if changed and _locate(model) == _locate(source.model):
+        raise ConfigError(
+            f"{source.name}: {', '.join(changed)} of {model} has other content than when it was "
+            "run: restore it, or name another model with --model."
+        )
 
 
 def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:

@@ -29,8 +29,9 @@ from harness.reasoning_markers import (
     skip_reasoning,
 )
 from harness.runs import versions_and_hashes
+from harness.runs.journal import changed_settings, differences
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
-from harness.runs.run_files import RunFiles
+from harness.runs.run_files import JOURNAL, RunFiles
 from harness.runs.run_folder import RunFolder
 
 
@@ -88,6 +89,8 @@ class _Session:
         self._has_reasoning = False
         """Whether a completion has reasoning although the model's markers are unknown."""
         self._held = HeldReplies(plan)
+        self._served: JsonObject | None = None
+        """The server's description of the model in the last session."""
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
 
@@ -100,13 +103,16 @@ class _Session:
         """Give the graders the samples of earlier sessions that have no score."""
         if not self.missing:
             self._folder.note(SESSION, self._facts)
-        for number, sample in enumerate(RunFiles(self._folder.path).journal.records):
+        journal = RunFiles(self._folder.path).journal
+        for number, sample in enumerate(journal.records):
             self._progress.count_recorded(self._task_lines[sample.task])
             self._held.compare(sample)
             # every sample, because `submit` skips those that have their score
             scorer.submit(sample)
             if number % 64 == 0:
                 self.show(scorer.poll())  # grading runs meanwhile, so its results are shown too
+        engines = [note["engine"] for note in journal.notes if note.get("engine")]
+        self._served = engines[-1].get("served") if engines else None
 
     def generate(self, scorer: Scorer, engines: int | str) -> None:
         """Load the model and generate the missing samples."""
@@ -133,6 +139,10 @@ class _Session:
                 )
             )
             facts = backend.facts()  # waits for the first of several engines
+            served = facts.get("served")
+            # a server can give another model the same name
+            if served and self._served and (changes := differences(self._served, served, "served")):
+                raise changed_settings(folder / JOURNAL, changes)
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)

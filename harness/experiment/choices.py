@@ -58,7 +58,8 @@ def read_choices(
     if isinstance(value, dict):
         labels, texts = value.get("label", [*value]), value.get("text", [*value.values()])
     choices = {}
-    if isinstance(texts, list):
+    # without equal lengths a choice would be lost
+    if isinstance(texts, list) and (texts is value or len(labels) == len(texts)):
         for label, text in zip(labels, texts, strict=False):
             if text not in (None, ""):
                 choices[str(label)] = str(text).strip()

@@ -36,7 +36,7 @@ class ExplicitSampling(Strict):
     """Only this number of the likeliest tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Only tokens with at least this share of the highest probability."""
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    repetition_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Above 1, repeated tokens become less likely."""
     thinking_token_budget: int | None = Field(default=None, ge=1)
     """The maximum length of the reasoning, in tokens. vLLM then ends it."""

@@ -118,6 +118,7 @@ class Source:
         interventions: Those in the model, by condition.
         model_arguments: The arguments of the model that was run.
         is_vllm: Whether they are those of a run of mless in vLLM.
+        fingerprint: That of the model that was run, as in a receipt.
 
     Raises:
         RunError: there is no problem.
@@ -134,6 +135,7 @@ class Source:
     interventions: Mapping[str, tuple[Intervention, ...]] = field(default_factory=dict)
     model_arguments: JsonObject = field(default_factory=dict)
     is_vllm: bool = False
+    fingerprint: JsonObject = field(default_factory=dict)
 
     @property
     def prompts_sha256(self) -> str:

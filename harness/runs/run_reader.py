@@ -279,6 +279,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         metric=run.metric,
         model_arguments=run.model_arguments,
         is_vllm=bool(run.receipt) and run.receipt["config"]["model"]["backend"] == "vllm",
+        fingerprint=run.receipt["model"] if run.receipt else {},
     )
 
 

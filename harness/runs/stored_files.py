@@ -27,7 +27,7 @@ PACKED = ".xz"
 
 def _packed_path(path: Path) -> Path:
     """The file's name when it is compressed."""
-    return path.with_name(path.name + PACKED)
+    return Path(f"{path}{PACKED}")
 
 
 def is_stored(path: Path) -> bool:
@@ -94,6 +94,8 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     Its content is on the disk before that. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced
+        raise FileExistsError(errno.EEXIST, "it is not a regular file", path)
     partial = path.with_name(f"{path.name}.part")
     try:
         with partial.open("wb") as stream:

@@ -1,5 +1,7 @@
 import itertools
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from harness.engines.completions import Completion
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import ConfigError, HarnessError, PromptMismatchError
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
+from harness.runs.run_files import RECEIPT
 from harness.runs.run_reader import Run
 from tests.attention_probe.conftest import run_command, save_model, traces_under
 from tests.conftest import load_eager
@@ -319,6 +322,19 @@ def test_the_probe_from_the_command_line(path, monkeypatch, sources, has_random)
     with monkeypatch.context() as patch:  # all traces exist
         patch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
         assert run_command(*command) == printed
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_model_that_changed_since_the_run_is_refused(tmp_path, path, name):
+    run = shutil.copytree(GREEDY_RUN, tmp_path / "run")
+    receipt = json.loads((run / RECEIPT).read_text())
+    receipt["model"]["sha256"] |= {name: "of the run", "tokenizer_config.json": "of the run"}
+    (run / RECEIPT).write_text(json.dumps(receipt))
+    with pytest.raises(ConfigError, match=f"run: {name} of .* has other content than when it was"):
+        probe(path, "--n 1", run=run)
+    assert not path.exists()
+    copy = shutil.copytree(TOY_MODEL, tmp_path / "copy")
+    assert "1 problems under wo" in probe(path, f"--n 1 --model {copy}", run=run)
 
 
 @with_cases

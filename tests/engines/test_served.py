@@ -346,7 +346,9 @@ def test_tokens_that_a_server_adds_to_every_prompt_are_reported(server, run_raw,
     assert line in table
 
 
-def test_a_run_with_cut_prompts_stops_without_them_and_continues(server, run_raw, tmp_path):
+def test_a_run_with_cut_prompts_stops_without_them_and_continues_with_the_same_model(
+    server, run_raw, tmp_path
+):
     def answer(body):
         # only prompts with the filler are longer
         return 200, completion("so", prompt_tokens=min(len(body["prompt"]), server.limit))
@@ -362,6 +364,11 @@ def test_a_run_with_cut_prompts_stops_without_them_and_continues(server, run_raw
     files = RunFiles(tmp_path / "run")
     assert [sample.task for sample in files.journal.records] == ["demo_wo"]
     server.limit = 4096
+    server.models[0]["root"] = "org/other"
+    result, _ = run_raw()
+    assert result.returncode == 2
+    assert 'Changed: served.root: "org/tiny" -> "org/other".' in result.stderr
+    server.models[0]["root"] = "org/tiny"
     result, _ = run_raw()
     succeeded(result)
     assert files.receipt["sessions"][-1]["engine"]["served"]["root"] == "org/tiny"
