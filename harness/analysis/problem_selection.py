@@ -56,10 +56,6 @@ class Criterion(Strict):
             )
         return self
 
-    def selects(self, outcome: str | None) -> bool:
-        """Whether problems with this outcome are selected."""
-        return self.flip in (None, outcome) or (self.flip == CHANGED and outcome in CHANGES)
-
     def classify(self, problem: AnsweredProblem) -> str:
         """The outcome of a problem: one of `FLIPS`, or `UNDECIDED`."""
         before = _measure_share_right(problem.prompts.get(self.baseline))
@@ -87,8 +83,10 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         ConfigError: the source lacks what the criterion names, or too few problems match.
     """
     _require_verdicts(source, criterion)
-    candidates = _list_candidates(source, criterion)
-    problems = [problem for problem in candidates if criterion.selects(problem.outcome)]
+    problems = _list_candidates(source, criterion)
+    if criterion.flip:
+        outcomes = CHANGES if criterion.flip == CHANGED else (criterion.flip,)
+        problems = [problem for problem in problems if problem.outcome in outcomes]
     if len(problems) < (criterion.n or 1):
         counts = "".join(
             f", {name.replace('_', ' ')} {number}"

@@ -219,12 +219,6 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
     return {name: fields for name, fields in fields_by_name.items() if fields}
 
 
-def name_datasets(receipts: Iterable[Mapping[str, Any]]) -> str:
-    """The datasets of runs, from `about` of each, for titles. Logs do not name theirs."""
-    names = [str(facts.get("dataset_name") or "the problems") for facts in receipts]
-    return ", ".join(dict.fromkeys(names))
-
-
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
     """The contrasts that the runs registered, and the primary contrast if all name the same.
 

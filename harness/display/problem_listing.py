@@ -52,7 +52,10 @@ def print_problem(
             names = [prompt.problem_id for prompt in run.prompts]
         nearest = list_near(request, dict.fromkeys(names))
         raise RunError(f"{run.name} has no {request}: expected one of {nearest}.")
-    _print_title(console, problem, prompts[0])
+    doc = prompts[0].doc
+    level = f"level {doc['level']}" if doc["level"] else ""
+    facts = (problem, level, doc["subject"], f"gold answer {doc['answer']}")
+    _print(console, ("  ".join(filter(None, facts)), "bold"))
     for prompt in prompts:
         console.print()
         draw = "" if prompt.problem_id == problem else f", {prompt.problem_id}"
@@ -75,13 +78,6 @@ def _print(console: Console, *parts: tuple[str, str]) -> None:
     """Print texts, each with its style, in which nothing acts on the terminal."""
     texts = [(spell_out(text, console.encoding), style) for text, style in parts]
     console.print(Text.assemble(*texts), overflow="fold")
-
-
-def _print_title(console: Console, title: str, prompt: AnsweredPrompt) -> None:
-    doc = prompt.doc
-    level = f"level {doc['level']}" if doc["level"] else ""
-    facts = (title, level, doc["subject"], f"gold answer {doc['answer']}")
-    _print(console, ("  ".join(filter(None, facts)), "bold"))
 
 
 def _print_samples(console: Console, prompt: AnsweredPrompt) -> None:

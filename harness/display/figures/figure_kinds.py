@@ -8,7 +8,7 @@ from matplotlib.text import Text
 
 from harness.analysis.result_tables import Leaderboard, join_conditions, records
 from harness.constants import Kind
-from harness.display.figures.figure_style import without_contrasts, without_reference_conditions
+from harness.display.figures.figure_style import without_reference_conditions
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
 from harness.display.value_texts import name_score
@@ -36,7 +36,8 @@ def draw_figures(
             figure = draw_forest(numbers, records(board.side_tables["texts"]))
         elif find_sweeps(conditions):
             fields = [{"condition": name} | conditions[name].describe() for name in conditions]
-            numbers = without_contrasts(board.comparison)
+            # without contrasts of two conditions of which neither is the baseline
+            numbers = board.comparison[board.comparison["baseline"] == board.baseline]
             numbers = numbers.merge(pandas.DataFrame(fields), on="condition", how="left")
             figure = draw_dose(numbers, conditions)
         elif kinds:

@@ -113,12 +113,6 @@ def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
     return table[table["role"] != "reference"]
 
 
-def without_contrasts(table: pandas.DataFrame) -> pandas.DataFrame:
-    """A table without the rows that compare two conditions of which neither is the baseline."""
-    baselines = table.loc[table["role"] == "baseline", "condition"]
-    return table[table["baseline"].isin(baselines)]
-
-
 @contextmanager
 def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
     """A new figure to draw on. On leaving, the legend is added above and the note below.

@@ -12,7 +12,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from harness.analysis.result_tables import Leaderboard, make_leaderboard, name_datasets
+from harness.analysis.result_tables import Leaderboard, make_leaderboard
 from harness.constants import Kind, Row
 from harness.display.comparison_remarks import (
     describe_place,
@@ -143,7 +143,9 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     card_rows = primary_rows if primary_rows else compared_rows
     models = {str(row["model"]) for row in rows}
     model = models.pop() if len(models) == 1 else f"{len(models)} models"
-    subject = f"{model} on {name_datasets(board.receipt)}"
+    # logs do not name their datasets
+    datasets = [facts.get("dataset_name") or "the problems" for facts in board.receipt]
+    subject = f"{model} on {', '.join(dict.fromkeys(datasets))}"
     question = f"How accurate is {subject}?"
     if card_rows:
         conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in card_rows)
