@@ -201,24 +201,19 @@ class RunConfig(Strict):
         for condition in self.all_conditions:
             if condition.is_in_template and getattr(condition, "placement", None):
                 yield f"placement: the template has the filler of {condition.name}"
-        has_instruction = any(asked.instruction is not None for asked in (self, *self.conditions))
-        if Layout.AS_PUBLISHED in self.layouts and self.other_texts:
-            families = ", ".join(self.other_texts)
-            yield f"other_texts: the layout as_published gives {families} no exact length"
-        if Layout.AS_PUBLISHED in self.layouts and has_instruction:
-            yield "instruction: the layout as_published has the authors' instruction"
+        if Layout.AS_PUBLISHED in self.layouts:
+            keys = ("template", "question", "instruction", "fewshot", "other_texts")
+            for asked, key in product((self, *self.conditions), keys):
+                if getattr(asked, key, None) is not None:
+                    yield f"{key}: the layout as_published has the authors' prompt"
 
     def _find_example_faults(self) -> Iterator[str]:
         fewshot = self.fewshot
         has_examples = fewshot is not None and fewshot.has_examples
         if self.repeats % self.draws_per_problem:
             yield f"repeats: expected a multiple of {self.draws} draws, or fewer than these"
-        if fewshot and Layout.AS_PUBLISHED in self.layouts:
-            yield "fewshot: the layout as_published has no examples"
         for condition in self.conditions:
-            template, question = condition.choose_templates(self.template, self.question)
-            if question and Layout.AS_PUBLISHED in self.layouts:
-                yield "template: the layout as_published has the authors' prompt"
+            template, _ = condition.choose_templates(self.template, self.question)
             if has_examples and template and not parse_template(template).answer:
                 yield f"template: examples need {{answer}}, got {template!r}"
         if self.positive_control and self.answer == "line" and not has_examples:
