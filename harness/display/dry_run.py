@@ -136,8 +136,7 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     yield f"answer    {ANSWER_FORMS[form].format(chance)}"
     names_by_note: dict[str, list[str]] = {}
     for task in plan.tasks.values():
-        notes = task.notes or task.violations
-        if notes:
+        if notes := task.notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
             names = names_by_note.setdefault(f"{notes[0]}{more}", [])
             names.append(f"{task.condition.name} ({task.layout})")

@@ -100,7 +100,6 @@ def test_blanks_that_a_tokenizer_merges_are_reported_and_refused_where_they_vani
     line_breaks, blanks = (make_condition({"unit": unit, "count": 20}) for unit in "\n ")
     (task,) = build(build_tokenizer("qwen2", bos=False), line_breaks)
     assert task.notes
-    assert not task.violations
     llama3 = build_tokenizer("llama3", bos=True)
     with pytest.raises(PromptMismatchError, match="the filler is not in the prompt"):
         build(llama3, blanks, layout=Layout.CHAT)

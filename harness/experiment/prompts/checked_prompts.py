@@ -46,8 +46,8 @@ class ConditionPrompts:
         layout: The layout.
         problems: The problems.
         prompts: One prompt for each problem, in order.
-        violations: One sentence for each broken guarantee. Empty if the tokenizer is unknown.
-        notes: One sentence for each guarantee that this filler cannot keep.
+        notes: One sentence for each guarantee that this filler or layout cannot keep. Empty if the
+            tokenizer is unknown.
         draw: The number of the draw of examples, from 1; 0 if there is at most one draw.
         sample: The number of the only sample with these prompts; see `PromptSettings`.
     """
@@ -56,7 +56,6 @@ class ConditionPrompts:
     layout: Layout
     problems: tuple[Problem, ...]
     prompts: tuple[BuiltPrompt, ...]
-    violations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     draw: int = 0
     sample: int = 0
@@ -114,14 +113,14 @@ def build_checked_prompts(
             sample=settings.sample,
         )
         if model is not None:
-            task = _check_prompts(task, reference)
+            task = _check_prompts(task, reference, model)
             if number == 0:  # once, because all conditions have the same problems
                 asked = [*problems, *settings.examples]
                 notes = (*_find_control_tokens(asked, model), *task.notes)
                 task = replace(task, notes=notes)
             if settings.scored_form is not None:
                 task = _add_answers(task, settings, model)
-            _refuse_faults(task, model, max_gen_toks)
+            _refuse_long_prompts(task, model, max_gen_toks)
         yield task
 
 
@@ -210,14 +209,23 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
-def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) -> ConditionPrompts:
-    """Add the broken guarantees and the interventions to the prompts of one condition."""
+def _check_prompts(
+    task: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
+) -> ConditionPrompts:
+    """Add notes and interventions to the prompts of one condition.
+
+    Raises:
+        PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
+    """
     condition = task.condition
-    faults: dict[tuple[bool, str], None] = {}  # a set would lose the order
+    notes: dict[str, None] = {}  # a set would lose the order
     prompts = []
     for problem, prompt, reference in zip(task.problems, task.prompts, references, strict=True):
         location = f"problem {problem.id}"
-        faults |= dict.fromkeys(_find_faults(location, condition, prompt, reference))
+        for is_violation, text in _find_faults(location, condition, prompt, reference):
+            if is_violation and task.layout is not Layout.AS_PUBLISHED:
+                raise _make_error(task, model, text)
+            notes[text] = None
         if condition.intervention:
             parts = find_parts(prompt, reference)
             try:
@@ -230,12 +238,7 @@ def _check_prompts(task: ConditionPrompts, references: Sequence[BuiltPrompt]) ->
             prompt = reference if find_gap(changes)[1] else prompt
             prompt = replace(prompt, intervention=changes)
         prompts.append(prompt)
-    return replace(
-        task,
-        prompts=tuple(prompts),
-        violations=tuple(text for is_violation, text in faults if is_violation),
-        notes=tuple(text for is_violation, text in faults if not is_violation),
-    )
+    return replace(task, prompts=tuple(prompts), notes=tuple(notes))
 
 
 def _find_faults(
@@ -274,20 +277,20 @@ def _find_faults(
         )
 
 
-def _refuse_faults(task: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
-    """Raise PromptMismatchError for the first violation, or if the context is too short."""
-    fault = ""
+def _refuse_long_prompts(task: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
+    """Raise PromptMismatchError if the context is too short."""
     longest = max((prompt.request_length for prompt in task.prompts), default=0)
-    if task.violations and task.layout is not Layout.AS_PUBLISHED:
-        fault = task.violations[0]
-    elif model.context_length is not None and longest + max_gen_toks > model.context_length:
+    if model.context_length is not None and longest + max_gen_toks > model.context_length:
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
             f"exceed the context length of {model.context_length} by "
             f"{longest + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
             "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
         )
-    if fault:
-        raise PromptMismatchError(
-            f"Condition {task.condition.name!r}, layout {task.layout}, {model.name}: {fault}"
-        )
+        raise _make_error(task, model, fault)
+
+
+def _make_error(task: ConditionPrompts, model: ModelTokenizer, fault: str) -> PromptMismatchError:
+    return PromptMismatchError(
+        f"Condition {task.condition.name!r}, layout {task.layout}, {model.name}: {fault}"
+    )
