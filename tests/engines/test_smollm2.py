@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.experiment.prompts.tokenizer import encode, hash_token_ids, load_tokenizer
+from harness.experiment.prompts.prompt import hash_text
+from harness.experiment.prompts.tokenizer import encode, load_tokenizer
 from harness.runs.run_files import RunFiles
 from tests.conftest import load_eager, session_fixture, succeeded
 from tests.make import EXAMPLE, ROOT, read_data, table_data, write_records
@@ -86,7 +87,8 @@ def test_the_engine_ran_the_checked_token_ids(run, smollm2):
     token_counts = frame.set_index("prompt_token_sha256")["prompt_tokens"].to_dict()
     for row in RunFiles(run).prompts:
         token_ids, _ = encode(row.prompt, tokenizer)
-        assert token_counts[hash_token_ids(token_ids)] == len(token_ids)
+        sha256 = hash_text(",".join(map(str, token_ids)))
+        assert token_counts[sha256] == len(token_ids)
 
 
 @pytest.mark.slow

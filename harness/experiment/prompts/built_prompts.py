@@ -22,7 +22,7 @@ from harness.experiment.prompts.prompt import (
     hash_text,
     join_texts,
 )
-from harness.experiment.prompts.tokenizer import ModelTokenizer, encode, hash_token_ids
+from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
 from harness.reasoning_markers import find_opened
 
 if TYPE_CHECKING:
@@ -107,8 +107,11 @@ class BuiltPrompt:
 
     @cached_property
     def prompt_token_sha256(self) -> str | None:
-        """SHA-256 of the token ids. None: the tokenizer is unknown."""
-        return None if self.token_ids is None else hash_token_ids(self.token_ids)
+        """SHA-256 of the token ids in decimal, separated by commas, as any tool can compute it.
+
+        None: the tokenizer is unknown.
+        """
+        return None if self.token_ids is None else hash_text(",".join(map(str, self.token_ids)))
 
     @property
     def fillers(self) -> list[tuple[int, int]]:

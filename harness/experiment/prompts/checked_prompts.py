@@ -95,13 +95,10 @@ def build_checked_prompts(
         # a template that drops the system turn would drop the instruction
         settings = replace(settings, has_system_turn=accepts_system)
     build = partial(_build_prompts, problems, settings=settings, model=model)
-    # the prompts without a filler, which conditions with the same other changes share
-    references: dict[Condition, tuple[BuiltPrompt, ...]] = {}
+    # conditions with the same other changes share their prompts without a filler
+    build_reference = cache(build)
     for number, condition in enumerate(conditions):
-        plain_condition = condition.without_filler()
-        if plain_condition not in references:
-            references[plain_condition] = build(plain_condition)
-        prompts = reference = references[plain_condition]
+        prompts = reference = build_reference(condition.without_filler())
         if condition.filler:
             prompts = build(condition)
         task = ConditionPrompts(

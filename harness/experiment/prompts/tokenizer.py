@@ -23,7 +23,6 @@ from harness.experiment.conditions import (
 )
 from harness.experiment.prompts.chat_template import choose_template, template_switches
 from harness.experiment.prompts.fillers import cut_sentence, draw_words, estimate_tokens
-from harness.experiment.prompts.prompt import hash_text
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -114,11 +113,6 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
         )
     # lm-eval's client for completions APIs reserves one token
     return int(str(length)) - is_completions
-
-
-def hash_token_ids(token_ids: Iterable[int]) -> str:
-    """SHA-256 of the ids in decimal, separated by commas, so that any tool can compute it."""
-    return hash_text(",".join(map(str, token_ids)))
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
