@@ -24,7 +24,7 @@ from harness.experiment.conditions import (
     as_condition,
     read_contrast,
 )
-from harness.experiment.intervention_settings import names_filler
+from harness.experiment.intervention_settings import as_list, names_filler
 from harness.yaml_settings import validate
 
 # not validated, because a config cannot set the kind
@@ -64,9 +64,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     """
     if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
-    lists = {}
-    for key, value in sweep.items():
-        lists[key] = value if isinstance(value, list) else [value]
+    lists = {key: as_list(value) for key, value in sweep.items()}
     entries: list[str | dict[str, Any]] = []
     for values in product(*lists.values()):
         combination = dict(zip(lists, values, strict=True))

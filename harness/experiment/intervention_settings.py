@@ -289,9 +289,9 @@ Intervention = Annotated[
 ]
 
 
-def as_list(interventions: Any) -> Any:
-    """A single intervention as a list of one."""
-    return interventions if isinstance(interventions, list | tuple) else [interventions]
+def as_list(value: Any) -> Any:
+    """A list as it is, and a single value, such as an intervention, as a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def names_filler(interventions: Any) -> bool:
