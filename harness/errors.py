@@ -74,6 +74,11 @@ def quote(message: object) -> str:
     return " ".join(str(message).split())[:QUOTED_CHARACTERS]
 
 
+def quote_error(error: BaseException) -> str:
+    """The type and the message of another program's error, on one line."""
+    return quote(f"{type(error).__name__}: {error}")
+
+
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid = list(map(str, names))

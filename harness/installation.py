@@ -16,7 +16,7 @@ from importlib.metadata import requires, version
 
 from packaging.requirements import Requirement
 
-from harness.errors import HarnessError, print_message
+from harness.errors import HarnessError, print_message, quote_error
 from harness.experiment.problems import PATH_VARIABLE, open_dataset
 from harness.runs.versions_and_hashes import package_version
 
@@ -64,7 +64,7 @@ def check_installation() -> dict[str, Check]:
         except Exception as error:  # a broken package may raise anything at import
             # comparisons need none of the packages, and some backends need no vLLM
             check = Check("not installed", explain_missing(error), is_fatal=False)
-            fix = f"{type(error).__name__}: {error}. Install again: `rm -rf .venv && make .venv`."
+            fix = f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
             if not check.fix:
                 check = Check("fails", fix)
         outcomes[subject] = check

@@ -26,7 +26,7 @@ from harness.errors import (
     ModelError,
     explain_hub_error,
     list_first,
-    quote,
+    quote_error,
 )
 from harness.experiment.prompts.tokenizer import refuse_missing_folder, trusts_code
 from harness.layers_and_heads import count_from_one
@@ -91,8 +91,7 @@ def load_model(
     except Exception as error:
         message = explain_hub_error(name, error)
         if Path(name).is_dir():
-            cause = quote(f"{type(error).__name__}: {error}")
-            message = f"{name} cannot be loaded on {device}: {cause}"
+            message = f"{name} cannot be loaded on {device}: {quote_error(error)}"
         raise ModelError(message) from error
     return loaded
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from harness.errors import EngineError, quote
+from harness.errors import EngineError, quote_error
 
 ENGINE_TURN_SECONDS = 1.0
 """While a call waits for its answer, the processes are checked this often, and the run reports
@@ -168,8 +168,7 @@ def read_fact(getter: Callable[[], Any]) -> Any:
 
 def make_stop_error(program: str, error: BaseException) -> EngineError:
     """The error for a program that answered a request with an error of its own."""
-    message = quote(error).rstrip(".")
-    return EngineError(f"{program} stopped: {type(error).__name__}: {message}. {CONTINUE}")
+    return EngineError(f"{program} stopped: {quote_error(error).rstrip('.')}. {CONTINUE}")
 
 
 @contextmanager

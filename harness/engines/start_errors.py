@@ -22,7 +22,7 @@ from harness.errors import (
     QUOTED_CHARACTERS,
     ModelError,
     explain_hub_error,
-    quote,
+    quote_error,
 )
 
 SIGNAL_SENDERS = {
@@ -82,10 +82,7 @@ def explain_start_error(
     """
     cause = known_cause(log + "\n" + "".join(traceback.format_exception(error)), name)
     if not cause:
-        last_error = _last_error(log)
-        if not last_error:
-            last_error = quote(f"{type(error).__name__}: {error}")
-        cause = f"Its last error: {last_error}"
+        cause = f"Its last error: {_last_error(log) or quote_error(error)}"
     return f"{program} did not start. {cause}"
 
 

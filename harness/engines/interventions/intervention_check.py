@@ -18,7 +18,7 @@ from harness.engines.engine_processes import (
     started_processes,
 )
 from harness.engines.interventions.open_layers import opened_layers
-from harness.errors import EngineError, ModelError, quote
+from harness.errors import EngineError, ModelError, quote_error
 from harness.experiment.plan import Plan, Request, hash_json
 
 ARM_PROMPTS, ARM_TOKENS = 8, 8
@@ -68,9 +68,8 @@ def ask_reference(
                 process.kill()
             raise
         except Exception as error:  # transformers may raise any error
-            message = quote(f"{type(error).__name__}: {error}")
             raise ModelError(
-                f"Hugging Face cannot answer under the interventions: {message}"
+                f"Hugging Face cannot answer under the interventions: {quote_error(error)}"
             ) from error
     return {"questions": questions, "answers": replies}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from harness.errors import ConfigError, quote
+from harness.errors import ConfigError, quote_error
 
 
 def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
@@ -20,10 +20,9 @@ def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
     except OSError as error:
         raise ConfigError(f"the function's file {file}: {error.strerror}.") from error
     except Exception as error:  # a user's file can raise any error
-        message = quote(f"{type(error).__name__}: {error}")
         raise ConfigError(
             f"{file}: expected change(activations, positions, **arguments), got the arguments "
-            f"{', '.join(arguments) or 'none'}: {message}."
+            f"{', '.join(arguments) or 'none'}: {quote_error(error)}."
         ) from error
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import ConfigError, ModelError, PromptMismatchError, quote
+from harness.errors import ConfigError, ModelError, PromptMismatchError, quote_error
 from harness.experiment.prompts.prompt import Prompt, Role, join_texts
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def apply_chat_template(
             **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
         )
     except Exception as error:  # a template can also make Python raise any error
-        message = quote(f"{type(error).__name__}: {error}")
-        raise ModelError(f"The chat template of {name} failed: {message}") from error
+        raise ModelError(f"The chat template of {name} failed: {quote_error(error)}") from error
     assert isinstance(text, str)
     return text
 
