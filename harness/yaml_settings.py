@@ -31,9 +31,9 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if (key.tag, key.value) in earlier_keys:
-                line = key.start_mark.line + 1
                 raise ConfigError(
-                    f"the key {key.value!r} appears twice in a mapping, again in line {line}."
+                    f"the key {key.value!r} appears twice in a mapping, again in line "
+                    f"{key.start_mark.line + 1}."
                 )
             earlier_keys.add((key.tag, key.value))
         return super().construct_mapping(node, deep)

@@ -153,9 +153,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     looks = extend_identity(files, identity, stored_prompts(plan)).looks
-    stored_count = len(files.journal.records)
     look = f"; the table will be look {looks}" if looks > 1 else ""
-    return f"{output}, {stored_count:,} of {plan.size:,} samples are there{look}"
+    return f"{output}, {len(files.journal.records):,} of {plan.size:,} samples are there{look}"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:

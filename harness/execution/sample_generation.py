@@ -122,8 +122,7 @@ class _Session:
         log = folder / LOG
         message = f"loading {self._plan.config.model.display_name} (messages: {log})"
         if recorded := len(self._folder.sample_keys):
-            total = len(self._requests)
-            message += f": {recorded:,} of {total:,} samples are in {folder} already"
+            message += f": {recorded:,} of {len(self._requests):,} samples are in {folder} already"
         print_message(message)
         with library_log(log), ExitStack() as stack:
             arguments = self._model_arguments()

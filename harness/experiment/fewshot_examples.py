@@ -176,11 +176,10 @@ class FewshotConfig(Strict):
         while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
             pool.append(clusters[names.pop()])
         if not names:
-            problems = sum(map(len, pool))
             raise ConfigError(
                 f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
-                f"a pool of {size} problems and one question, got {problems} problems in "
-                f"{len(pool)} clusters."
+                f"a pool of {size} problems and one question, got "
+                f"{sum(map(len, pool))} problems in {len(pool)} clusters."
             )
         example_sets = []
         for _ in range(self.draws):

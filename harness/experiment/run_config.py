@@ -193,10 +193,9 @@ class RunConfig(Strict):
             for layout, condition in product(layouts, self.all_conditions)
         }
         if len(tasks) < len(layouts) * len(self.all_conditions):
-            names = ", ".join(self.condition_names)
             yield (
                 "conditions, layouts: names must differ, also from names with a layout "
-                f"(name_layout); got {names} in {', '.join(layouts)}"
+                f"(name_layout); got {', '.join(self.condition_names)} in {', '.join(layouts)}"
             )
         for condition in self.all_conditions:
             if condition.is_in_template and getattr(condition, "placement", None):
