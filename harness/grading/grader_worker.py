@@ -13,7 +13,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,6 @@ from harness.grading.other_graders import STEPS, StepResult, prepare_graders, ru
 
 GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
-MESSAGE_BYTES = 4096
-"""Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
@@ -120,13 +117,11 @@ class GraderProcess:
         if self._is_closing:
             raise GraderError("the pool of graders is closed.")
         try:
-            self._errors = tempfile.TemporaryFile(buffering=0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # a file, because nobody reads a pipe while the process works
-                stderr=self._errors,
+                stderr=subprocess.PIPE,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
             )
@@ -187,14 +182,13 @@ class GraderProcess:
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
         process.kill()
+        assert process.stderr
+        # `serve` has closed this pipe if the start succeeded, so it holds messages of a start
+        lines = process.stderr.read().decode(errors="replace").strip().splitlines()
+        self._message = lines[-1] if lines else "no message"
         with suppress(BrokenPipeError), process:
             pass  # closes the pipes
-        exit_code = process.wait()
-        with self._errors as errors:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MESSAGE_BYTES))
-            lines = errors.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
-        self._message = lines[-1] if lines else "no message"
-        return exit_code
+        return process.wait()
 
 
 def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
