@@ -25,13 +25,6 @@ from harness.grading.grader_worker import COMPARE, GraderProcess
 from harness.grading.other_graders import STEPS, describe_audit
 from harness.resources import count_cores
 
-GRADER_CPU_S = 3
-"""CPU time for one comparison, or one step of an audit: a hundred times that of the slowest honest
-answer. It does not run while other processes use the cores."""
-GRADER_DEADLINE_S = 300.0
-"""The same in wall-clock time, for a process that hangs without using the CPU."""
-GRADER_MEMORY_BYTES = 2**30
-"""Address space of one process. With math_verify loaded it needs a sixth of this."""
 MOST_GRADERS = 8
 """Default limit of the number of workers. More would not help: no run waits for its grading."""
 MOST_CACHED_RESULTS = 2**16
@@ -48,27 +41,12 @@ class GraderPool:
         workers: The number of processes. None: one per usable core, up to 8. They start with the
             first job that needs a worker.
         audits: Whether the other graders are asked as well. The processes load them as they start.
-        cpu_s: Seconds of CPU time for one comparison, or for one step of an audit. Start-up is not
-            counted.
-        deadline_s: The same in wall-clock seconds.
-        memory_bytes: The address space that one process may use.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int | None = None,
-        audits: bool = False,
-        cpu_s: int = GRADER_CPU_S,
-        deadline_s: float = GRADER_DEADLINE_S,
-        memory_bytes: int = GRADER_MEMORY_BYTES,
-    ) -> None:
+    def __init__(self, *, workers: int | None = None, audits: bool = False) -> None:
         self._audits = audits
         self._processes = [
-            GraderProcess(
-                cpu_s=cpu_s, deadline_s=deadline_s, memory_bytes=memory_bytes, audits=audits
-            )
-            for _ in range(workers or min(MOST_GRADERS, count_cores()))
+            GraderProcess(audits=audits) for _ in range(workers or min(MOST_GRADERS, count_cores()))
         ]
         # a thread for each process: it starts the process, and keeps its deadline
         self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")

@@ -26,6 +26,13 @@ from harness.grading.other_graders import STEPS, StepResult, prepare_graders, ru
 
 GRADER_START_S = 120.0
 """Time limit for a process to load its modules."""
+GRADER_CPU_S = 3
+"""CPU time for one comparison, or one step of an audit: a hundred times that of the slowest honest
+answer. It does not run while other processes use the cores."""
+GRADER_DEADLINE_S = 300.0
+"""The same in wall-clock time, for a process that hangs without using the CPU."""
+GRADER_MEMORY_BYTES = 2**30
+"""Address space of one process. With math_verify loaded it needs a sixth of this."""
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
@@ -55,15 +62,11 @@ class GraderProcess:
     """A process that grades for one thread at a time. If it is lost, it is replaced.
 
     Args:
-        cpu_s: Seconds of CPU time for one step.
-        deadline_s: Wall-clock seconds for one step.
-        memory_bytes: The address space that the process may use.
         audits: Whether the process loads the other graders when it starts.
     """
 
-    def __init__(self, *, cpu_s: int, deadline_s: float, memory_bytes: int, audits: bool) -> None:
-        self._cpu_s, self._deadline_s = cpu_s, deadline_s
-        limits = map(str, (cpu_s, memory_bytes, int(audits)))
+    def __init__(self, *, audits: bool) -> None:
+        limits = map(str, (GRADER_CPU_S, GRADER_MEMORY_BYTES, int(audits)))
         self._arguments = [str(Path(__file__).parents[2]), *limits]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_expired = self._is_closing = False
@@ -91,7 +94,7 @@ class GraderProcess:
         for step in steps:
             self._start_process()
             try:
-                step_columns, remark = self._exchange([step, request], self._deadline_s)
+                step_columns, remark = self._exchange([step, request], GRADER_DEADLINE_S)
             except LostProcess as loss:
                 is_reproducible = False
                 verdict, remark = loss.args
@@ -163,7 +166,7 @@ class GraderProcess:
         if self._has_expired:
             raise LostProcess("timeout", f"over {limit_s:g} s")
         if exit_code == -signal.SIGPROF:
-            raise LostProcess("timeout", f"over {self._cpu_s} s of CPU time")
+            raise LostProcess("timeout", f"over {GRADER_CPU_S} s of CPU time")
         end = f"was killed by signal {-exit_code}"
         if exit_code >= 0:
             end = f"ended with exit code {exit_code}"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.errors import GraderError
-from harness.grading import Grade, GradeJob, GraderPool
+from harness.grading import Grade, GradeJob, GraderPool, grader_worker
 from tests.conftest import run_program
 
 STARTED_BEFORE = set()
@@ -58,16 +58,18 @@ def _processes_of_other_tests():
 
 
 @pytest.fixture
-def pool():
-    with GraderPool(workers=1, deadline_s=2.0) as pool:
+def pool(monkeypatch):
+    monkeypatch.setattr(grader_worker, "GRADER_DEADLINE_S", 2.0)
+    with GraderPool(workers=1) as pool:
         assert run_job(pool, sum_job(1)).correct
         yield pool
     assert children() == []
 
 
 @pytest.fixture
-def auditing():
-    with GraderPool(workers=1, audits=True, deadline_s=2.0) as pool:
+def auditing(monkeypatch):
+    monkeypatch.setattr(grader_worker, "GRADER_DEADLINE_S", 2.0)
+    with GraderPool(workers=1, audits=True) as pool:
         assert run_job(pool, sum_job(1)).correct
         yield pool
 
@@ -126,17 +128,19 @@ def test_a_long_job_is_submitted_at_once_and_survives_the_absence_of_the_parent(
     assert audit.audit_reason is None and audit.authors_rule_strict and audit.math_verify
 
 
-def test_hostile_mathematics_costs_one_column_and_not_the_others():
+def test_hostile_mathematics_costs_one_column_and_not_the_others(monkeypatch):
     """lm-eval's call of math_verify has no limit: it tries to compute this number."""
-    with GraderPool(workers=1, audits=True, cpu_s=1) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_CPU_S", 1)
+    with GraderPool(workers=1, audits=True) as pool:
         audit = run_job(pool, audit_job(r"\boxed{(9^{9^9})!}"))
         assert audit.verdict == "refused" and audit.authors_rule is False
         assert audit.audit_reason == "math_verify: over 1 s of CPU time"
         assert run_job(pool, sum_job(1)).correct
 
 
-def test_time_in_which_other_processes_use_the_cores_does_not_count():
-    with GraderPool(workers=1, cpu_s=1) as pool:
+def test_time_in_which_other_processes_use_the_cores_does_not_count(monkeypatch):
+    monkeypatch.setattr(grader_worker, "GRADER_CPU_S", 1)
+    with GraderPool(workers=1) as pool:
         run_job(pool, sum_job(1))
         worker = suspend_worker()
         pool.submit("waits", sum_job(5))
@@ -161,8 +165,9 @@ def test_an_audit_continues_after_a_lost_step(auditing):
     assert audit.audit_reason is None and audit.math_verify and not audit.authors_rule_strict
 
 
-def test_out_of_memory_is_one_crash():
-    with GraderPool(workers=1, memory_bytes=2**28, deadline_s=60) as pool:
+def test_out_of_memory_is_one_crash(monkeypatch):
+    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_BYTES", 2**28)
+    with GraderPool(workers=1) as pool:
         bomb = run_job(pool, GradeJob(completion=r"\boxed{x}", target="y" * 200_000_000))
         assert (bomb.verdict, bomb.reason) == ("crashed", "the grader ended with exit code 1")
         assert run_job(pool, sum_job(1)).correct
@@ -171,7 +176,8 @@ def test_out_of_memory_is_one_crash():
 def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch):
     libraries = Path(find_spec("torch").origin).parent / "lib"
     monkeypatch.setenv("LD_PRELOAD", str(libraries / "libgomp.so.1"))  # as vLLM does on a CPU
-    with GraderPool(workers=1, memory_bytes=512 * 2**20, deadline_s=60) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_BYTES", 512 * 2**20)
+    with GraderPool(workers=1) as pool:
         run_job(pool, sum_job(1))
         (worker,) = children()
         folder = Path(f"/proc/{worker.pid}")

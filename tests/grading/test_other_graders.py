@@ -58,7 +58,7 @@ def test_the_authors_rule_accepts_answers_without_content():
 
 @module_fixture
 def pool():
-    with GraderPool(workers=1, audits=True, deadline_s=10.0) as pool:
+    with GraderPool(workers=1, audits=True) as pool:
         yield pool
 
 
