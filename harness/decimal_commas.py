@@ -6,17 +6,15 @@ _NUMBER = re.compile(
     r"(?<![\d.,])(?:[1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})\d+)?(?!\.?\d|,\d)"
 )
 """A number whose digits may be grouped by dots."""
-# in other notations 1,234 is a thousand and (1,5) a point
-_DECIMAL_COMMA = re.compile(
+DECIMAL_COMMA = re.compile(
     r"(?!\D*[1-9]\d{0,2},\d{3}(?!\d))[^\d,()\[\]]*[\d.]*\d(?:,|\{,\})\d+[^\d,()\[\]]*"
 )
+"""A text that looks like one number with a decimal comma.
+
+In other notations 1,234 is a thousand and (1,5) a point.
+"""
 
 
 def with_decimal_points(text: str) -> str:
     """A text with decimal commas in English notation: `1.234,5` becomes `1234.5`."""
     return _NUMBER.sub(lambda match: re.sub("[{}.']", "", match[0]).replace(",", "."), text)
-
-
-def has_decimal_comma(text: str) -> bool:
-    """Whether a text looks like one number with a decimal comma."""
-    return bool(_DECIMAL_COMMA.fullmatch(text))

@@ -11,7 +11,6 @@ import re
 import signal
 import traceback
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ SIGNAL_SENDERS = {
 process."""
 
 
-@cache
-def read_causes() -> list[dict[str, Any]]:
-    """The known causes of failed starts. `start_errors.yaml` begins with their fields."""
-    return list(yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")))
+KNOWN_CAUSES: list[dict[str, Any]] = yaml.safe_load(
+    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+)
+"""The known causes of failed starts. `start_errors.yaml` begins with their fields."""
 
 
 def make_start_error(
@@ -89,7 +88,7 @@ def explain_start_error(
 def known_cause(text: str, name: str = "") -> str:
     """The first known cause in `text`, as a message about the model `name`; else empty."""
     line = " ".join(_errors_in(text).split())
-    for cause in read_causes():
+    for cause in KNOWN_CAUSES:
         if match := re.search("|".join(cause["patterns"]), line):
             fields = {
                 field: words.rstrip()[:QUOTED_CHARACTERS]

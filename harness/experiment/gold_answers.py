@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from harness.boxes import read_boxes
 from harness.constants import DecimalSign
 from harness.data_records import find_delimiter, refuse_lost_backslash
-from harness.decimal_commas import has_decimal_comma, with_decimal_points
+from harness.decimal_commas import DECIMAL_COMMA, with_decimal_points
 from harness.errors import DataError, list_first
 from harness.yaml_settings import explain
 
@@ -108,7 +108,7 @@ def read_gold_column(
         question = "may have a decimal comma; say --decimal , or --decimal ."
         if find_delimiter(path) == ";":
             _refuse(golds, lambda gold: with_decimal_points(gold) != gold, question)
-        _refuse(golds, has_decimal_comma, question, least=FEWEST_COMMAS)
+        _refuse(golds, DECIMAL_COMMA.fullmatch, question, least=FEWEST_COMMAS)
     return columns
 
 

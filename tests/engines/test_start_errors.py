@@ -14,9 +14,9 @@ import pytest
 
 from harness.engines.library_messages import STORED_ERROR_BYTES, NewMessages, library_log
 from harness.engines.start_errors import (
+    KNOWN_CAUSES,
     explain_start_error,
     make_start_error,
-    read_causes,
 )
 from tests.conftest import installed, needs_vllm
 from tests.make import TOY_CONFIG, TOY_MODEL, one_line, read_data, with_cases
@@ -120,7 +120,7 @@ def test_vllm_says_that_a_worker_died():
 def test_every_pattern_matches_a_text_of_these_tests():
     texts = TEXTS + [read_message(*source) for source in VLLM_MESSAGES]
     lines = [one_line(text) for text in texts]
-    for cause in read_causes():
+    for cause in KNOWN_CAUSES:
         for pattern in cause["patterns"]:
             assert any(re.search(pattern, line) for line in lines), pattern
 
