@@ -128,8 +128,8 @@ class BuiltPrompt:
         assert self.offsets is not None  # because all callers know the tokenizer
         characters = count_characters(self.text, self.spans, self.offsets)
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
-        has_visible = visible.any(axis=1, keepdims=True)
-        roles = np.where(has_visible, visible, characters).argmax(axis=1)
+        # blanks count only where there is nothing else
+        roles = (visible * len(self.text) + characters).argmax(axis=1)
         return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
 
 
