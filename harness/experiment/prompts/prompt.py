@@ -183,12 +183,6 @@ class PromptSettings:
                 return instruction
         return AS_PUBLISHED_INSTRUCTION if self.layout is Layout.AS_PUBLISHED else INSTRUCTION
 
-    @property
-    def separator(self) -> Segment:
-        """The separator between instruction, filler and problem."""
-        text = "" if self.layout is Layout.AS_PUBLISHED else SEPARATOR
-        return Segment("separator", text)
-
     def parse_templates(self, condition: Condition, problem: Problem) -> tuple[Form, Form]:
         """The forms of examples and of the question for a problem under a condition.
 
@@ -227,9 +221,10 @@ def build_prompt(
         filler_text: The filler's text, from `tokenizer.fit_filler`; empty without a filler.
         settings: The layout, the instruction and the examples.
     """
-    separator, row = settings.separator, problem.row
+    row, layout = problem.row, settings.layout
+    separator = Segment("separator", "" if layout is Layout.AS_PUBLISHED else SEPARATOR)
     example_form, question_form = settings.parse_templates(condition, problem)
-    is_chat, is_raw = (settings.layout is layout for layout in (Layout.CHAT, Layout.RAW))
+    is_chat, is_raw = layout is Layout.CHAT, layout is Layout.RAW
     instruction = fill_columns(settings.choose_instruction(condition), row)
     system = [Segment("instruction", instruction), separator]
     body = []
