@@ -18,6 +18,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -322,11 +323,8 @@ def resolve_interventions(
         ranges = intervention.find_ranges(parts)
         for layer in intervention.layer_indices:
             weights.setdefault(layer, []).extend(ranges)
-    for layer, ranges in sorted(weights.items()):
-        if changes and changes[-1].get("weights") == ranges:
-            changes[-1]["layers"].append(layer)
-        else:
-            changes.append({"kind": "attention", "layers": [layer], "weights": ranges})
+    for ranges, layers in groupby(sorted(weights), key=weights.__getitem__):
+        changes.append({"kind": "attention", "layers": [*layers], "weights": ranges})
     return changes
 
 

@@ -1,7 +1,7 @@
 """The functions of users that change activations: the kind `function` of interventions."""
 
-import importlib.util
 import inspect
+import runpy
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -29,9 +29,5 @@ def refuse_change(file: str, arguments: Mapping[str, Any]) -> None:
 @cache
 def load_change(file: str) -> Callable[..., Any]:
     """The function `change` of a user's file."""
-    spec = importlib.util.spec_from_file_location("mless_intervention", file)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    change: Callable[..., Any] = module.change
+    change: Callable[..., Any] = runpy.run_path(file)["change"]
     return change
