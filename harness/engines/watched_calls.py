@@ -120,8 +120,7 @@ class WatchedCalls:
         raise make_stop_error("vLLM", error) from error
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            method, future = call
+        for method, future in iter(self._calls.get, None):
             try:
                 future.set_result(method())
             except BaseException as error:

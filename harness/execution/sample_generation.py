@@ -172,7 +172,7 @@ class _Session:
         if config.interventions:
             print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("arms") as advance:
-                reference = ask_reference(self._plan, self._requests.values(), advance)
+                reference = ask_reference(self._plan, advance)
             layers = opened_layers(config.interventions)
             arguments["interventions"] = {"layers": layers, "reference": reference}
         return arguments

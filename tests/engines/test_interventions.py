@@ -345,11 +345,11 @@ def interrupt_and_answer(folder, _questions, _name):
 
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
-    plan, requests = plan_requests(config([ARM], **PRODUCTS), 1)
+    plan, _ = plan_requests(config([ARM], **PRODUCTS), 1)
     monkeypatch.setattr(intervention_check, "_generate", partial(interrupt_and_answer, tmp_path))
     monkeypatch.setattr(intervention_check, "_make_questions", lambda *_: {"arms": ["arm"]})
     with pytest.raises(KeyboardInterrupt):
-        ask_reference(plan, requests, print)
+        ask_reference(plan, print)
     assert not (tmp_path / "answered").exists()
 
 
@@ -430,8 +430,8 @@ def engine_options(smollm2):
     """
     arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
     settings = config(CONDITIONS["arms"], arguments=arguments, **PRODUCTS)
-    plan, requests = plan_requests(settings, 32)
-    reference = ask_reference(plan, requests, print)
+    plan, _ = plan_requests(settings, 32)
+    reference = ask_reference(plan, print)
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     return settings.model_arguments() | {"interventions": interventions}
 
@@ -467,8 +467,8 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     if hasattr(model.model.layers[0].mlp, "act_fn"):
         conditions.append(ARM)
     settings = config(conditions, arguments=arguments, **PRODUCTS)
-    plan, requests = plan_requests(settings, 4)
-    reference = ask_reference(plan, requests, print)
+    plan, _ = plan_requests(settings, 4)
+    reference = ask_reference(plan, print)
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
     expected = pytest.raises(ModelError, match=refusal) if refusal else nullcontext()

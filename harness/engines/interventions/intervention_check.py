@@ -6,7 +6,7 @@ same arithmetic: the same tokens until the first near-tie, with the same log-pro
 
 import math
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ from harness.engines.engine_processes import (
 )
 from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import EngineError, ModelError, quote_error
-from harness.experiment.plan import Plan, Request, hash_json
+from harness.experiment.plan import Plan, hash_json
 
 ARM_PROMPTS, ARM_TOKENS = 8, 8
 """The most prompts of each arm that Hugging Face answers too, and tokens of each answer. 12 arms
@@ -33,14 +33,12 @@ float32 they differ by rounding alone: with SmolLM2 by up to 3e-5."""
 
 def ask_reference(
     plan: Plan,
-    requests: Iterable[Request],
     advance: Callable[[int, int], None],
 ) -> JsonObject:
     """Have Hugging Face answer the first prompts of every arm.
 
     Args:
         plan: The run's plan.
-        requests: All requests of the run.
         advance: Called with the number of answered arms, and with that of all arms.
 
     Returns:
@@ -49,7 +47,7 @@ def ask_reference(
     Raises:
         ModelError: Hugging Face cannot load the model or answer.
     """
-    questions = _make_questions(plan, requests)
+    questions = _make_questions(plan)
     replies: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
     spawn = multiprocessing.get_context("spawn")
@@ -91,18 +89,15 @@ def count_checked(prompts: int) -> int:
     return min(ARM_PROMPTS, max(2, round(CHECKED_SHARE * prompts)))
 
 
-def _make_questions(plan: Plan, requests: Iterable[Request]) -> JsonObject:
+def _make_questions(plan: Plan) -> JsonObject:
     """The first prompts of every condition of the config."""
     config, arguments = plan.config, plan.model_arguments
     arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
-    for request in requests:
-        built = plan.tasks[request.task]
+    for _, task, _, prompt in plan.rows:
         # a reference condition, such as a positive control, is not in the config
-        questions_of_arm = arms.get(built.condition.name)
-        if questions_of_arm is None or len(questions_of_arm) >= count_checked(len(built.prompts)):
-            continue
-        question = {"token_ids": request.prompt_token_ids, "intervention": request.intervention}
-        questions_of_arm.append(question)
+        questions = arms.get(task.condition.name)
+        if questions is not None and len(questions) < count_checked(len(task.prompts)):
+            questions.append({"token_ids": prompt.token_ids, "intervention": prompt.intervention})
     return {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
