@@ -112,7 +112,7 @@ def parse_overrides(options: Iterable[str] | None) -> dict[str, Any]:
     return overrides
 
 
-def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = None) -> Any:
+def read_values(path: Path, kind: str, overrides: Mapping[str, Any] = {}) -> Any:
     """Read the values of a config file and apply overrides. They are not yet checked by a schema.
 
     Args:
@@ -141,7 +141,7 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] | None = Non
         raise ConfigError(
             f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
         ) from None
-    for key, value in (overrides or {}).items():
+    for key, value in overrides.items():
         # a copy, because a later key may change it; and a path is text, as in a file
         _override(values, key, str(value) if isinstance(value, Path) else deepcopy(value))
     return values

@@ -462,9 +462,7 @@ _CHANGES_WEIGHTS = re.compile(
 """Matches keys whose override names other weights."""
 
 
-def load_config(
-    path: Path | str, overrides: Mapping[str, Any] | None = None, where: str = ""
-) -> RunConfig:
+def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str = "") -> RunConfig:
     """Read and check a run config; `overrides` are new values, by dotted keys.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
@@ -480,7 +478,7 @@ def load_config(
         >>> config.max_gen_toks
         50
     """
-    path, overrides = Path(path), overrides or {}
+    path = Path(path)
     if any(map(_CHANGES_WEIGHTS.fullmatch, overrides)):
         overrides = {"model.label": None, **overrides}  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)
@@ -495,7 +493,7 @@ def load_config(
 
 
 def config_of_model(
-    model: str, overrides: Mapping[str, Any] | None = None, *, dataset: str | None = None
+    model: str, overrides: Mapping[str, Any] = {}, *, dataset: str | None = None
 ) -> RunConfig:
     """Load configs/runs/any-model.yaml for a model: a hub name or a folder.
 
@@ -512,4 +510,4 @@ def config_of_model(
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     names = {"name": name, "model.model_args.pretrained": model}
     # the user has not written the file, so it is not named
-    return load_config(path, {**names, **(overrides or {})}, where="the options of --model")
+    return load_config(path, {**names, **overrides}, where="the options of --model")
