@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ GRADER_DEADLINE_S = 300.0
 """The same in wall-clock time, for a process that hangs without using the CPU."""
 GRADER_MEMORY_BYTES = 2**30
 """Address space of one process. With math_verify loaded it needs a sixth of this."""
+MESSAGE_BYTES = 4096
+"""Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
@@ -120,11 +123,13 @@ class GraderProcess:
         if self._is_closing:
             raise GraderError("the pool of graders is closed.")
         try:
+            self._errors = tempfile.TemporaryFile(buffering=0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                # a file, because nobody reads a pipe while the process works
+                stderr=self._errors,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
             )
@@ -185,12 +190,12 @@ class GraderProcess:
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
         process.kill()
-        assert process.stderr
-        # `serve` has closed this pipe if the start succeeded, so it holds messages of a start
-        lines = process.stderr.read().decode(errors="replace").strip().splitlines()
-        self._message = lines[-1] if lines else "no message"
         with suppress(BrokenPipeError), process:
             pass  # closes the pipes
+        with self._errors as errors:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MESSAGE_BYTES))
+            lines = errors.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
+        self._message = lines[-1] if lines else "no message"
         return process.wait()
 
 
