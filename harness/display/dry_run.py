@@ -130,6 +130,17 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     for name, switch in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(switch)}"
     yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
+    questions = {(problem.counts_with, problem.answer) for problem in problems}
+    # without case, the signs and spaces of formulas, and blanks beside other signs
+    folded_questions = {
+        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", name).casefold(), answer)
+        for name, answer in questions
+    }
+    if copies := len(questions) - len(folded_questions):
+        yield (
+            f"note      {copies} {plural('question', copies)} may be a copy: another differs in "
+            "case, blanks or $ alone; give copies one `cluster`"
+        )
     yield from _describe_golds(problems)
     form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)

@@ -1,3 +1,5 @@
+import re
+
 from harness import load_config, resources
 from harness.analysis import minimal_detectable_effect
 from harness.display.dry_run import describe_plan, describe_power
@@ -62,6 +64,19 @@ def test_the_numbers_of_examples_copies_and_clusters_are_printed(tmp_path):
 def test_notes_on_the_end_of_prompts(tmp_path, changes, is_noted):
     text = describe_plan(make_plan(config(tmp_path, **changes), limit=6))
     assert ("note      a prompt ends with a line break" in text) == is_noted
+
+
+@with_cases
+def test_copies_in_other_signs_are_noted(tmp_path, questions, answers, copies):
+    rows = [
+        {"problem": question, "answer": answer}
+        for question, answer in zip(questions, answers, strict=True)
+    ]
+    write_records(tmp_path / "sums.jsonl", rows)
+    text = describe_plan(
+        make_plan(config(tmp_path, dataset={"path": str(tmp_path / "sums.jsonl")}))
+    )
+    assert re.findall(r"note      (\d+) questions? may be a copy", text) == copies
 
 
 def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_that_does():
