@@ -188,9 +188,7 @@ def test_a_run_that_is_ended_leaves_no_process_and_the_same_command_continues(
         "group": partial(os.killpg, run.pid),
     }
     send[victim](number)
-    start_time = time.monotonic()
     last_line = end(run, 130 if message == INTERRUPTED else 2).splitlines()[-1]
-    assert time.monotonic() - start_time < 150  # vLLM alone would wait for ever
     count = count_samples(folder)
     assert last_line.startswith(message) and "Traceback" not in last_line
     assert "un the same command again to continue." in last_line
@@ -260,9 +258,7 @@ def test_a_start_that_a_signal_ends_names_it(folder, step, options, victim, mess
         time.sleep(0.5)  # the process has only just been started
     family = descendants(run)
     process.kill()
-    start_time = time.monotonic()
     stderr = end(run, 2)
-    assert time.monotonic() - start_time < 10
     assert "Traceback" not in stderr and have_ended(family)
     assert stderr.splitlines()[-1].startswith(f"mless: vLLM did not start. {message}")
 
