@@ -120,8 +120,13 @@ class V2Interventions(WorkerInterventions):
                 f"which these hooks need: install vLLM {VERSION}, and set "
                 "VLLM_USE_V2_MODEL_RUNNER=1"
             )
-        if getattr(state, "rope_state", None):
-            raise RuntimeError("these hooks do not support M-RoPE positions")
+        unsupported = {
+            "M-RoPE positions": getattr(state, "rope_state", None),
+            "recorded attention": sizes.get("recorded"),
+        }
+        for feature, exists in unsupported.items():
+            if exists:
+                raise RuntimeError(f"these hooks do not support {feature}")
         for layer in sizes["attention"]:
             refuse_attention(layer, self._attention(layer))
         self._add_request, self._preprocess_state = state.add_request, state.preprocess_state
