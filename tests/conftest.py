@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from functools import cache, partial
@@ -24,14 +23,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-@pytest.fixture
-def interruptible():
-    """SIGINT raises KeyboardInterrupt, also if a shell started the tests in the background."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
 PATIENCE = 1500
 """Seconds after which a command counts as hung. On a busy machine a minute of work took four."""
 
@@ -40,6 +31,11 @@ PATIENCE = 1500
 def pytest_collection_modifyitems(items):
     """Put the tests that start engines first, as they take longest."""
     items.sort(key=lambda item: item.get_closest_marker("engine") is None)
+
+
+def pytest_make_parametrize_id(val):
+    """The id of a path is the name of its file."""
+    return val.stem if isinstance(val, Path) else None
 
 
 def mark_slow(values, *, quick):
@@ -78,10 +74,22 @@ def pytest_xdist_make_scheduler(config, log):
     return GroupScheduling(config, log)
 
 
+INSPECT = Path(sys.prefix) / "inspect"
+"""Where `make test-long` installs inspect_ai."""
+WITH_INSPECT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(INSPECT), *sys.path])}
+needs_inspect = pytest.mark.skipif(
+    not INSPECT.is_dir(), reason="`make test-long` installs inspect_ai"
+)
 session_fixture = pytest.fixture(scope="session")
 ignore_warnings = pytest.mark.filterwarnings("ignore")
 """Those of vLLM and torch are not ours."""
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+
+
+def slow_engine(test):
+    """Mark a test that starts the real engine and takes minutes."""
+    return pytest.mark.engine(pytest.mark.slow(test))
+
 
 LIMIT = 60
 BUDGET = 48  # too few tokens for some solutions, so that truncation occurs

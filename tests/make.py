@@ -136,24 +136,8 @@ def write_records(path, records):
     path.write_text("\n".join([*lines, ""]))
 
 
-CONFIG = {
-    "name": "made",
-    "model": {
-        "label": "made",
-        "model_args": {"pretrained": TOY_MODEL, "dtype": "float32", "max_model_len": 4096},
-    },
-    "dataset": TOY_DATA,
-    "conditions": ["wo", "mless"],
-    "layouts": ["raw"],
-    "audit": False,
-}
-
-
-MINIMAL = {
-    "name": "x",
-    "model": {"label": "toy", "model_args": {"pretrained": TOY_MODEL}},
-    "conditions": ["wo", "mless"],
-}
+_CONFIGS = (ROOT / "tests/data/configs.yaml").read_text().replace("TOY", str(TOY))
+CONFIG, MINIMAL, RIGHT, DUMMY = yaml.safe_load(_CONFIGS).values()
 
 
 def load_made(folder, **changes):

@@ -52,15 +52,14 @@ from tests.make import (
     write_run,
 )
 
-EFFECT = -1.0
-"""Nats by which the filler makes each gold answer less likely than the other answers."""
-
-
 load = partial(load_made, endpoint="answer_logprob")
 
 
-def write_scored_run(folder, *, limit=60, effect=EFFECT, **changes):
-    """A finished run whose gold answers have two tokens and are mostly the likeliest."""
+def write_scored_run(folder, *, limit=60, effect=-1.0, **changes):
+    """A finished run whose gold answers have two tokens and are mostly the likeliest.
+
+    The filler makes them less likely than the other answers, by `effect` nats.
+    """
     plan = make_plan(load(folder, **changes), limit=limit)
 
     def make_sample(request, key):

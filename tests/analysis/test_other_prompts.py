@@ -128,44 +128,35 @@ def test_the_spread_of_texts_is_estimated_without_noise(spread):
     assert sum(row["spread_low"] <= spread <= row["spread_high"] for row in rows) >= 9
 
 
-RIGHT_UNDER = {
-    "wo": (0, 1),
-    "mless": (55, 3),
-    "mless-w01": (9, 0),
-    "x-gap": (10, 2),
-    "answer-at-once": (11, 4),
-}
-"""Each condition's filler length, and the number of the four instructions under which it is right.
+@with_cases
+def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run, right_under, instructions):
+    """`right_under` has each condition's filler length, and how many instructions it needs.
 
-The last three names look like those of a draw, of an arm and of the positive control.
-"""
-INSTRUCTIONS = ["Solve it, zero.", "Solve it, one.", "Solve it, two.", "Solve it, three."]
+    Its last names look like those of a draw, of an arm and of the positive control, which is never
+    right.
+    """
 
+    def answer_by_instruction(request, target):
+        fillers = re.findall(r"(?:/ ){8,}/|$", request.prompt)
+        length = max(len(filler.split()) for filler in fillers)
+        (number,) = [n for n in range(4) if request.prompt.startswith(instructions[n])]
+        is_right = number < dict(right_under.values())[length]
+        is_control = request.prompt.endswith("boxed{")
+        return right(request, target if is_right and not is_control else "wrong")
 
-def answer_by_instruction(request, target):
-    """Right as RIGHT_UNDER says; the positive control is never right."""
-    fillers = re.findall(r"(?:/ ){8,}/|$", request.prompt)
-    length = max(len(filler.split()) for filler in fillers)
-    (number,) = [n for n in range(4) if request.prompt.startswith(INSTRUCTIONS[n])]
-    is_right = number < dict(RIGHT_UNDER.values())[length]
-    is_control = request.prompt.endswith("boxed{")
-    return right(request, target if is_right and not is_control else "wrong")
-
-
-def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run):
     entries = [
         {"name": name, "unit": "/", "count": length}
-        for name, (length, _) in list(RIGHT_UNDER.items())[2:]
+        for name, (length, _) in list(right_under.items())[2:]
     ]
     folder = make_run(
         answer_by_instruction,
         conditions=["wo", "mless", *entries],
-        fewshot={"num_fewshot": 0, "instructions": INSTRUCTIONS},
+        fewshot={"num_fewshot": 0, "instructions": instructions},
         other_texts={"sentences": 8},
         positive_control=True,
         limit=2,
     )
-    accuracies = {name: 25.0 * count for name, (_, count) in RIGHT_UNDER.items()}
+    accuracies = {name: 25.0 * count for name, (_, count) in right_under.items()}
     board = make_leaderboard([Run.load(folder)])
     table = by_condition(board)
     is_text = table.index.str.startswith("sentence-")
@@ -185,7 +176,7 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run):
         "(answer-at-once_)" in notes and "for this prompt with new draws of instructions" in notes
     )
     assert len(board.reference_conditions) == 1 + 8
-    assert set(load_run(folder)["condition"]) == RIGHT_UNDER.keys()
+    assert set(load_run(folder)["condition"]) == right_under.keys()
 
 
 def test_a_name_that_is_a_control_in_only_one_of_two_runs_is_refused():

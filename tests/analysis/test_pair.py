@@ -34,8 +34,7 @@ WO, MLESS, LOG = (
     f"{GREEDY_RUN}:mless",
     find_log("wo"),
 )
-COLUMNS = ["accuracy", "difference", "low", "high", "p", "wrong_to_right", "right_to_wrong"]
-COLUMNS.append("answered_difference")
+COLUMNS = "accuracy difference low high p wrong_to_right right_to_wrong answered_difference".split()
 
 
 @with_cases
@@ -152,7 +151,7 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other(registered, roles):
     assert table.loc["mless", "tests"] == 1
     against_random = make_leaderboard(draw_runs({}), baseline="random")
     expected = by_condition(against_random).loc["mless"]
-    columns = ["accuracy", "difference", "p", "wrong_to_right", "equivalence_low"]
+    columns = "accuracy difference p wrong_to_right equivalence_low".split()
     assert row[columns].tolist() == expected[columns].tolist()
     both = make_leaderboard([*draw_runs(registered), draw_smaller_run(**registered)])
     assert both.comparison["primary"].sum() == 1  # the smaller run has no random sentence

@@ -197,7 +197,6 @@ def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):
 # Selections.
 
 
-@pytest.mark.parametrize("condition", ["mless", "random"])
 @with_cases
 def test_the_problems_of_a_flip_are_those_of_the_frame(demo, flip, before, after, condition):
     right = load_run(GREEDY_RUN).pivot(index="problem_id", columns="condition", values="correct")

@@ -47,7 +47,7 @@ def assert_heads_exist(config):
         assert panel.head.head <= heads
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS)
 def test_every_head_exists_and_its_title_names_it(path):
     config = load_figure_config(path)
     assert config.name == path.stem
@@ -170,9 +170,7 @@ def test_the_heads_of_the_appendix_exist():
         assert config.title == (config.model_name or config.model.rpartition("/")[2])
 
 
-@pytest.mark.parametrize(
-    "path", mark_slow(STUDY, quick=[STUDY[2], STUDY[4]]), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", mark_slow(STUDY, quick=[STUDY[2], STUDY[4]]))
 def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_then_without(
     path, tiny_model, tmp_path, monkeypatch
 ):

@@ -225,7 +225,6 @@ def test_a_prompt_that_is_not_the_runs_is_refused(toy_tokenizer, changes, option
         tokenize_problem(changed, toy_tokenizer, **{"conditions": ["wo"], **options})
 
 
-@pytest.mark.parametrize("layout", ["raw", "chat"])
 @with_cases
 def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run, conditions):
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])

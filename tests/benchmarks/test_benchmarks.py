@@ -85,7 +85,7 @@ def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path, rig
         line for line in text.splitlines() if "permuted - slashes" in line and "all tasks" in line
     )
     # condition, baseline, accuracy, difference
-    assert pooled.split()[:6] == ["permuted", "-", "slashes", "slashes", "100.0", "100.0"]
+    assert pooled.split()[:6] == "permuted - slashes slashes 100.0 100.0".split()
     steps = [line for line in text.splitlines() if line.endswith("found")]
     assert [line.split()[-1] for line in steps] == ["found"] * 4
     # the name appears twice; no baseline and no accuracy, then the difference

@@ -1,8 +1,7 @@
-import pytest
 import torch
 
 from harness import installation
-from tests.conftest import needs_vllm, succeeded
+from tests.conftest import needs_vllm, slow_engine, succeeded
 from tests.make import with_cases
 
 SUBJECTS = "python lm-eval transformers vllm device data".split()
@@ -20,8 +19,9 @@ def test_the_installation_is_sound(mless):
     assert [line.split()[1] for line in lines] == SUBJECTS
 
 
-def test_a_failure_is_named_with_its_fix(mless):
-    process = mless("doctor", MATH500_PATH="nowhere.jsonl")
+def test_a_failure_is_named_with_its_fix(command, monkeypatch):
+    monkeypatch.setenv("MATH500_PATH", "nowhere.jsonl")
+    process = command("doctor")
     assert process.returncode == 2 and "FAIL    data" in process.stdout
     assert "\nData file nowhere.jsonl: No such file" in process.stdout
 
@@ -42,8 +42,7 @@ def test_the_bounds_of_versions_are_those_of_our_metadata(monkeypatch, subject, 
 
 
 @needs_vllm
-@pytest.mark.slow
-@pytest.mark.engine
+@slow_engine
 def test_a_model_is_run_and_compared_and_a_failure_is_on_the_page(mless, tmp_path):
     page = tmp_path / "page.md"
     process = mless("doctor", "--model", "smollm2", "-o", page)

@@ -5,10 +5,8 @@ import pytest
 import yaml
 
 from tests.commands.test_cli import refused
-from tests.make import EXAMPLE, GREEDY_RUN, MINIMAL, TOY_DATA, TOY_MODEL, find_log, with_cases
+from tests.make import EXAMPLE, GREEDY_RUN, RIGHT, TOY_DATA, TOY_MODEL, find_log, with_cases
 
-MODEL = {"model_args": {"pretrained": TOY_MODEL, "dtype": "float32"}}
-RIGHT = {**MINIMAL, "model": MODEL, "dataset": TOY_DATA, "layouts": ["raw"], "max_gen_toks": 9}
 NAMES = {
     "run": GREEDY_RUN,
     "log": find_log("wo"),

@@ -1,17 +1,14 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 from harness import load_run
 from tests.commands.test_cli import refused
-from tests.conftest import run_python
+from tests.conftest import WITH_INSPECT, needs_inspect, run_python
 from tests.make import GREEDY_RUN
 
-PACKAGES = Path(sys.prefix) / "inspect"
-"""Where `make test-long` installs inspect_ai."""
 READ = """
 import json, sys
 from inspect_ai.log import list_eval_logs, read_eval_log
@@ -33,7 +30,7 @@ for file in list_eval_logs(sys.argv[-1]):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PACKAGES.is_dir(), reason="`make test-long` installs inspect_ai")
+@needs_inspect
 def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
     def answer(request, target):
         is_right = len(request.prompt + target) % 3 > 0 and request.sample_index
@@ -42,9 +39,8 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
         return rf"so \boxed{{{target if is_right else 0}}}", "stop"
 
     run = make_run(answer, repeats=2, gen_kwargs={"temperature": 1.0})
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
     arguments = ("export", run, "--output", tmp_path / "logs")
-    lines = run_python(READ, *arguments, env=environment).splitlines()
+    lines = run_python(READ, *arguments, env=WITH_INSPECT).splitlines()
     logs = [json.loads(line) for line in lines if line.startswith("[")]
     paths = [line.removeprefix("log   ") for line in lines if line.startswith("log ")]
     assert len(logs) == len(paths) == 2 and all(map(os.path.isfile, paths))
@@ -54,7 +50,7 @@ def test_inspect_reads_the_samples_and_accuracies_of_a_run(tmp_path, make_run):
         rows = frame[frame["condition"] == condition]
         assert (status, model) == ("success", rows["model"].iloc[0])
         assert accuracy == pytest.approx(rows["correct"].mean())
-        columns = ["problem_id", "sample_index", "target", "correct", "verdict", "answer"]
+        columns = "problem_id sample_index target correct verdict answer".split()
         rows = rows.assign(is_truncated=rows["verdict"] == "truncated")
         expected = rows[[*columns, "completion", "is_truncated"]].astype(object)
         # Inspect has its own order of samples

@@ -101,11 +101,6 @@ def demo_page(tmp_path_factory):
 
 
 @module_fixture
-def demo_text(demo_page):
-    return demo_page[1]
-
-
-@module_fixture
 def effect(tmp_path_factory):
     """A run in which fillers have effects: its comparison, and its page."""
     folder = tmp_path_factory.mktemp("effect")
@@ -160,13 +155,13 @@ def read_card(page):
     return one_line(" ".join(parse(page).find(".//header").itertext()))
 
 
-def test_the_card_answers_the_question(demo_text, effect):
-    card = read_card(demo_text)
+def test_the_card_answers_the_question(demo_page, effect):
+    card = read_card(demo_page[1])
     question = 'Does "w/ Mless" change the accuracy of mless-demo on demo?'
     answer = "equivalent within 1 point w/ Mless minus w/o: +0.2 points ["
     assert card.startswith(f"mless report: greedy_run {question} {answer}")
     assert "Noise and control No repeat run and no positive control were made" in card
-    assert "<strong" not in demo_text
+    assert "<strong" not in demo_page[1]
     page = effect[1]
     assert '<span class="chip better">better</span> w/ Mless minus w/o: +' in page
     # only significant differences are bold
@@ -187,8 +182,8 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
 
 
-def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_text):
-    index, details = read_details(demo_text)
+def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_page):
+    index, details = read_details(demo_page[1])
     assert len(details) == 500 and len(index["problems"]) == 500
     for row in load_run(GREEDY_RUN).to_dict("records"):
         (sample,) = details[row["problem_id"]]["samples"][f"0 {row['condition']}"]

@@ -21,8 +21,8 @@ from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
 from harness.runs.run_files import RunFiles
 from tests.attention_probe.test_probe import column_means, eager
-from tests.conftest import gpu_share, ignore_warnings, load_eager, report
-from tests.engines.test_interventions import ARGUMENTS, slow_engine
+from tests.conftest import gpu_share, ignore_warnings, load_eager, report, slow_engine
+from tests.engines.test_interventions import ARGUMENTS
 from tests.make import EXAMPLE, TOY_MODEL, with_cases
 from tests.tiny_models import build_language_model, save_language_model
 

@@ -22,8 +22,8 @@ from harness.runs.run_reader import source_of
 from tests.attention_probe.conftest import save_model
 from tests.attention_probe.test_figure_config import FIRST_MLP
 from tests.attention_probe.test_probe import assert_close, assert_same_traces
-from tests.conftest import gpu_share
-from tests.engines.test_interventions import config, plan_requests, slow_engine
+from tests.conftest import gpu_share, slow_engine
+from tests.engines.test_interventions import config, plan_requests
 from tests.make import GREEDY_RUN, TOY_MODEL, read_data, read_source, with_cases
 
 # of torch, as vllm is imported
@@ -108,7 +108,7 @@ def test_interventions_need_the_engine_and_the_function_of_the_run():
         ProbeSettings(engine={}).complete_from(source)
 
 
-@pytest.mark.parametrize("path", FIRST_MLP, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FIRST_MLP)
 def test_figures_of_activations_are_not_drawn_from_the_engine(path):
     with pytest.raises(ConfigError, match="the engine does not record them"):
         load_figure_config(path, {"traces": "run.traces"})

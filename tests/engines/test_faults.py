@@ -144,17 +144,15 @@ def find_cores(processes):
     return [process for process in processes if "EngineCore" in " ".join(process.cmdline())]
 
 
-FORKED = (sys.executable, "-c", FORKING)
+PROGRAMS = {"spawned": (MLESS,), "forked": (sys.executable, "-c", FORKING)}
 
 
-@pytest.mark.parametrize(
-    "program", [pytest.param((MLESS,), marks=pytest.mark.gpu), FORKED], ids=["spawned", "forked"]
-)
+@with_cases
 def test_a_run_that_is_killed_and_finished_has_the_same_verdicts_and_leaves_no_process(
-    our_run, folder, program
+    our_run, folder, engine
 ):
     total = count_samples(our_run)
-    run = start(folder, program=program, environment={"VLLM_LOGGING_LEVEL": "ERROR"})
+    run = start(folder, program=PROGRAMS[engine], environment={"VLLM_LOGGING_LEVEL": "ERROR"})
     wait_for(run, folder, random.Random(1).randrange(1, total // 3))
     # the journal does not grow, however long it takes to list the processes
     run.send_signal(signal.SIGSTOP)

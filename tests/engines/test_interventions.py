@@ -36,7 +36,7 @@ from harness.engines.interventions.vllm_worker import WorkerInterventions
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, EngineError, ModelError
 from harness.experiment.plan import make_plan, sample_key
-from tests.conftest import gpu_share, ignore_warnings, report
+from tests.conftest import gpu_share, ignore_warnings, report, slow_engine
 from tests.make import TOY_DATA, TOY_MODEL, list_requests, module_fixture, read_data, with_cases
 from tests.tiny_models import MODELS, build_language_model, save_language_model
 
@@ -44,12 +44,10 @@ from tests.tiny_models import MODELS, build_language_model, save_language_model
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-def slow_engine(test):
-    """Mark a test that starts the real engine and takes minutes."""
-    return pytest.mark.engine(pytest.mark.slow(test))
-
-
-ON = {"kind": "filler", "layers": [0], "start": 3, "size": 5, "scale": True, "bias": True}
+CONDITIONS = read_data("interventions")
+ARM = CONDITIONS["arm"]
+CELLS = CONDITIONS["cells"]
+ON, PRODUCTS = CONDITIONS["on"], CONDITIONS["products"]
 FACTOR = 0.3
 
 assert_near = partial(torch.testing.assert_close, atol=1e-6, rtol=0)
@@ -174,9 +172,10 @@ def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
     generator = torch.Generator().manual_seed(1)
     outputs, source = torch.randn(6, 300, generator=generator), torch.randn(300) * 9
     change, is_changed = {"seed": 0}, torch.tensor([0, 1, 0, 1, 0, 0]) == 1
+    names = "first ordinary random permuted permuted_own removed".split()
     changed = {
         name: change_outputs(outputs, is_changed, {**change, "from": name}, source)
-        for name in ("first", "ordinary", "random", "permuted", "permuted_own", "removed")
+        for name in names
     }
     for name, rows in changed.items():
         assert (rows[[0, 2, 4, 5]] == outputs[[0, 2, 4, 5]]).all(), name
@@ -196,7 +195,7 @@ def test_outputs_of_listed_tokens_are_those_of_the_source_or_a_sham_of_it():
     assert (reseeded[1] != changed["random"][0]).all()
 
 
-ARGUMENTS = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True}
+ARGUMENTS = CONDITIONS["arguments"]
 
 
 def config(conditions, **changes):
@@ -218,11 +217,6 @@ def first_requests(requests):
         for request in requests
         if request.problem_id == requests[0].problem_id
     }
-
-
-CONDITIONS = read_data("interventions")
-ARM = CONDITIONS["arm"]
-CELLS = CONDITIONS["cells"]
 
 
 def test_every_cell_of_a_filler_has_requests_with_keys_of_their_own():
@@ -333,9 +327,6 @@ def test_a_model_that_excludes_open_layers_is_refused_before_it_is_loaded(
         refuse_to_open({"pretrained": str(tmp_path), "max_model_len": context}, layers)
 
 
-PRODUCTS = {"dataset": {"make": "products"}, "answer": "line", "fewshot": {"num_fewshot": 2}}
-
-
 def interrupt_and_answer(folder, _questions, _name):
     """Stands for a slow answer of Hugging Face, during which the run is interrupted."""
     os.kill(os.getppid(), signal.SIGINT)
@@ -343,8 +334,9 @@ def interrupt_and_answer(folder, _questions, _name):
     (folder / "answered").touch()
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path, monkeypatch):
+    # also if a shell started the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan, _ = plan_requests(config([ARM], **PRODUCTS), 1)
     monkeypatch.setattr(intervention_check, "_generate", partial(interrupt_and_answer, tmp_path))
     monkeypatch.setattr(intervention_check, "_make_questions", lambda *_: {"arms": ["arm"]})

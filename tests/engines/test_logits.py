@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from harness.engines.vllm_engine import VLLMEngine
-from tests.conftest import gpu_share, ignore_warnings, load_eager, report
-from tests.engines.test_interventions import ARGUMENTS, slow_engine
+from tests.conftest import gpu_share, ignore_warnings, load_eager, report, slow_engine
+from tests.engines.test_interventions import ARGUMENTS
 from tests.experiment.test_checked_prompts import MLESS, build
 from tests.make import TOY_MODEL, TOY_PROBLEMS
 

@@ -18,7 +18,7 @@ from harness.engines.start_errors import (
     explain_start_error,
     make_start_error,
 )
-from tests.conftest import installed, needs_vllm
+from tests.conftest import installed, needs_vllm, slow_engine
 from tests.make import TOY_CONFIG, TOY_MODEL, one_line, read_data, with_cases
 
 SEE_ABOVE = RuntimeError(
@@ -160,8 +160,7 @@ from harness.engines.vllm_engine import VLLMEngine
 """
 
 
-@pytest.mark.engine
-@pytest.mark.slow
+@slow_engine
 def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tmp_path):
     ignored = shutil.ignore_patterns("*.safetensors")
     weightless = shutil.copytree(TOY_MODEL, tmp_path / "model", ignore=ignored)
@@ -177,8 +176,7 @@ def test_a_model_without_weights_is_named_from_what_its_worker_printed(mless, tm
     assert "Traceback (most recent call last)" in log  # the processes' output is passed on
 
 
-@pytest.mark.slow
-@pytest.mark.engine
+@slow_engine
 @with_cases
 def test_a_start_that_fails_on_this_machine_names_its_cause(tmp_path, guard, arguments, message):
     script = tmp_path / "script.py"

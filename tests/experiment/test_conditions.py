@@ -25,7 +25,7 @@ from harness.runs.records import stored_prompts
 from tests.conftest import build_tokenizer, load_vocabulary
 from tests.experiment.test_checked_prompts import MLESS, PROBLEMS, WO, build
 from tests.make import (
-    TOY_DATA,
+    DUMMY,
     TOY_MODEL,
     list_requests,
     one_line,
@@ -44,14 +44,7 @@ def make_condition(values):
 
 
 def make_config(**changes):
-    values = {
-        "name": "t",
-        "model": {"backend": "dummy", "model_args": {"pretrained": TOY_MODEL}},
-        "dataset": TOY_DATA,
-        "layouts": ["raw"],
-        "conditions": ["wo"],
-    }
-    return RunConfig.model_validate(values | changes)
+    return RunConfig.model_validate(DUMMY | changes)
 
 
 def names_of(conditions):

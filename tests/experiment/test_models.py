@@ -43,16 +43,8 @@ def fetch(cache, code="", **environment):
     """Start a command that needs the model's tokenizer, after some Python code."""
     variables = {**os.environ, "XDG_CACHE_HOME": str(cache.parent), **environment}
     code += "from harness.cli import main; main()"
-    arguments = "run --model smollm2 --dataset configs/problems/opposites.jsonl --limit 1".split()
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        *arguments,
-        "--dry-run",
-        "--output",
-        cache.parent / "run",
-    ]
+    options = "run --model smollm2 --dataset configs/problems/opposites.jsonl --limit 1 --dry-run"
+    command = [sys.executable, "-c", code, *options.split(), "--output", cache.parent / "run"]
     return subprocess.Popen(
         command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

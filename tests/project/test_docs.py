@@ -98,9 +98,7 @@ def test_the_page_of_columns_has_all_of_them_with_their_types():
             assert str(filled[name].dtype).lower().startswith(kind[:3]), name
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")))
 def test_the_cells_of_a_notebook_print_what_it_shows(path):
     spec = importlib.util.spec_from_file_location("execute", ROOT / "docs/notebooks/execute.py")
     module = importlib.util.module_from_spec(spec)

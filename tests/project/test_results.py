@@ -126,7 +126,7 @@ def test_replicates_and_reference_conditions_are_loaded_only_on_request(samples)
     expected = samples[(samples["replicate"] == 0) & ~is_reference]
     assert 0 < len(loaded) < len(samples) and list(loaded.index) == list(range(len(loaded)))
     assert list(loaded["condition"].cat.categories) == list(expected["condition"].unique())
-    columns = ["condition", "problem_id", "sample_index", "replicate", "completion"]
+    columns = "condition problem_id sample_index replicate completion".split()
     assert (loaded[columns].astype(str).values == expected[columns].astype(str).values).all()
 
 

@@ -22,7 +22,7 @@ def find_faults(kind, values):
     return [fault.message for fault in Draft202012Validator(schema).iter_errors(values)]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS)
 def test_a_committed_config_fits_its_schema(path):
     kind = "figure" if path.parent.name == "figures" else "run"
     text = path.read_text()

@@ -102,10 +102,6 @@ def test_a_run_and_its_logs_have_the_same_problems():
     assert hash_problem({"user": "a"}, "0") != hash_problem({"user": "b"}, "0")
 
 
-def configure(**changes):
-    return {"config": {**RESULTS["config"], **changes}}
-
-
 @with_cases
 def test_logs_of_other_problems_settings_or_versions_are_refused(
     tmp_path, line, config, changes, message
@@ -116,7 +112,7 @@ def test_logs_of_other_problems_settings_or_versions_are_refused(
         lines.append(log_line(number, **fields))
     refused = pytest.raises(ComparisonError, match=f"2026-01-02.*{message}")
     with refused if message else nullcontext():
-        Run.load(write_logs(tmp_path, lines, **configure(**config), **changes))
+        Run.load(write_logs(tmp_path, lines, config={**RESULTS["config"], **config}, **changes))
 
 
 def test_unknown_settings_and_versions_of_another_task_are_not_compared(tmp_path):

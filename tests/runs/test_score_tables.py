@@ -1,10 +1,8 @@
 """Scores of other harnesses and of tables: what is read, and wrong pairings that are refused."""
 
 import json
-import os
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -17,12 +15,10 @@ from harness.analysis.result_tables import make_leaderboard
 from harness.errors import ConfigError
 from harness.runs.joined_runs import stack
 from tests.commands.test_cli import refused
-from tests.conftest import run_program
+from tests.conftest import WITH_INSPECT, needs_inspect, run_program
 from tests.make import ROOT, log_line, one_line, with_cases, write_log
 
 LOGS = ROOT / "tests/data/harness_logs"
-PACKAGES = Path(sys.prefix) / "inspect"
-"""Where `make test-long` installs inspect_ai."""
 CHANGED = """
 import sys
 from pathlib import Path
@@ -167,12 +163,11 @@ def test_runs_of_other_seeds_are_pooled(settings, options, outcome, tmp_path, co
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PACKAGES.is_dir(), reason="`make test-long` installs inspect_ai")
+@needs_inspect
 @with_cases
 def test_logs_of_inspect_are_compared_or_refused(change, options, outcome, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), *sys.path])}
     arguments = [LOGS, tmp_path / "new.eval", change, *options.split()]
-    output = run_program(sys.executable, "-c", CHANGED, *arguments, env=environment)
+    output = run_program(sys.executable, "-c", CHANGED, *arguments, env=WITH_INSPECT)
     assert outcome in one_line(output.stdout + output.stderr)
 
 
