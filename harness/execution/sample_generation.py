@@ -44,8 +44,6 @@ def generate_and_grade(
         JournalError: the journal holds samples that are not in the plan.
     """
     session = _Session(plan, sampling, folder, quiet=quiet)
-    if session.is_finished:
-        return
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         # first, so that the graders are busy while the model loads
         session.grade_recorded(scorer)
@@ -93,11 +91,6 @@ class _Session:
         """The server's description of the model in the last session."""
         totals = Counter(self._line(key) for key in self._requests)
         self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether every sample exists and has its score."""
-        return not self.missing and self._folder.scores.keys >= self._requests.keys()
 
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
