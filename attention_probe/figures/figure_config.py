@@ -17,6 +17,8 @@ from harness.experiment.prompts.tokenizer import load_model_config
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
 Limits = tuple[float, float]
+MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
+"""Keys whose values hold only for the model that a config names."""
 
 Number = Annotated[StrictInt, Field(ge=1)]
 """Number of a layer or a head."""
@@ -243,43 +245,52 @@ def load_figure_config(
 ) -> FigureConfig:
     """Read and check a figure config.
 
+    If an override names another model, the values of MODEL_KEYS in the file are dropped, unless
+    they are overridden too.
+
     Args:
         path: The YAML file.
         overrides: New values, by dotted keys.
-        model: Another model for all panels, as an override of `model`; see `_replace_model`.
+        model: Another model for all panels. Heads of different models cannot be compared by their
+            numbers, so its heads are evenly spread from the first to the last.
 
     Raises:
         ModelError: the other model's config cannot be read.
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    overrides = dict(overrides or {})
-    named_model = overrides.pop("model", None)
-    model = model or named_model
-    if model and model != read_values(path, "figures").get("model"):
-        config = validate(FigureConfig, read_values(path, "figures", {"model": model}), path)
-        has_heads = any(key.startswith("heads") for key in overrides)
-        overrides = _replace_model(config, has_heads=has_heads) | overrides
-    return validate(FigureConfig, read_values(path, "figures", overrides), path)
+    values = read_values(path, "figures", overrides)
+    if model:
+        values["model"] = model
+        if "models" in values:
+            values["models"] = [{"model": model}]
+        _spread_heads(values.get("heads", []), model)
+    _drop_model_values(values, read_values(path, "figures"))
+    return validate(FigureConfig, values, path)
 
 
-def _replace_model(config: FigureConfig, *, has_heads: bool) -> dict[str, Any]:
-    """The overrides that make all panels those of the figure's `model`.
+def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
+    """Give each panel a head of the model: from the first to the last, or the middle one."""
+    last = load_model_config(model).num_attention_heads - 1
+    for index, head in enumerate(heads):
+        share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
+        head["head"] = 1 + round(share * last)
+        head.pop("model", None)
 
-    The names, limits, bars and notes of the config hold for another model only, and heads of
-    different models cannot be compared by their numbers. So heads are spread from the first to the
-    last, or are the middle one, unless the user names some.
-    """
-    model = str(config.model)
-    heads = [{"layer": head.layer, "head": head.head} for head in config.heads]
-    if heads and not has_heads:
-        last = load_model_config(model).num_attention_heads - 1
-        for index, head in enumerate(heads):
-            share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
-            head["head"] = 1 + round(share * last)
-    return {
-        "model": model,
-        "models": [{"model": model}] if config.models else [],
-        "heads": heads,
-        "rows": [row.model_dump(exclude={"y_limits"}) for row in config.rows],
-        **dict.fromkeys(("model_name", "note", "bars")),
-    }
+
+def _drop_model_values(values: Any, file_values: Any) -> None:
+    """Drop unchanged names, limits, bars and notes if any model differs from the file's."""
+    pairs = [(values, file_values)]
+    for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
+        entries, file_entries = values.get(key), file_values.get(key)
+        if isinstance(entries, list) and isinstance(file_entries, list):
+            pairs += zip(entries, file_entries, strict=False)
+    # the schema refuses entries that are not mappings
+    pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]
+    if all(new.get("model") == old.get("model") for new, old in pairs):
+        return
+    for new, old in pairs:
+        # the name of the figure itself is not the name of a model
+        names = MODEL_KEYS if new is values else (*MODEL_KEYS, "name")
+        for name in names:
+            if new.get(name) == old.get(name):
+                new.pop(name, None)

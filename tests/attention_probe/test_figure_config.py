@@ -113,11 +113,10 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     titled = MINIMAL.replace("head: 1}", "head: 1, title: Demo}")
     limited = titled.replace("aligned,", "aligned, y_limits: [[0, 1]],")
     text = "note: of demo\nmodel_name: Demo\nbars: {title: t, runs: [r]}\n" + limited
-    other = ["model=a/Other-1B", "heads.0.head=5", "note=of the other"]
-    changed = load(tmp_path, text, *other)
+    changed = load(tmp_path, text, "model=a/Other-1B", "note=of the other")
     assert (changed.title, changed.note, changed.bars) == ("Other-1B", "of the other", None)
     (panel,) = changed.panels
-    assert (panel.title, panel.y_limits) == ("Layer 1 Head 5", None)
+    assert (panel.title, panel.y_limits) == ("Layer 1 Head 1", None)
     unchanged = load(tmp_path, text, f"model={MODEL}")
     assert unchanged == load(tmp_path, text)
     (panel,) = unchanged.panels
@@ -128,7 +127,7 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
         "name: x\nkind: histogram\nprompts: {dataset: math500}\n"
         "models: [{name: Demo, model: toy, c: 0.32}]"
     )
-    (model,) = load(tmp_path, text, "model=smollm2").models
+    (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
     assert load_figure_config(tmp_path / "figure.yaml", model="smollm2").models == (model,)
 
