@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
@@ -466,7 +466,7 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
     """Read and check a run config; `overrides` are new values, by dotted keys.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
-    override of `conditions` may name conditions of the file, and drops its contrasts.
+    override of `conditions` may name conditions of the file, and drops contrasts of all others.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
@@ -488,8 +488,23 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
         for index, entry in enumerate(values["conditions"]):
             if isinstance(entry, str):
                 values["conditions"][index] = file_conditions.get(entry, entry)
-        values |= dict.fromkeys({"contrasts", "primary"} - overrides.keys())
+        _drop_contrasts(values, {"contrasts", "primary"} - overrides.keys())
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
+
+
+def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
+    """Drop contrasts of conditions that the config lacks, from the values of these keys."""
+    entries = values["conditions"]
+    if values.get("sweep"):
+        entries = entries + expand_sweep(values["sweep"])
+    names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
+    for key in keys:
+        contrasts = values.get(key)
+        if isinstance(contrasts, str) and not names.issuperset(read_contrast(contrasts)):
+            values[key] = None
+        elif isinstance(contrasts, list) and contrasts:
+            remaining = [text for text in contrasts if names.issuperset(read_contrast(text))]
+            values[key] = remaining if remaining else None
 
 
 def config_of_model(

@@ -107,11 +107,12 @@ CONTRASTED = {
 }
 
 
-def test_the_contrasts_of_a_file_hold_for_its_own_conditions(load):
-    config = load("conditions=[wo, mless, random]", **CONTRASTED)
-    assert (config.contrasts, config.primary) == (None, None)
-    config = load("conditions=[wo, mless]", "primary=mless - wo", **CONTRASTED)
-    assert (config.contrasts, config.primary) == (None, "mless - wo")
+@with_cases
+def test_contrasts_of_a_file_with_conditions_that_are_not_requested_are_dropped(
+    load, conditions, contrasts, primary
+):
+    config = load(f"conditions=[{conditions}]", **CONTRASTED)
+    assert (config.contrasts and [*config.contrasts], config.primary) == (contrasts, primary)
 
 
 def test_a_condition_of_the_file_is_requested_by_its_name(load):
