@@ -18,6 +18,7 @@ from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_ga
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
 from harness.engines.interventions.open_layers import opened_layers
+from harness.engines.interventions.user_functions import refuse_change
 from harness.errors import ConfigError, PromptMismatchError, list_near, print_message
 from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import loader_arguments
@@ -185,7 +186,10 @@ def refuse_changed_functions(
         # a function is the same for all prompts, so the first one is enough
         stored = source.problems[0].prompts[name].intervention or ()
         for change in changes:
-            if change.kind == "function" and change.resolve(name) not in stored:
+            if change.kind != "function":
+                continue
+            refuse_change(str(change.file), change.arguments)
+            if change.resolve() not in stored:
                 raise ConfigError(f"{name}: {change.file} has other content than when it was run.")
 
 

@@ -191,6 +191,10 @@ class FigureConfig(Strict):
                 "traces: activations are measured, the engine does not record them",
             ),
             (
+                self.prompts.controls,
+                "prompts: a figure shows no matched problems: expected no `controls`",
+            ),
+            (
                 self.prompts.flip and not has_curves,
                 "prompts: activations are shown of problems with any outcome: expected no `flip`",
             ),
@@ -241,7 +245,7 @@ class FigureConfig(Strict):
 
 
 def load_figure_config(
-    path: Path, overrides: Mapping[str, Any] | None = None, *, model: str | None = None
+    path: Path, overrides: Mapping[str, Any] = {}, *, model: str | None = None
 ) -> FigureConfig:
     """Read and check a figure config.
 

@@ -132,9 +132,11 @@ class _Session:
             )
             facts = backend.facts()  # waits for the first of several engines
             served = facts.get("served")
-            # a server can give another model the same name
-            if served and self._served and (changes := differences(self._served, served, "served")):
-                raise changed_settings(folder / JOURNAL, changes)
+            # a server can give another model the same name; a longer context changes no sample
+            if served and self._served and served["root"] != self._served["root"]:
+                raise changed_settings(
+                    folder / JOURNAL, differences(self._served, served, "served")
+                )
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)

@@ -64,7 +64,7 @@ def read_interventions(weight=10):
         about={"source": "run"},
         model=TOY_MODEL,
         model_arguments=settings.model_arguments(),
-        receipt={"config": settings.as_written()},
+        receipt={"config": settings.as_written(), "model": {}},
         read=pytest.fail,
         read_prompts=lambda: msgspec.json.decode(prompts, type=list[AnsweredPrompt]),
     )
@@ -105,6 +105,10 @@ def test_interventions_need_the_engine_and_the_function_of_the_run():
         settings.complete_from(source)
     source.problems[0].prompts["file"].intervention[0]["sha256"] = "another"
     with pytest.raises(ConfigError, match="has other content than when it was run"):
+        ProbeSettings(engine={}).complete_from(source)
+    missing = source.interventions["file"][0].model_copy(update={"file": "missing.py"})
+    source.interventions["file"] = [missing]
+    with pytest.raises(ConfigError, match=r"file missing.py: No such file"):
         ProbeSettings(engine={}).complete_from(source)
 
 

@@ -368,10 +368,11 @@ def test_a_run_with_cut_prompts_stops_without_them_and_continues_with_the_same_m
     result, _ = run_raw()
     assert result.returncode == 2
     assert 'Changed: served.root: "org/tiny" -> "org/other".' in result.stderr
-    server.models[0]["root"] = "org/tiny"
+    server.models[0] |= {"root": "org/tiny", "max_model_len": 8192}
     result, _ = run_raw()
     succeeded(result)
-    assert files.receipt["sessions"][-1]["engine"]["served"]["root"] == "org/tiny"
+    served = files.receipt["sessions"][-1]["engine"]["served"]
+    assert (served["root"], served["max_model_len"]) == ("org/tiny", 8192)
     frame = load_run(tmp_path / "run")
     assert (frame["server_tokens"] == frame["prompt_tokens"]).sum() == 8
 
