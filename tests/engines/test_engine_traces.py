@@ -1,4 +1,4 @@
-"""Traces that the engine records are those of the probe, and so are figures of them."""
+"""Traces that the engine records are those of the probe."""
 
 from dataclasses import replace
 
@@ -50,6 +50,11 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
     settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})
     run_probe(source, criterion, settings, tmp_path / "engine")
     assert_same_traces(tmp_path / "engine", tmp_path / "probe", problems=3)
+
+
+def change(activations, _):
+    """The function of the condition `file`, whose file is this one."""
+    return activations
 
 
 def read_interventions(weight=10):
