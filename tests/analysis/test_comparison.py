@@ -101,7 +101,7 @@ def test_every_column_is_described_and_the_splits_come_after_the_layout(run):
     assert list(compare(run).columns) == list(COMPARISON_COLUMNS)
     levels = run.assign(level=run["problem_id"].str.len())
     table = compare(levels, by=["level"])
-    assert list(table.columns)[:4] == ["model", "layout", "level", "condition"]
+    assert list(table.columns)[:4] == "model layout level condition".split()
     assert table.groupby("level")["problems"].first().to_dict() == {2: 10, 3: 50}
     assert set(table["tests"].dropna()) == {4}
 

@@ -161,7 +161,7 @@ def test_tables_of_a_run_go_by_fields_whatever_the_names_are(make_run, right_und
     table = by_condition(board)
     is_text = table.index.str.startswith("sentence-")
     assert table.loc[~is_text, "accuracy"].to_dict() == accuracies | {"answer-at-once_": 0.0}
-    columns = ["repeats", "problems", "wrong_to_right", "right_to_wrong"]
+    columns = "repeats problems wrong_to_right right_to_wrong".split()
     assert table.loc["mless", columns].tolist() == [4, 2, 1, 0]  # pairs of one instruction
     assert (table["draws"] == 4).all()
     assert table.loc["answer-at-once", "role"] != "reference"

@@ -141,7 +141,7 @@ def test_a_contrast_of_two_fillers_is_tested_like_any_other(registered, roles):
     table = by_condition(board)
     assert table["role"].to_dict() == roles
     row = table.loc["mless - random"]
-    assert row[["baseline", "primary", "tests", "verdict"]].tolist() == [
+    assert row["baseline primary tests verdict".split()].tolist() == [
         "random",
         True,
         1,

@@ -45,7 +45,7 @@ def folder(request, tmp_path):
     def answer(_, target):
         return f"\\boxed{{{target if rng.random() < 0.8 else -1234}}}", "stop"
 
-    conditions = ["wo", "mless", "mful", "random"]
+    conditions = "wo mless mful random".split()
     sampling = {"repeats": 5, "gen_kwargs": {"temperature": 0.5}, "replicates": 2, **REGISTERED}
     return write_run(tmp_path / "run", answer, limit=200, conditions=conditions, **sampling)
 

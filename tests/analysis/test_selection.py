@@ -248,7 +248,7 @@ def test_a_flip_is_a_change_in_the_number_of_correct_samples():
     samples = [RIGHT * right + WRONG * (3 - right) for right in range(4)]
     assert classify(samples[1], samples[2]) == "wrong_to_right"
     assert classify(samples[3], samples[2]) == "right_to_wrong"
-    unchanged = ["both_wrong", "both_wrong", "both_right", "both_right"]
+    unchanged = "both_wrong both_wrong both_right both_right".split()
     assert [classify(verdicts, verdicts) for verdicts in samples] == unchanged
 
 

@@ -74,7 +74,7 @@ def test_a_curve_is_the_mean_at_each_position_with_a_band_of_several_values(
 
 def test_compared_conditions_have_the_same_problems(traces):
     assert shared_problems(traces, ["wo"]) == "lone p0 p1 p2 p3".split()
-    assert shared_problems(traces, ["wo", "mless"]) == ["p0", "p1", "p2", "p3"]
+    assert shared_problems(traces, ["wo", "mless"]) == "p0 p1 p2 p3".split()
     message = "has no problem under all of wo, mful; it has wo, mless, random"
     with pytest.raises(ConfigError, match=message):
         shared_problems(traces, ["wo", "mful"])

@@ -233,7 +233,7 @@ def test_the_csv_contains_what_is_drawn(traces, tmp_path):
     figure = draw(config, traces)
     numbers = pandas.concat([read(config, traces), read_bars(config.bars)], ignore_index=True)
     files = write_figure(figure, numbers, tmp_path, config.name, {"seed": 7})
-    assert [file.suffix for file in files] == [".png", ".svg", ".pdf", ".csv"]
+    assert [file.suffix for file in files] == ".png .svg .pdf .csv".split()
     table = pandas.read_csv(files[-1], keep_default_na=False, na_values=[""])
     curves = table[table["kind"] == "curve"]
     for row, axes in enumerate(figure.axes[:2]):

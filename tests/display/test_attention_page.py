@@ -218,7 +218,7 @@ def test_prompts_of_ids_have_the_texts_of_their_tokens():
     token_ids, texts = _tokenize(text, tokenizer)
     assert "".join(texts) == text and "" in texts
     assert _tokenize(np.array(token_ids), tokenizer) == (token_ids, texts)
-    letters = tokenizer.convert_tokens_to_ids(["W", "h", "a", "t"])
+    letters = tokenizer.convert_tokens_to_ids([*"What"])
     assert _tokenize(letters, tokenizer) == (letters, ("W", "h", "a", "t"))
 
 

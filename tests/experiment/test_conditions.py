@@ -52,7 +52,7 @@ def names_of(conditions):
 
 
 def test_named_conditions_are_those_of_the_study():
-    assert list(NAMED_CONDITIONS) == ["wo", "mless", "mful", "random"]
+    assert list(NAMED_CONDITIONS) == "wo mless mful random".split()
     assert fit_filler(MLESS, None) == " ".join("/" * 55)
     assert fit_filler(as_condition("mful"), None).split() == ["he"] * 55
 

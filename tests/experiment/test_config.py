@@ -94,7 +94,7 @@ def test_the_identity_contains_what_can_change_a_sample(load, change, is_contain
 def test_the_contrasts_are_of_all_conditions_unless_they_are_named(
     load, change, contrasts, primary
 ):
-    config = load(**{"conditions": ["wo", "mless", "mful", "random"], **change})
+    config = load(**{"conditions": "wo mless mful random".split(), **change})
     assert [contrast_name(*pair) for pair in config.tested] == contrasts
     pair = config.primary_contrast
     assert (pair and contrast_name(*pair)) == primary
@@ -178,7 +178,7 @@ def test_a_folder_of_results_is_named_after_the_model_also_where_its_path_is_a_d
     (tmp_path / "Qwen" / "lora").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "Qwen" / "lora")
     names = [config_of_model(model).name for model in ("org/Q7", "..", "./", "../lora")]
-    assert names == ["Q7", "Qwen", "lora", "lora"]
+    assert names == "Q7 Qwen lora lora".split()
     options = {"dataset": {"path": "p.jsonl"}}
     assert config_of_model("org/Q7").name == config_of_model("org/Q7", dataset="math500").name
     assert config_of_model("org/Q7", options, dataset="p.jsonl").name == "Q7-p"

@@ -155,7 +155,7 @@ def write_stock_log(folder, form, name, change=()):
     )
 
 
-@pytest.mark.parametrize("form", ["raw", "chat", "messages", "wrapped"])
+@pytest.mark.parametrize("form", "raw chat messages wrapped".split())
 @with_cases
 def test_logs_whose_prompts_are_not_those_of_their_documents_are_refused(
     name, old, new, message, form, tmp_path
