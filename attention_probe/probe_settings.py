@@ -202,18 +202,14 @@ def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObj
         fingerprint: Its fingerprint.
     """
     stored, loaded = (
-        {"revision": facts.get("revision"), **(facts.get("sha256") or {})}
+        {"revision": facts.get("revision"), **(facts.get("sha256") or {})}.items()
         for facts in (source.fingerprint, fingerprint)
     )
-    changed = [
-        name
-        for name, digest in stored.items()
-        if digest and loaded.get(name) != digest and _MODEL_FILE.fullmatch(name)
-    ]
+    changed = [name for name, digest in stored - loaded if digest and _MODEL_FILE.fullmatch(name)]
     if changed and _locate(model) == _locate(source.model):
         raise ConfigError(
-            f"{source.name}: {', '.join(changed)} of {model} has other content than when it was "
-            "run: restore it, or name another model with --model."
+            f"{source.name}: {', '.join(sorted(changed))} of {model} has other content than when "
+            "it was run: restore it, or name another model with --model."
         )
 
 

@@ -172,10 +172,7 @@ class GraderProcess:
             raise LostProcess("timeout", f"over {limit_s:g} s")
         if exit_code == -signal.SIGPROF:
             raise LostProcess("timeout", f"over {GRADER_CPU_S} s of CPU time")
-        end = f"was killed by signal {-exit_code}"
-        if exit_code >= 0:
-            end = f"ended with exit code {exit_code}"
-        raise LostProcess("crashed", f"the grader {end}")
+        raise LostProcess("crashed", f"the grader ended with exit code {exit_code}")
 
     def _expire(self) -> None:
         self._has_expired = True

@@ -304,6 +304,10 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     }
     if fewshot := config.get("fewshot"):
         settings["fewshot"] = fewshot
+    for session in receipt.get("sessions", ()):  # all of them have the same model
+        served = (session.get("engine") or {}).get("served") or {}
+        if "root" in served:
+            settings["served_root"] = served["root"]
     entries = index_by_name(config["conditions"])
     if fresh := {name: entry["fresh"] for name, entry in entries.items() if "fresh" in entry}:
         settings["fresh"] = fresh

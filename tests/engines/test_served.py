@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import threading
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ from harness.engines.served_model import ServedModel
 from harness.errors import EngineError, ModelError
 from harness.experiment.generation_settings import Sampling
 from harness.finish_reasons import read_reason
-from harness.runs.run_files import RunFiles
+from harness.runs.run_files import RECEIPT, RunFiles
 from tests.conftest import succeeded
 from tests.engines.test_backends import SERVED, request
 from tests.make import TOY_DATA, TOY_MODEL, one_line, table_data, with_cases
@@ -347,7 +348,7 @@ def test_tokens_that_a_server_adds_to_every_prompt_are_reported(server, run_raw,
 
 
 def test_a_run_with_cut_prompts_stops_without_them_and_continues_with_the_same_model(
-    server, run_raw, tmp_path
+    server, run_raw, tmp_path, command
 ):
     def answer(body):
         # only prompts with the filler are longer
@@ -375,6 +376,11 @@ def test_a_run_with_cut_prompts_stops_without_them_and_continues_with_the_same_m
     assert (served["root"], served["max_model_len"]) == ("org/tiny", 8192)
     frame = load_run(tmp_path / "run")
     assert (frame["server_tokens"] == frame["prompt_tokens"]).sum() == 8
+    other_run = shutil.copytree(tmp_path / "run", tmp_path / "other")
+    receipt = (other_run / RECEIPT).read_text().replace("org/tiny", "org/other")
+    (other_run / RECEIPT).write_text(receipt)
+    table = command("compare", f"{tmp_path}/run:wo", f"{other_run}:mless").stdout
+    assert 'served_root: "org/tiny" -> "org/other"' in one_line(table)
 
 
 def test_samples_without_a_whole_reply_are_counted_by_condition(

@@ -101,7 +101,7 @@ def test_a_killed_worker_is_one_crash_and_the_pool_continues(pool):
     pool.submit("next", sum_job(6))
     os.kill(worker.pid, signal.SIGKILL)
     results = dict(pool.drain())
-    reason = "the grader was killed by signal 9"
+    reason = "the grader ended with exit code -9"
     assert results["lost"] == Grade(verdict="crashed", answer="x+5", reason=reason)
     assert results["next"].correct
     assert run_job(pool, sum_job(5)).correct  # a crash is not remembered
@@ -155,13 +155,13 @@ def test_an_audit_continues_after_a_lost_step(auditing):
     os.kill(worker.pid, signal.SIGKILL)
     ((_, audit),) = auditing.drain()
     assert audit.authors_rule is None
-    assert audit.audit_reason == "authors_rule: the grader was killed by signal 9"
+    assert audit.audit_reason == "authors_rule: the grader ended with exit code -9"
     assert audit.correct and audit.reason is None and audit.math_verify
     worker = suspend_worker()
     auditing.submit(2, audit_job(r"\boxed{2+1}"))
     os.kill(worker.pid, signal.SIGKILL)
     ((_, audit),) = auditing.drain()
-    assert (audit.verdict, audit.reason) == ("crashed", "the grader was killed by signal 9")
+    assert (audit.verdict, audit.reason) == ("crashed", "the grader ended with exit code -9")
     assert audit.audit_reason is None and audit.math_verify and not audit.authors_rule_strict
 
 
