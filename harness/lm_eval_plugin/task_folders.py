@@ -163,7 +163,9 @@ def _find_task(name: str) -> str:
         if "class" not in settings and settings.get("output_type", _GENERATES) == _GENERATES:
             generating.append(task)
     if name not in generating:
-        near = list_near(name, generating, 3)
+        family = name.partition("_")[0]
+        relatives = [task for task in generating if task.startswith(family)]
+        near = list_near(name, relatives or generating, 3)
         raise ConfigError(
             f"--wrap {name}: expected a single task of lm-eval that generates text and is written "
             f"in YAML, such as {near}."
