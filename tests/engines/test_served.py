@@ -397,7 +397,7 @@ def test_samples_without_a_whole_reply_are_counted_by_condition(
     server.answer, server.is_broken = answer, False
     result, table = run_raw()
     succeeded(result)
-    assert "reply of the server, which count as not correct: w/o 1, w/ Mless 2." in table
+    assert "completion of the server, which count as not correct: w/o 1, w/ Mless 2." in table
     values = table_data(tmp_path / "run")
     assert [row["no_reply"] for row in values["mediators"]] == [25, 50]
     command("regrade", tmp_path / "run")
