@@ -7,7 +7,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
 from attention_probe.probed_model import Measure, flatten_prompts, open_model
@@ -22,9 +21,6 @@ from harness.experiment.prompts.prompt import Layout
 from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Source
 from harness.runs.records import as_json
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _read_facts = attrgetter("prompt_sha256", "intervention", "outcome", "control")
 """The facts in which a stored trace must agree with its prompt."""
@@ -99,9 +95,15 @@ def run_probe(
                 advance(len(prompts), len(prompts))
                 return traces.receipt
     with open_model(settings, prompts) as (measure, checks):
-        receipt = make_receipt(
-            settings, tokenizer, source=facts, selection=selection, self_check=checks
-        )
+        receipt = {
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "settings": asdict(settings),
+            "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
+            "source": facts,
+            "selection": selection,
+            "self_check": checks,
+            **versions_and_hashes.software(),
+        }
         # The model is open, so one that cannot be probed leaves no folder behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:
             refuse_differing_traces(traces, prompts)
@@ -190,23 +192,3 @@ def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> Tr
         options=options,
         flip=flip,
     )
-
-
-def make_receipt(
-    settings: ProbeSettings, tokenizer: PreTrainedTokenizerBase, **facts: JsonObject
-) -> JsonObject:
-    """The record of how a folder of traces came about.
-
-    Args:
-        settings: What is recorded.
-        tokenizer: The model's tokenizer.
-        facts: `source`, where the prompts are from; `selection`, how the problems were selected,
-            and their number; `self_check`, the errors that it measured, if it ran.
-    """
-    return {
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": asdict(settings),
-        "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-        **facts,
-        **versions_and_hashes.software(),
-    }

@@ -49,7 +49,7 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     problems = chosen_problems(traces, _PAIR)
     clusters = traces.clusters(problems)
     names = list(traces.get(problems[0], WITHOUT).activations)
-    bins = np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS
+    bins = _EDGES[:-1]
     quantities = pandas.DataFrame(
         {
             "quantity": names + ["histogram"] * len(bins),
@@ -115,8 +115,9 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
         f"prompts. Changes are relative, of the same prompts. {explanation}"
     )
-    with figure_style.drawing(0.6 + sum(heights) * len(config.models), note) as figure:
-        panels = figure.subplots(2 * len(config.models), height_ratios=heights * len(config.models))
+    all_heights = heights * len(config.models)
+    with figure_style.drawing(0.6 + sum(all_heights), note) as figure:
+        panels = figure.subplots(len(all_heights), height_ratios=all_heights)
         for model, above, below in zip(config.models, panels[::2], panels[1::2], strict=True):
             draw((above, below), table[table["panel"] == model.title], model.c)
             above.set_title(model.title, pad=3)

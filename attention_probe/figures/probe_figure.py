@@ -1,6 +1,5 @@
 """A figure from its config: measure what is missing, then draw."""
 
-import hashlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from harness.analysis.problem_selection import select
 from harness.display.figures.figure_style import write_figure
 from harness.errors import ConfigError
 from harness.experiment.model_settings import label_model
+from harness.experiment.prompts.prompt import hash_text
 from harness.runs import versions_and_hashes
 
 
@@ -105,7 +105,6 @@ def _measure(
     # Colours and labels are left out. Changing them does not start a new measurement.
     recorded = asdict(replace(settings, device=None))
     content = [recorded, source.prompts_sha256, selected, prompts.flip]
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    path = folder / f"{digest[:12]}.traces"
+    path = folder / f"{hash_text(json.dumps(content))[:12]}.traces"
     run_probe(source, prompts, settings, path, advance=advance)
     return path

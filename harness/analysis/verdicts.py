@@ -71,13 +71,12 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
         if reason and (reason.startswith(AT_CHANCE) or verdict not in PASSED):
             verdict = "unmeasured"
         row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
-        row["by_format"] = verdict in PASSED and _may_be_format(row)
-
-
-def _may_be_format(row: Row) -> bool:
-    """Whether the difference among answered samples may be 0 and is less than half of it."""
-    is_minor = 2 * abs(row["answered_difference"]) < abs(row["difference"])
-    return bool(is_minor and row["answered_low"] <= 0 <= row["answered_high"])
+        # the difference among answered samples may be 0 and is less than half of that among all
+        row["by_format"] = bool(
+            verdict in PASSED
+            and 2 * abs(row["answered_difference"]) < abs(row["difference"])
+            and row["answered_low"] <= 0 <= row["answered_high"]
+        )
 
 
 def explain_unmeasured(

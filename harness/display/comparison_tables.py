@@ -27,7 +27,11 @@ _TITLE_NOUNS = {
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    title, word_columns = describe_table(board)
+    clusters = (0, 0) if board.by else (board.clusters, board.copies)
+    names = ("model", "layout", *board.by, "condition", "problems", "repeats")
+    # the title names what all rows share
+    shared_values, word_columns = split_shared_values(records(board.comparison), names, clusters)
+    title = ", ".join(shared_values) or "Differences from the baseline"
     accuracy = replace(comparison_columns.ACCURACY, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
         accuracy = replace(accuracy, heading="score", format=mean)
@@ -62,14 +66,6 @@ def _depends_on_format(row: Row) -> bool:
 def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
     """The rows of a table of the leaderboard, without those of reference conditions."""
     return [row for row in records(table) if row.get("condition") not in board.reference_conditions]
-
-
-def describe_table(board: Leaderboard) -> tuple[str, list[Column]]:
-    """The title, which names what all rows share, and the columns of text in which they differ."""
-    clusters = (0, 0) if board.by else (board.clusters, board.copies)
-    names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    texts, columns = split_shared_values(records(board.comparison), names, clusters)
-    return ", ".join(texts) or "Differences from the baseline", columns
 
 
 def split_shared_values(

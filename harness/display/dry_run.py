@@ -104,9 +104,8 @@ def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
 
 def _count_filler(tasks: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most."""
-    counts: set[int] = set()
-    for task in tasks:
-        counts.update(prompt.filler_tokens for prompt in task.prompts)
+    prompts = chain.from_iterable(task.prompts for task in tasks)
+    counts = [prompt.filler_tokens for prompt in prompts]
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -115,11 +114,10 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
     A prompt counts once for each answer whose log-probability is measured.
     """
-    tokens = 0
-    for task in plan.tasks.values():
-        for prompt in task.prompts:
-            requests = plan.replicates(task) * max(1, len(prompt.answers))
-            tokens += requests * len(prompt.token_ids or ())
+    tokens = sum(
+        plan.replicates(task) * max(1, len(prompt.answers)) * len(prompt.token_ids or ())
+        for _, task, _, prompt in plan.rows
+    )
     return tokens * plan.config.repeats_per_prompt
 
 

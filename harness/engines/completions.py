@@ -78,13 +78,17 @@ def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completio
         completion = output.outputs[0]
         # an engine that shuts down reports requests that it did not finish with `abort`
         if read_reason(completion.finish_reason) in ("stop", "length"):
+            # vLLM has nothing for the first token. `prompt_logprobs=0` requests no alternatives, so
+            # each further dict has one entry: the prompt's token
+            positions = (output.prompt_logprobs or ())[1:]
+            tokens = [next(iter(position.values())) for position in positions]
             completions.append(
                 Completion(
                     request_id=output.request_id,
                     text=_read_text(output, tokenizer),
                     completion_tokens=len(completion.token_ids),
                     finish_reason=completion.finish_reason,
-                    prompt_logprobs=_read_prompt_logprobs(output.prompt_logprobs or ()),
+                    prompt_logprobs=[(token.logprob, token.rank) for token in tokens],
                 )
             )
     return completions, len(completions) < len(outputs)
@@ -126,13 +130,6 @@ def _read_text(output: Any, tokenizer: Any) -> str:
     detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
     detokenizer.update(token_ids, False)
     return str(detokenizer.get_next_output_text(True, False))
-
-
-def _read_prompt_logprobs(positions: Sequence[Any]) -> list[tuple[float, int]]:
-    """The log-probability and the rank of each token; vLLM has nothing for the first."""
-    # `prompt_logprobs=0` requests no alternatives, so each dict has one entry: the prompt's token
-    tokens = [next(iter(position.values())) for position in positions[1:]]
-    return [(token.logprob, token.rank) for token in tokens]
 
 
 def sampling_parameters(request: Request, recording: str = "") -> Any:

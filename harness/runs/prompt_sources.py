@@ -58,10 +58,12 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
     def parts(self) -> list[tuple[str, str]]:
         """Role and text of the full prompt, in order; text outside all segments is `template`."""
         requested = self.requested
+        if not self.prompt:
+            return []
         if not requested.segments:
-            return [("prompt", self.prompt)] if self.prompt else []
+            return [("prompt", self.prompt)]
         try:
-            spans = find_segments(requested, self.prompt) if self.prompt else []
+            spans = find_segments(requested, self.prompt)
         except PromptMismatchError:  # the template of a server, which is unknown here
             spans = []
         chunks, position = [], 0

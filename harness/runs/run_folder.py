@@ -189,7 +189,15 @@ def extend_identity(
     changes = _describe_changes(files, identity, prompts)
     if changes:
         raise changed_settings(files.path / JOURNAL, changes)
-    if (files.path / RECEIPT).is_file() and _adds_answers(files, identity, prompts):
+    # counted by condition, because each sample can have a task of its own
+    stored_counts = Counter(prompt.condition for prompt in files.prompts)
+    counts = Counter(prompt.condition for prompt in prompts)
+    adds_answers = any(
+        counts[task.condition] > stored_counts[task.condition]
+        or identity.tasks[name].samples > task.samples
+        for name, task in stored_identity.tasks.items()
+    )
+    if adds_answers and (files.path / RECEIPT).is_file():
         identity = replace(identity, looks=stored_identity.looks + 1)
     return identity
 
@@ -239,18 +247,6 @@ def _describe_changed_prompts(
             for change in differences(as_json(prompt), as_json(requested_prompt)):
                 changes[f"problem {problem_id}, {change}"] = None
     return list(changes)
-
-
-def _adds_answers(files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]) -> bool:
-    """Whether stored conditions get problems or samples."""
-    # counted by condition, because each sample can have a task of its own
-    stored_counts = Counter(prompt.condition for prompt in files.prompts)
-    counts = Counter(prompt.condition for prompt in prompts)
-    return any(
-        counts[task.condition] > stored_counts[task.condition]
-        or identity.tasks[name].samples > task.samples
-        for name, task in files.identity.tasks.items()
-    )
 
 
 def set_old_scores_aside(files: RunFiles) -> None:

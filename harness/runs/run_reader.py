@@ -125,27 +125,27 @@ class Run:
             ComparisonError: the logs are of several task versions or settings, or have different
                 problems under one id.
         """
-        files: list[tuple[str | None, Path]] = []
         if not isinstance(path, str | Path | Mapping):
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
+        files: list[tuple[str | None, Path]] = []
         if isinstance(path, Mapping):
-            files = [(condition, Path(file)) for condition, file in path.items()]
-            (condition, file), *further_items = path.items()
-            if not further_items and find_kind(Path(file)) != LM_EVAL:
-                table = read_scores(Path(file), metric, columns)
-                return cls(**describe_scores(str(file), condition, table))
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            return cls(**read_logs(name, files, metric=metric))
-        path = Path(path)
-        if path.is_file() and find_kind(path) != LM_EVAL:
-            return cls.load({path.stem: path}, metric=metric, columns=columns)
-        if not path.is_dir():
-            files = [(None, path)]
-        elif not has_run_files(path):
-            files = [(None, file) for file in find_logs(path)]
+            files = [(condition, Path(file)) for condition, file in path.items()]
+        else:
+            name, folder = str(path), Path(path)
+            if not folder.is_dir():
+                files = [(None, folder)]
+            elif not has_run_files(folder):
+                files = [(None, file) for file in find_logs(folder)]
         if files:
-            return cls(**read_logs(str(path), files, metric=metric))
-        run = cls.of(RunFiles(path))
+            (condition, file), *further_files = files
+            # logs in a folder are those of lm-eval by their names
+            is_single = not further_files and not Path(name).is_dir()
+            if is_single and find_kind(file) != LM_EVAL:
+                table = read_scores(file, metric, columns)
+                return cls(**describe_scores(str(file), condition or file.stem, table))
+            return cls(**read_logs(name, files, metric=metric))
+        run = cls.of(RunFiles(Path(name)))
         if metric not in (None, run.metric):
             raise ConfigError(
                 f"--metric {metric}: {path} is a run of mless, which has verdicts instead of "
