@@ -49,11 +49,6 @@ def main() -> None:
     title = "Benchmarks, cut short: no measure of speed" if small else "Benchmark results"
     page.write_text(report.page(title, sections, "make bench"), encoding="utf-8")
     say(f"written: {page.relative_to(ROOT)}")
-    if not small:
-        missed = []
-        for figures in sections:
-            missed += [row["measure"] for row in figures["rows"] if row["met"] is False]
-        say(f"targets missed: {'; '.join(missed)}" if missed else "all targets met")
 
 
 def run(name: str, path: Path, *, small: bool, shapes: Sequence[str] = ()) -> None:
