@@ -13,16 +13,16 @@ from harness.grading.notation import ROW_END, brackets, split_outside_brackets
 from harness.grading.relations import COMMAS, REALS, SET_OPERATORS, as_relation, is_name
 from harness.grading.units_and_words import readable_words, without_unit
 
-MOST_SIGNS = 4
+MOST_PLUS_MINUS_SIGNS = 4
 """Plus-minus signs in one element of a list, because each doubles the values to compare."""
 
-BASED = re.compile(
+NUMERAL_WITH_BASE = re.compile(
     r"[({]?([A-F]*\d[0-9A-F]*|[A-F]{2,})[)}]?"
     r"_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
 )
 """A numeral with its base as subscript, `1F_{16}`: a number, or a word such as `two`."""
 # the beginning of `x|x<5`, `x\in \mathbb{R}:x<5`
-_BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+_SET_BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 # `|x<5` in `(x,y)|x<5`
 _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 GEOMETRIC_NAMES = re.compile(
@@ -48,8 +48,8 @@ def split_atoms(text: str) -> Iterator[str]:
     """Split an answer at its commas, brackets and signs of relation, down to single values."""
     pieces: list[str] = []
     for member in split_members(text):
-        for term in as_relation(member)[0]:
-            for piece in split_outside_brackets(term, SET_OPERATORS)[0]:
+        for term in as_relation(member).terms:
+            for piece in split_outside_brackets(term, SET_OPERATORS).pieces:
                 pieces += _split_entries(piece)
     if pieces == [text]:
         yield text
@@ -62,13 +62,13 @@ def _split_entries(text: str) -> list[str]:
     if matrix:
         return [*chain.from_iterable(split_matrix(matrix))]
     kind, inner = brackets(text)
-    return split_outside_brackets(inner, COMMAS if kind else COLONS)[0]
+    return split_outside_brackets(inner, COMMAS if kind else COLONS).pieces
 
 
 def is_readable(atom: str) -> bool:
     """Whether a piece of `split_atoms` is words, a name, a symbol, or a formula with a value."""
     is_text = readable_words(atom) or is_name(atom) or GEOMETRIC_NAMES.match(atom)
-    if is_text or BASED.fullmatch(atom) or atom in _SYMBOLS:
+    if is_text or NUMERAL_WITH_BASE.fullmatch(atom) or atom in _SYMBOLS:
         return True
     return has_value(without_unit(atom)[0])
 
@@ -90,7 +90,7 @@ def coordinates(members: list[str]) -> list[str]:
     A point may have the names of its coordinates before it, as in `(x,y)=(1,2)`.
     """
     if names_unknowns(members):
-        relations = [as_relation(member)[0] for member in members]
+        relations = [as_relation(member).terms for member in members]
         # equations may stand in any order, but coordinates are compared in that of their names
         if all(name in ("x", "y", "z") for name, _ in relations):
             relations.sort()
@@ -98,7 +98,7 @@ def coordinates(members: list[str]) -> list[str]:
     terms, operators = as_relation(members[0])
     kind, inner = brackets(terms[-1])
     is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
-    return split_outside_brackets(inner, COMMAS)[0] if is_point else members
+    return split_outside_brackets(inner, COMMAS).pieces if is_point else members
 
 
 def split_members(text: str) -> list[str]:
@@ -107,7 +107,7 @@ def split_members(text: str) -> list[str]:
     A single answer is the only element of its list.
     """
     text = without_set_braces(text)
-    members = [member for member in split_outside_brackets(text, COMMAS)[0] if member]
+    members = [member for member in split_outside_brackets(text, COMMAS).pieces if member]
     if not members:
         members = [text]
     return [*chain.from_iterable(map(_both_signs, members))]
@@ -123,7 +123,7 @@ def without_set_braces(text: str) -> str:
     kind, inner = brackets(text)
     if kind == "\\{\\}":
         # `\{x|x<5\}` is the same set as its inequality; with another condition the braces stay
-        builder = _BUILDER.match(inner)
+        builder = _SET_BUILDER.match(inner)
         if builder:
             text = inner[builder.end() :]
         elif inner != "\\emptyset" and not _CONDITION.search(inner):
@@ -134,22 +134,22 @@ def without_set_braces(text: str) -> str:
 def _both_signs(text: str) -> Iterator[str]:
     pieces = re.split(r"\\(pm|mp) ?", text)
     signs = pieces[1::2]
-    # before the product, whose size doubles with each sign
-    if len(signs) > MOST_SIGNS:
-        raise TooLarge(f"more than {MOST_SIGNS} choices of sign")
-    choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
+    # refused before the product is made, because its size doubles with each sign
+    if len(signs) > MOST_PLUS_MINUS_SIGNS:
+        raise TooLarge(f"more than {MOST_PLUS_MINUS_SIGNS} choices of sign")
+    sign_choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
     if "mp" in signs:  # the upper signs belong together, and so do the lower signs
-        upper = ["-+"[sign == "pm"] for sign in signs]
-        lower = ["+-"[sign == "pm"] for sign in signs]
-        choices = upper, lower
-    for choice in choices:
-        yield "".join(chain(*zip_longest(pieces[::2], choice, fillvalue="")))
+        upper_signs = [{"pm": "+", "mp": "-"}[sign] for sign in signs]
+        lower_signs = [{"pm": "-", "mp": "+"}[sign] for sign in signs]
+        sign_choices = upper_signs, lower_signs
+    for chosen_signs in sign_choices:
+        yield "".join(chain(*zip_longest(pieces[::2], chosen_signs, fillvalue="")))
 
 
 def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign before the matrix."""
     lines, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROWS)
-    rows = [split_outside_brackets(line, _CELLS)[0] for line in lines]
+    rows = [split_outside_brackets(line, _CELLS).pieces for line in lines]
     factor = matrix["factor"]
     if not factor:
         return rows

@@ -48,12 +48,12 @@ _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 """A gold answer such as `no` or `low`: few products have a vowel as second letter."""
 # `58,500`, `1,234,567`
-_GROUPED = re.compile(r"[1-9]\d?(?:,\d{3})+")
+_DIGIT_GROUPS = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _UNIONS = frozenset(["\\cup"])
 # `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`; not `\left`
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 # several answers behind an option: `,B`, `B`, `5 or 6`, `(B)`
-SEVERAL = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
+SEVERAL_ANSWERS = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 _SAYS_MORE = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
 )
@@ -68,16 +68,16 @@ def same_mathematics(answer: str, target: str) -> bool:
     """
     answers, targets = readings(answer, target), readings(target, answer)
     # 58,500 may be one number, so the order counts: `500,58` is wrong
-    is_grouped = any(_GROUPED.fullmatch(text) for text in targets) and len(targets) > 1
-    same = _same_list if is_grouped else _same_answer
-    if any(starmap(same, product(answers, targets))):
+    is_grouped = any(_DIGIT_GROUPS.fullmatch(text) for text in targets) and len(targets) > 1
+    are_same = _same_list if is_grouped else _same_answer
+    if any(starmap(are_same, product(answers, targets))):
         return True
     option = _OPTION.fullmatch(plain(answer))
     if not option:
         return False
     # `(B) 5` names an option twice, so the gold answer may be the letter or the text
     letter, text = filter(None, option.groups())
-    if SEVERAL.search(text):
+    if SEVERAL_ANSWERS.search(text):
         return False
     target_letter = readable_words(plain(target))
     if target_letter and target_letter in "ABCDE":
@@ -128,7 +128,10 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
 
 
 def _same_element(answer: str, target: str) -> bool:
-    """Compare two elements of lists. Neither has a comma outside its brackets."""
+    """Compare two elements of lists. Neither has a comma outside its brackets.
+
+    The kinds of elements are tried in turn, and the first kind of which they are decides.
+    """
     answer, target = (
         "\\infty" if element == "+\\infty" else element for element in (answer, target)
     )
@@ -142,13 +145,13 @@ def _same_element(answer: str, target: str) -> bool:
         are_same = same_sets(answer, target)
         if are_same is not None:
             return are_same
-    if answer_relation[1] or target_relation[1]:
+    if answer_relation.operators or target_relation.operators:
         return _same_relation(answer_relation, target_relation)
     if _DATE.fullmatch(target):
         # 05 is also written 5
         return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
     words = readable_words(answer), readable_words(target)
-    # Up to three letters may be a product.
+    # up to three letters may be a product, such as `abc`
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and (are_words or _SHORT_WORD.fullmatch(target)):
         return words[0] == words[1]
@@ -156,7 +159,7 @@ def _same_element(answer: str, target: str) -> bool:
     if None not in names:
         return names[0] == names[1]
     if "\\cup" in answer + target:
-        unions = [split_outside_brackets(text, _UNIONS)[0] for text in (answer, target)]
+        unions = [split_outside_brackets(text, _UNIONS).pieces for text in (answer, target)]
         if max(map(len, unions)) > 1:
             return _same_in_any_order(*unions)
     answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
@@ -171,36 +174,35 @@ def _same_enclosed(answer: str, target: str) -> bool:
     """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
     (answer_kind, answer_inner), (target_kind, target_inner) = brackets(answer), brackets(target)
     if answer_kind == target_kind == "\\{\\}":
-        answers, targets = split_members(answer), split_members(target)
-        if answers != [answer] or targets != [target]:
-            return _same_in_any_order(answers, targets)
+        members, target_members = split_members(answer), split_members(target)
+        if members != [answer] or target_members != [target]:
+            return _same_in_any_order(members, target_members)
         # `\{x|x<5\}` has no members to sort, because its element stands before its condition
-        answers, targets = (
-            split_outside_brackets(inner, CONDITIONS)[0] for inner in (answer_inner, target_inner)
+        element_and_condition, target_element_and_condition = (
+            split_outside_brackets(inner, CONDITIONS).pieces
+            for inner in (answer_inner, target_inner)
         )
-        return same_in_order(answers, targets, _same_answer)
-    # without brackets an element has no comma
-    answers, targets = (
-        split_outside_brackets(inner, COMMAS)[0] for inner in (answer_inner, target_inner)
+        return same_in_order(element_and_condition, target_element_and_condition, _same_answer)
+    # without brackets an element has no comma, so it is its only entry
+    entries, target_entries = (
+        split_outside_brackets(inner, COMMAS).pieces for inner in (answer_inner, target_inner)
     )
-    if max(len(answers), len(targets)) > 1 or "[" in answer_kind + target_kind:
-        return answer_kind == target_kind and same_in_order(answers, targets, _same_answer)
-    answers, targets = (
-        split_outside_brackets(answer, COLONS)[0],
-        split_outside_brackets(target, COLONS)[0],
-    )
-    if max(len(answers), len(targets)) > 1:
-        return same_ratio(answers, targets)
+    if max(len(entries), len(target_entries)) > 1 or "[" in answer_kind + target_kind:
+        return answer_kind == target_kind and same_in_order(entries, target_entries, _same_answer)
+    terms = split_outside_brackets(answer, COLONS).pieces
+    target_terms = split_outside_brackets(target, COLONS).pieces
+    if max(len(terms), len(target_terms)) > 1:
+        return same_ratio(terms, target_terms)
     return same_quantity(answer, target)
 
 
 def _same_relation(answer: Relation, target: Relation) -> bool:
     """Compare two relations, or a relation with a text that is not one."""
-    if not target[1]:
-        return _states(answer, target[0][0], is_answer=True)
-    if not answer[1]:
-        return _states(target, answer[0][0], is_answer=False)
-    if answer[1] == target[1] and all(map(_same_answer, answer[0], target[0])):
+    if not target.operators:
+        return _states(answer, target.terms[0], is_answer=True)
+    if not answer.operators:
+        return _states(target, answer.terms[0], is_answer=False)
+    if answer.operators == target.operators and all(map(_same_answer, answer.terms, target.terms)):
         return True
     return same_comparison(answer, target)
 
@@ -219,8 +221,8 @@ def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
 def _may_agree_in_chain(term: str, last: str) -> bool:
     """Whether a term of a chain such as `2+3=5` agrees with the last term.
 
-    False only if the term is readable and differs, says more, or has open brackets. A term that the
-    grader cannot read is not held against the answer.
+    It does not agree only if it is readable and differs, says more, or has open brackets. A term
+    that the grader cannot read is not held against the answer.
     """
     with suppress(ValueError):
         return integer_value(term) == integer_value(last)
@@ -239,6 +241,7 @@ def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
     is_scaled_determinant = any(
         matrix["factor"] and matrix["kind"] in ("v", "V") for matrix in matrices
     )
+    # brackets or parentheses, or none, mean the same; bars and braces do not
     if is_scaled_determinant or (len(kinds) > 1 and kinds & set("vVB")):
         return False
     answer_rows, target_rows = map(split_matrix, matrices)

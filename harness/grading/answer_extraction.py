@@ -13,17 +13,17 @@ from msgspec import Struct
 
 from harness.boxes import read_boxes
 from harness.decimal_commas import with_decimal_points
-from harness.grading.answer_equality import SEVERAL
+from harness.grading.answer_equality import SEVERAL_ANSWERS
 from harness.reasoning_markers import Markers, skip_reasoning
 
 # `\textbf{B}` and `**B**` are `B`
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\{([^{}]*)\}|\\[ ,;:!]|\*\*|\$")
-_NAMED = re.compile(
+_LETTER_AND_TEXT = re.compile(
     r"(?s)(?:(?i:option|choice|answer)\W{1,3})?[(\[]?(?P<letter>[A-Z]|(?<=\()[a-z](?=\)))"
     r"(?:[)\].:,]+ ?|\Z)(?P<text>.*)"
 )
 """A letter and what follows it. A small letter without brackets may be a variable."""
-_FURTHER = re.compile(r"\W*[A-Z](?:[)\].:,;]|\Z)")
+_FURTHER_LETTER = re.compile(r"\W*[A-Z](?:[)\].:,;]|\Z)")
 """Begins a text that names a further letter: `B,C` after `A,`."""
 
 LONGEST_ANSWER = 2000
@@ -164,7 +164,6 @@ def read_line(text: str, finish_reason: str | None = None) -> list[str]:
     line, because the answer might have gone on.
     """
     line, line_break, _ = text.lstrip().partition("\n")
-    # the line has not ended, so its answer may be incomplete
     if finish_reason == "length" and not line_break:
         return []
     boxes = read_boxes(line)
@@ -175,32 +174,37 @@ def read_line(text: str, finish_reason: str | None = None) -> list[str]:
 
 
 def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The text that an answer must be: itself if it names the right choice, nothing if another.
+    """The accepted texts for an answer.
 
-    If it names none, it must be the text of the right choice.
+    An answer that names the right choice is accepted as it is. For an answer that names another
+    choice no text is accepted. An answer that names no choice must be the text of the right choice.
 
-    An answer names a choice by its letter, with or without a text after it, or by its exact text. A
-    text that is another choice's, or names several, is not the text of its letter.
+    An answer names a choice by its letter, with or without a text after the letter, or by the exact
+    text of the choice. A text after a letter contradicts it if the text is that of another choice,
+    or names several choices.
 
     Args:
         answer: The answer.
         target: The letter of the right choice.
         choices: The texts of all choices in their order.
     """
-    texts = dict(zip(ascii_uppercase, map(_simplify, choices), strict=False))
-    text = _simplify(answer)
-    match = _NAMED.fullmatch(text)
-    if match and match["letter"].upper() in texts:
+    text_of_letter = dict(zip(ascii_uppercase, map(_simplify, choices), strict=False))
+    choice_texts, right_text = text_of_letter.values(), text_of_letter[target]
+    simple_answer = _simplify(answer)
+    match = _LETTER_AND_TEXT.fullmatch(simple_answer)
+    if match and match["letter"].upper() in text_of_letter:
         text = match["text"]
-        is_other = text in texts.values() or SEVERAL.search(text) or _FURTHER.match(text)
-        is_right = match["letter"].upper() == target and (text == texts[target] or not is_other)
-    elif text in texts.values():
-        is_right = text == texts[target]
+        contradicts_letter = text != right_text and (
+            text in choice_texts or SEVERAL_ANSWERS.search(text) or _FURTHER_LETTER.match(text)
+        )
+        is_right = match["letter"].upper() == target and not contradicts_letter
+    elif simple_answer in choice_texts:
+        is_right = simple_answer == right_text
     else:
         return (choices[ascii_uppercase.index(target)],)
     return (answer,) if is_right else ()
 
 
 def _simplify(text: str) -> str:
-    """A text without commands of fonts, signs of formulas, and further blanks."""
+    """A text without font commands and dollar signs, and with single blanks."""
     return " ".join(_MARKUP.sub(r" \1 ", text).split())

@@ -48,6 +48,7 @@ def find_answer(completion: str) -> tuple[str, str]:
     for form, marker in FORMS.items():
         ends = [match.end() for match in marker.finditer(text)]
         if ends and (match := _ANSWER.match(text, ends[-1])):
+            # only one of the alternatives has matched its group
             return form, match[match.lastindex or 0].strip()
     line = text.rpartition("\n")[2]
     if line and not _WORD.search(line):

@@ -16,14 +16,14 @@ from harness.grading.answer_extraction import (
     Verdict,
     read_answer,
 )
-from harness.grading.formula import DEEPEST, TooLarge, blame_gold_answer
+from harness.grading.formula import DEEPEST_NESTING, TooLarge, blame_gold_answer
 from harness.grading.formula_values import begin_comparison
 from harness.grading.notation import plain
 
 GRADER_VERSION = 9
 """Goes up whenever a verdict can change."""
-MOST_RELATIONS = 20
-"""Equals signs in a chain such as `a=b=c`, because each term is compared with the last term."""
+MOST_EQUALS_SIGNS = 20
+"""Most equals signs in a chain, such as `a=b=c`: each term is compared with the last term."""
 
 
 def grade(
@@ -50,7 +50,7 @@ def grade(
     return answer if isinstance(answer, Grade) else compare_answers(answer, target)
 
 
-def compare_answers(answer: str, *targets: str, decimal: str | None = None) -> Grade:
+def compare_answers(answer: str, *targets: str, decimal_sign: str | None = None) -> Grade:
     """Grade the content of a box against the accepted answers.
 
     The length of the texts bounds the cost. Even so, text of a model is compared only in worker
@@ -59,7 +59,8 @@ def compare_answers(answer: str, *targets: str, decimal: str | None = None) -> G
     Args:
         answer: The result of `read_answer`.
         *targets: The gold answer, as it would stand in a box, and further accepted answers.
-        decimal: With a comma the answer is also read with a decimal comma; the targets have points.
+        decimal_sign: If it is a comma, the answer is also read with a decimal comma. The targets
+            have points.
 
     Raises:
         MemoryError: The worker, which knows its limit, handles this error.
@@ -67,7 +68,7 @@ def compare_answers(answer: str, *targets: str, decimal: str | None = None) -> G
     verdict: Verdict
     reason = None
     answers = [answer]
-    if decimal == ",":
+    if decimal_sign == ",":
         answers.append(with_decimal_points(answer))
     begin_comparison()
     try:
@@ -95,15 +96,15 @@ def _check_size(text: str) -> None:
     """Raise `TooLarge` if an answer would take too much work to compare."""
     if len(text) > LONGEST_ANSWER:
         raise TooLarge(TOO_LONG)
-    text = plain(text)
-    if len(text) > LONGEST_ANSWER:  # one character may stand for many
+    plain_text = plain(text)
+    if len(plain_text) > LONGEST_ANSWER:  # one character may stand for many
         raise TooLarge(TOO_LONG)
-    if text.count("=") > MOST_RELATIONS:
-        raise TooLarge(f"more than {MOST_RELATIONS} equals signs")
+    if plain_text.count("=") > MOST_EQUALS_SIGNS:
+        raise TooLarge(f"more than {MOST_EQUALS_SIGNS} equals signs")
     # deep nesting is refused before the text is read, because reading is recursive
-    depths = accumulate((character in "([{") - (character in ")]}") for character in text)
-    if max(depths, default=0) > DEEPEST:
-        raise TooLarge(f"nested deeper than {DEEPEST}")
+    depths = accumulate((character in "([{") - (character in ")]}") for character in plain_text)
+    if max(depths, default=0) > DEEPEST_NESTING:
+        raise TooLarge(f"nested deeper than {DEEPEST_NESTING}")
 
 
 def describe_gold(target: str) -> str | None:

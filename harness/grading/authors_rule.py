@@ -77,12 +77,12 @@ def rewrite(answer: str) -> str:
 
 def _brace_roots(text: str) -> str:
     r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command gets braces."""
-    before, *arguments = text.split("\\sqrt")
+    braced_text, *arguments = text.split("\\sqrt")
     for argument in arguments:
         if argument[0] != "{":
             argument = f"{{{argument[0]}}}{argument[1:]}"
-        before += "\\sqrt" + argument
-    return before
+        braced_text += "\\sqrt" + argument
+    return braced_text
 
 
 def _brace_fractions(text: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
-DEEPEST = 40
+DEEPEST_NESTING = 40
 """Most levels of nested brackets."""
 
 Value = Any
@@ -40,9 +40,10 @@ _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 # `\sqrt`, `\pi `
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 # `\frac12` in `3\frac12`; not in `3\frac12!`
-_MIXED = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MIXED_NUMBER = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
+_CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
+"""The command that closes each pair of rounding brackets, by the command that opens it."""
 # the next factor in `2(x+1)` or `2\sqrt3`
 _STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
 # `x` in `\sin x`, but not the `\cos` of `\sin x\cos x`
@@ -68,7 +69,7 @@ class Unreadable(Exception):
     """The reader cannot read the formula, or the point has no value for it."""
 
 
-def read(plain: str, point: Any) -> Value:
+def read(formula: str, point: Any) -> Value:
     """Read the value of a formula in plain notation, without unit, at a point.
 
     Raises:
@@ -77,10 +78,10 @@ def read(plain: str, point: Any) -> Value:
         TooLarge: The value would take too much work to write out.
         ZeroDivisionError: The formula divides by zero.
     """
-    reader = _Reader(plain, point)
+    reader = _Reader(formula, point)
     value = reader.read_sum()
-    if reader.position < len(plain):
-        raise Unreadable(plain[reader.position :])
+    if reader.position < len(formula):
+        raise Unreadable(formula[reader.position :])
     return value
 
 
@@ -90,7 +91,7 @@ class _Reader:
     def __init__(self, text: str, point: Any) -> None:
         self.text, self.point = text, point
         self.position, self.depth = 0, 0
-        # Since the last bracket. Inside bars, a bar closes where it could also open.
+        # Bars opened since the last bracket. While one is open, the next bar closes it.
         self.open_bars = 0
 
     def peek(self) -> str:
@@ -108,9 +109,14 @@ class _Reader:
         return pattern.match(self.text, self.position)
 
     def nested(self, read_rule: Callable[[], Value], *, bars: int = 0) -> Value:
+        """Read a rule one level deeper, where `bars` bars are open.
+
+        Raises:
+            TooLarge: The level is deeper than `DEEPEST_NESTING`, so recursion could fail.
+        """
         outer_bars, self.open_bars = self.open_bars, bars
         self.depth += 1
-        if self.depth > DEEPEST:
+        if self.depth > DEEPEST_NESTING:
             raise TooLarge("nested too deep")
         value = read_rule()
         self.depth -= 1
@@ -127,12 +133,12 @@ class _Reader:
         return value
 
     def read_signed(self, read_rule: Callable[[], Value]) -> Value:
-        negative = False
+        is_negative = False
         while self.peek() in ("+", "-"):
-            negative ^= self.peek() == "-"
+            is_negative ^= self.peek() == "-"
             self.position += 1
         value = read_rule()
-        return self.point.times(Fraction(-1), value) if negative else value
+        return self.point.times(Fraction(-1), value) if is_negative else value
 
     def read_term(self) -> Value:
         value = self.read_factor()
@@ -161,12 +167,12 @@ class _Reader:
 
     def read_exponent(self) -> Value:
         value = self.read_signed(self.read_exponent_operand)
-        return (
-            self.point.power(value, self.nested(self.read_exponent)) if self.accept("^") else value
-        )
+        if self.accept("^"):
+            value = self.point.power(value, self.nested(self.read_exponent))
+        return value
 
     def read_exponent_operand(self) -> Value:
-        """Without braces a number extends to its last digit, because 2^10 is meant to be 1024."""
+        """Read an operand. Without braces a number extends to its last digit: 2^10 is 1024."""
         return self.read_number(mixed=False) if self.peek().isdecimal() else self.read_argument()
 
     def read_number(self, *, mixed: bool = True) -> Value:
@@ -181,7 +187,7 @@ class _Reader:
         value = Fraction(int("0" + integer + decimals), 10 ** len(decimals))
         if repeating:
             value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
-        fraction = self.match(_MIXED)
+        fraction = self.match(_MIXED_NUMBER)
         if fraction and mixed and match.group().isdecimal():
             numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
             if numerator < denominator:
@@ -194,8 +200,8 @@ class _Reader:
         character = self.peek()
         if character.isdecimal() or character == ".":
             return self.read_number()
-        if character in _CLOSING:
-            return self.read_enclosed(character, _CLOSING[character])
+        if character in _CLOSING_BRACKETS:
+            return self.read_enclosed(character, _CLOSING_BRACKETS[character])
         if character == "|":
             return self.point.function("abs", self.read_enclosed("|", "|", bars=1))
         command = self.match(_COMMAND)
@@ -250,7 +256,7 @@ class _Reader:
             Unreadable: The end of the argument is ambiguous, as in `\\sin x/2` and
                 `\\sin 2(x+1)`.
         """
-        if self.peek() in (*_CLOSING, "|"):
+        if self.peek() in (*_CLOSING_BRACKETS, "|"):
             return self.read_atom()
         value = self.read_signed(self.read_factor)
         while self.match(_STARTS_ARGUMENT):

@@ -26,19 +26,19 @@ MOST_BITS = 10_000
 MOST_RESULT_BITS = 800
 """Most bits of a value that is compared. Of larger values no digits would remain to compare."""
 AGREEMENT_BITS = 83
-AGREEMENT = 2.0**-AGREEMENT_BITS
+TOLERANCE = 2.0**-AGREEMENT_BITS
 """Values agree if their relative difference is smaller: 25 digits."""
-POINTS = 12
+POINT_COUNT = 12
 """The number of points at which formulas with letters are compared."""
 SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
 """The range of the absolute values that are substituted for a letter, and their denominator: a
 prime, so that no value is a simple fraction of a period."""
 COMPARISON_BUDGET = 40_000
-"""For all pairs of formulas in one comparison: about a second, if a list has many long entries.
-Each function costs 1, and so do 16 characters that are computed at a point."""
-BUDGET = 6_000
-"""For the functions of one pair of formulas, at all points. A factorial or binomial costs 20, and a
-step with long fractions up to 32."""
+"""The budget for all pairs of formulas in one comparison: about a second, if a list has many long
+entries. Each function costs 1, and so do 16 characters that are computed at a point."""
+PAIR_BUDGET = 6_000
+"""The budget for the functions of one pair of formulas, at all points. A factorial or binomial
+costs 20, and a step with long fractions up to 32."""
 
 _NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
 """The largest rounding error of a value that is 0."""
@@ -53,8 +53,8 @@ _FUNCTIONS |= {
     "lfloor": lambda x: mpmath.floor(x + _NOISE), "lceil": lambda x: mpmath.ceil(x - _NOISE),
 }  # fmt: skip
 _COMBINATORIAL = ("!", "binom")
-_LARGEST_ARGUMENT = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13)
-_LARGEST_ARGUMENT |= dict.fromkeys(_COMBINATORIAL, 10)
+_MOST_ARGUMENT_BITS = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13)
+_MOST_ARGUMENT_BITS |= dict.fromkeys(_COMBINATORIAL, 10)
 """Most bits of the arguments of functions that would otherwise be too large or too slow."""
 
 _comparison_budget = [COMPARISON_BUDGET]
@@ -94,7 +94,7 @@ def constant_ratio(answer: str, target: str) -> float:
     if not pairs or not all(map(_is_nonzero, chain.from_iterable(pairs))):
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
-        ratios = [a / b for a, b in starmap(_alike, pairs)]
+        ratios = [a / b for a, b in starmap(_in_one_precision, pairs)]
     if any(isinstance(ratio, mpmath.mpc) or not _agree(ratio, ratios[0]) for ratio in ratios):
         return 0.0
     return float(ratios[0])
@@ -137,7 +137,7 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
     If a formula is not readable, both values are None.
     """
     point, has_values, size_error = Point(), False, None
-    for index in range(POINTS):
+    for index in range(POINT_COUNT):
         try:
             value = point.value(answer, index)
             with blame_gold_answer():
@@ -167,15 +167,15 @@ def letter_value(letter_index: int, point_index: int) -> Fraction:
 
 def _agree(a: Value, b: Value) -> bool:
     with mpmath.workprec(PRECISION_BITS):
-        a, b = _alike(a, b)
+        a, b = _in_one_precision(a, b)
         if isinstance(a, Fraction):
             return bool(a == b)
         scale = max(abs(a), abs(b))
-        return bool(scale < _NOISE or abs(a - b) <= AGREEMENT * min(1, scale))
+        return bool(scale < _NOISE or abs(a - b) <= TOLERANCE * min(1, scale))
 
 
-def _alike(a: Value, b: Value) -> tuple[Value, Value]:
-    """Both values exactly if both are exact, else both rounded."""
+def _in_one_precision(a: Value, b: Value) -> tuple[Value, Value]:
+    """Both values exactly if both are exact; otherwise both rounded."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return a, b
     return _rounded(a), _rounded(b)
@@ -183,11 +183,11 @@ def _alike(a: Value, b: Value) -> tuple[Value, Value]:
 
 def _rounded(value: Value) -> Value:
     if isinstance(value, Fraction):
-        return _not_small(mpmath.mpf(value.numerator) / value.denominator)
+        return _refuse_tiny(mpmath.mpf(value.numerator) / value.denominator)
     return value
 
 
-def _not_small(value: Value) -> Value:
+def _refuse_tiny(value: Value) -> Value:
     """Return a value unless it is so small that it would pass for a rounded 0."""
     if value and mpmath.mag(value) < -MOST_RESULT_BITS:
         raise TooLarge("number too small")
@@ -213,12 +213,12 @@ class Point:
     def __init__(self) -> None:
         self.letters: dict[str, int] = {}
         self.letters_read = 0
-        self._index, self._is_complex, self._budget = 0, False, BUDGET
+        self._index, self._is_complex, self._budget = 0, False, PAIR_BUDGET
 
     def value(self, formula: str, index: int) -> Value | None:
         """The formula's value at the point with this index; None where it has no value."""
         self._index, self._is_complex = index, False
-        self._spend(len(formula) >> 4)
+        self._spend(len(formula) // 16)
         with mpmath.workprec(PRECISION_BITS):
             try:
                 value = read(formula, self)
@@ -259,12 +259,12 @@ class Point:
 
     def plus(self, a: Value, b: Value) -> Value:
         """The sum."""
-        a, b = _alike(a, b)
+        a, b = _in_one_precision(a, b)
         return self.checked(a + b)
 
     def times(self, a: Value, b: Value) -> Value:
         """The product."""
-        a, b = _alike(a, b)
+        a, b = _in_one_precision(a, b)
         return self.checked(a * b)
 
     def power(self, base: Value, exponent: Value) -> Value:
@@ -274,15 +274,15 @@ class Point:
             # an exact power with a long numerator or denominator would take too long
             if abs(exponent) * _bits(base) <= EXACT_BITS:
                 return self.checked(base**exponent.numerator)
-        base, power = _rounded(base), _rounded(exponent)
-        size = max(1, abs(mpmath.mag(base))) if base else 0  # bits of the base
-        if mpmath.mag(power) + mpmath.mag(size) > MOST_BITS.bit_length():
+        base, rounded_exponent = _rounded(base), _rounded(exponent)
+        base_bits = max(1, abs(mpmath.mag(base))) if base else 0
+        if mpmath.mag(rounded_exponent) + mpmath.mag(base_bits) > MOST_BITS.bit_length():
             raise TooLarge("number too large")
         if is_rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
-            value = (-1 if exponent.numerator % 2 else 1) * mpmath.power(-base, power)
+            value = (-1 if exponent.numerator % 2 else 1) * mpmath.power(-base, rounded_exponent)
         else:
-            value = mpmath.power(base, power)
-        return self.checked(_not_small(value))
+            value = mpmath.power(base, rounded_exponent)
+        return self.checked(_refuse_tiny(value))
 
     def root(self, value: Value, degree: Value, *, of_number: bool) -> Value:
         """A root. That of a negative number is imaginary, but a negative letter has none."""
@@ -301,7 +301,7 @@ class Point:
                 raise TooLarge("factorial too large")
             return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
         values = [_rounded(argument) for argument in arguments]
-        most_bits = _LARGEST_ARGUMENT.get(name, MOST_BITS)
+        most_bits = _MOST_ARGUMENT_BITS.get(name, MOST_BITS)
         if any(value and mpmath.mag(value) > most_bits for value in values):
             raise TooLarge(f"{name} of a large number")
         if is_combinatorial and any(map(mpmath.im, values)):
@@ -317,7 +317,8 @@ class Point:
         if isinstance(value, Fraction):
             bits = _bits(value)
             if bits <= EXACT_BITS:
-                self._spend((bits >> 12) ** 2 // 8)
+                # the cost grows with the square of the length, up to 32 for `EXACT_BITS`
+                self._spend((bits // 2**12) ** 2 // 8)
                 return value
             value = _rounded(value)
         if isinstance(value, mpmath.mpc) and not value.imag:

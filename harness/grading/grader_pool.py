@@ -50,7 +50,7 @@ class GraderPool:
         ]
         # a thread for each process: it starts the process, and keeps its deadline
         self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")
-        # the last is the first to be used again, so that few jobs start few processes
+        # the process that was used last is used first, so that few jobs start few processes
         self._idle: LifoQueue[GraderProcess] = LifoQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -73,7 +73,7 @@ class GraderPool:
     def submit(self, tag: Hashable, job: GradeJob | Grade) -> None:
         """Take a job without waiting for a worker. `poll` and `drain` return its result by tag.
 
-        A grade is its own result.
+        A grade needs no work and is returned as it is.
         """
         self._pending += 1
         if isinstance(job, Grade):
@@ -81,14 +81,17 @@ class GraderPool:
             return
         steps: list[str] = []
         request: dict[str, Any] = {}
-        grade = read_answer(job)
-        if isinstance(grade, str):
-            answer, targets = grade, job.targets
+        answer = read_answer(job)
+        if isinstance(answer, Grade):
+            grade = answer
+        else:
+            targets = job.targets
             if job.choices:
                 targets = expect_choice(answer, job.target, job.choices)
                 if job.decimal == "," and answer not in targets:
                     targets = tuple(map(with_decimal_points, targets))
             grade = Grade(verdict="correct", answer=answer)
+            # an answer that differs as text may still be equal: then the comparison decides
             if answer not in targets:
                 steps = [COMPARE]
                 request |= {"targets": targets, "decimal": job.decimal}

@@ -31,7 +31,7 @@ GRADER_CPU_S = 3
 """CPU time for one comparison, or one step of an audit: a hundred times that of the slowest honest
 answer. It does not run while other processes use the cores."""
 GRADER_DEADLINE_S = 300.0
-"""The same in wall-clock time, for a process that hangs without using the CPU."""
+"""Wall-clock time for the same, for a process that hangs without using the CPU."""
 GRADER_MEMORY_BYTES = 2**30
 """Address space of one process. With math_verify loaded it needs a sixth of this."""
 MESSAGE_BYTES = 4096
@@ -40,7 +40,7 @@ GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
 COMPARE = "compare"
-_BOOT = (
+_PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
     "from harness.grading.grader_worker import serve; serve(*map(int, sys.argv[2:]))"
 )
@@ -58,7 +58,10 @@ so would torch's libraries, which vLLM preloads on a CPU."""
 
 
 class LostProcess(Exception):
-    """The verdict of a comparison whose process is gone: it hung or ended; and how it ended."""
+    """A process hung or ended.
+
+    Its arguments are the verdict of the comparison, and a text that says how the process ended.
+    """
 
 
 class GraderProcess:
@@ -81,9 +84,9 @@ class GraderProcess:
             self._process.kill()
 
     def grade(self, request: Mapping[str, Any], steps: Sequence[str]) -> tuple[Grade, bool]:
-        """The grade of a job, and whether it is reproducible.
+        """The grade of a job, and whether the grade is reproducible.
 
-        It is not after a timeout or crash, as these may be accidental.
+        After a timeout or crash the grade is not reproducible, as these may be accidental.
 
         Args:
             request: What its graders need; `grade` has the fields that are known without them.
@@ -125,7 +128,7 @@ class GraderProcess:
         try:
             self._errors = tempfile.TemporaryFile(buffering=0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, *self._arguments],
+                [sys.executable, "-P", "-c", _PROGRAM, *self._arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # a file, because nobody reads a pipe while the process works
@@ -141,29 +144,29 @@ class GraderProcess:
             raise GraderError(message) from None
 
     def _exchange(self, request: Any, limit_s: float) -> StepResult:
-        """Send a grader and its job to the process, or None, and return what it answers.
+        """Send a step and its job to the process, or None at its start, and return the reply.
 
         Raises:
-            LostProcess: There is no answer.
+            LostProcess: There is no reply.
         """
         assert self._process and self._process.stdin and self._process.stdout
-        answer = b""
+        reply_line = b""
         self._has_expired = False
         timer = Timer(limit_s, self._expire)
         timer.start()
-        with suppress(BrokenPipeError):  # the process has ended, so it has no answer
+        with suppress(BrokenPipeError):  # the process has ended, so there is no reply
             # JSON in ASCII, so that lone surrogates can be transmitted too
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
+            reply_line = self._process.stdout.readline()
         timer.cancel()
         timer.join()
         # a process that has closed its pipe ends by itself, with an exit code that says why
-        exit_code = self.end(patience_s=1.0) if self._has_expired or not answer else 0
-        # an answer counts even if this thread had to wait until it could read it
-        if answer.endswith(b"\n"):
+        exit_code = self.end(patience_s=1.0) if self._has_expired or not reply_line else 0
+        # a reply counts even if this thread had to wait until it could read it
+        if reply_line.endswith(b"\n"):
             try:
-                columns, remark = json.loads(answer)
+                columns, remark = json.loads(reply_line)
                 return dict(columns), remark
             except (ValueError, TypeError):
                 self.end()
@@ -199,8 +202,8 @@ class GraderProcess:
 def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
     """Run the program: prepare the process, and answer each line until input ends.
 
-    The kernel kills it if a step takes too much CPU time, and the parent if it takes too long. If
-    the parent is gone, the input ends, or the kernel kills the process.
+    The kernel kills the process if a step takes too much CPU time, and the parent kills it if a
+    step takes too long. If the parent is gone, the input ends, or the kernel kills the process.
 
     Args:
         cpu_s: Seconds of CPU time for one step.
@@ -214,17 +217,18 @@ def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
     if audits:
         prepare_graders()
-    _limit(memory_bytes)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):  # a broken installation has reported its error before
-        os.dup2(null, descriptor)
+    _limit_resources(memory_bytes)
+    null_device = os.open(os.devnull, os.O_RDWR)
+    # only now, so that a broken installation can report its error
+    for descriptor in range(3):
+        os.dup2(null_device, descriptor)
     gc.freeze()  # modules that are loaded stay, so the garbage collector can skip them
     try:
         for line in requests:
             # each step begins anew; SIGPROF, which nothing catches, ends the process
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
             request = json.loads(line)
-            # first comes null: the parent asks whether the process has started
+            # the first line is null: the parent asks whether the process has started
             reply = _run_step(*request) if request else ({}, None)
             replies.write(json.dumps(reply).encode() + b"\n")
     except BrokenPipeError:  # the parent is gone, so nobody needs an answer
@@ -237,11 +241,11 @@ def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
     if step != COMPARE:
         return run_step(step, request["audit"])
     answer = request["grade"]["answer"]
-    grade = compare_answers(answer, *request["targets"], decimal=request["decimal"])
+    grade = compare_answers(answer, *request["targets"], decimal_sign=request["decimal"])
     return {"verdict": grade.verdict}, grade.reason
 
 
-def _limit(memory_bytes: int) -> None:
+def _limit_resources(memory_bytes: int) -> None:
     """Limit memory and priority, and forbid core files and written files."""
     os.nice(GRADER_NICENESS)
     for kind, limit in (
@@ -249,7 +253,7 @@ def _limit(memory_bytes: int) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_AS, memory_bytes),
     ):
-        hard_limit = resource.getrlimit(kind)[1]
+        _, hard_limit = resource.getrlimit(kind)
         if hard_limit != resource.RLIM_INFINITY:
             limit = min(limit, hard_limit)
         resource.setrlimit(kind, (limit, limit))

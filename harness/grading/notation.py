@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
@@ -22,7 +23,7 @@ TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
 ROW_END = "¶"
 """The mark in plain notation for the double backslash that ends a row."""
 
-_UNICODE = str.maketrans(
+_ASCII_TABLE = str.maketrans(
     {
         character: command
         for command, characters in {
@@ -36,8 +37,8 @@ _UNICODE = str.maketrans(
     }
 )  # fmt: skip
 _SAME_COMMANDS = {
-    command: same
-    for same, commands in {
+    command: main_command
+    for main_command, commands in {
         r"\frac": "dfrac tfrac cfrac", r"\binom": "dbinom tbinom", r"\le": "leq leqslant",
         r"\ge": "geq geqslant", r"\ne": "neq", "<": "lt", ">": "gt", "*": "times cdot ast",
         "/": "div", ":": "colon", r"\setminus": "backslash", r"\{": "lbrace", r"\}": "rbrace",
@@ -47,7 +48,7 @@ _SAME_COMMANDS = {
     }.items()
     for command in commands.split()
 }  # fmt: skip
-_CJK = {
+_CJK_WORDS = {
     "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h",
     "分钟": "min", "秒": "s", "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m",
     "美元": "dollar", "美分": "cent", "种": "unit", "岁": "year", "天": "day",
@@ -55,16 +56,20 @@ _CJK = {
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
 # ` 平方米` after the 5 of `5 平方米`
-_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK)}) ?\}}?(?=\.?\Z)"
-_SIZES = frozenset(
+_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK_WORDS)}) ?\}}?(?=\.?\Z)"
+_SIZE_COMMANDS = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
     "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
     "Huge".split()
 )
-_FONTS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
-_TEXTS = frozenset("text textbf textit textrm textsf textnormal mbox hbox emph underline".split())
+_FONT_COMMANDS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
+_TEXT_COMMANDS = frozenset(
+    "text textbf textit textrm textsf textnormal mbox hbox emph underline".split()
+)
 # `\text{cm}`, `\mathbf{x}`, `\left`
-_COMMAND = re.compile(rf"\\(?:({'|'.join(_FONTS | _TEXTS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))")
+_COMMAND = re.compile(
+    rf"\\(?:({'|'.join(_FONT_COMMANDS | _TEXT_COMMANDS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))"
+)
 # `²` in `x²`, `₁` in `a₁`
 _RAISED_OR_LOWERED = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
 # the last dot of `5.`; not of `1,2,...`
@@ -97,7 +102,7 @@ _RULES = tuple(
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
             r"\2\\text{\1}",
         ),
-        (_CJK_UNIT, lambda m: f"\\text{{{_CJK[m[1]] if m[1] else ''}{_CJK[m[2]]}}}"),
+        (_CJK_UNIT, lambda m: f"\\text{{{_CJK_WORDS[m[1]] if m[1] else ''}{_CJK_WORDS[m[2]]}}}"),
         # a time of day is compared as a value, so it must not stay text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
@@ -138,8 +143,8 @@ _RULES = tuple(
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
-            rf"|\\(?:{'|'.join(_TEXTS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
-            rf"|\\(?:{'|'.join(_FONTS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
+            rf"|\\(?:{'|'.join(_TEXT_COMMANDS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
+            rf"|\\(?:{'|'.join(_FONT_COMMANDS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
             # Colours, boxes and fonts mean nothing. A font around letters, digits or a unit stays
             # for `_rename_command`, which reads its content as a name or as text.
             "",
@@ -150,7 +155,7 @@ _RULES = tuple(
 # between the digits of `58{,}500`, `58\!500`, `58 500`
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 # `58,500`, `1 234 567`
-_GROUPED = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
+_DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 # What ends the entry behind a digit group, for `_separates_entries`: a bracket, or a comma without
 # a blank after it. A plain brace belongs to a command and ends no entry. After `58,500` it is the
 # bracket of `(58,500)`, and the last comma of `58,500,3`.
@@ -161,23 +166,25 @@ _BEFORE_GROUP = re.compile(  # for the reversed text, because `re` cannot match 
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
 # `58 500`; not `58,500`
-_GROUPED_NOT_BY_COMMA = re.compile(rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)")
+_DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
+    rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)"
+)
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words, such as the `=` of `x=1,2`. No list of numbers extends beyond them."""
 # the comma of `1, 2`, the `or` of `1 or 2`; not the comma of `58,500`
-_LISTED = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
+_LIST_SEPARATOR = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
 # `\text{ cm}`
-_TEXT = re.compile(r"(\\text\{[^{}]*\})")
+_TEXT_GROUP = re.compile(r"(\\text\{[^{}]*\})")
 # `sqrt` in `2sqrt(3)`, `pi`; not in `\pi`
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
 # `3 1/2`
-_MIXED = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
+_MIXED_NUMBER = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
 # `\mathbb R`, which is `\mathbb{R}`
-_NO_BRACES = re.compile(r"\\mathbb ?([A-Z])")
+_BARE_MATHBB = re.compile(r"\\mathbb ?([A-Z])")
 # Group 1 has the blanks that stay: `3 4` is not 34, and `\pi r` is not the command `\pir`.
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")
-_OPENING = frozenset(r"( [ { \{ \langle".split())
-_CLOSING = frozenset(r") ] } \} \rangle".split())
+_OPENING_BRACKETS = frozenset(r"( [ { \{ \langle".split())
+_CLOSING_BRACKETS = frozenset(r") ] } \} \rangle".split())
 _AROUND_GROUP = (*rf"= , ; < > & | : \le \ge \ne \approx \cup {ROW_END}".split(), OR, AND)
 _STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
 _ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
@@ -205,10 +212,10 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     text = without_words(_COMMAND.sub(_rename_command, text))
-    group_pattern = _GROUPED if commas_group else _GROUPED_NOT_BY_COMMA
+    group_pattern = _DIGIT_GROUPS if commas_group else _DIGIT_GROUPS_WITHOUT_COMMA
     clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
     text = "".join(clauses)
-    pieces = _TEXT.split(text)  # every second piece is a \text{...}, whose blanks must stay
+    pieces = _TEXT_GROUP.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = text.removeprefix("\\approx").lstrip(" ")
@@ -222,18 +229,23 @@ def readings(text: str, other_text: str) -> list[str]:
     `100,200` is one number. It may also be two if the other text is a list, as a blank after a
     comma, `;`, `and` or `or` shows, and no digit group begins with 0.
     """
-    if not _LISTED.search(other_text) or re.search(r",0\d", text):
+    if not _LIST_SEPARATOR.search(other_text) or re.search(r",0\d", text):
         return [plain(text)]
     return sorted({plain(text), plain(text, commas_group=False)})
 
 
-def split_outside_brackets(
-    plain_text: str, separators: frozenset[str]
-) -> tuple[list[str], list[str]]:
-    """Split a text at the separators outside all brackets. Return the pieces and the separators."""
+class SplitText(NamedTuple):
+    """The pieces of a text, and the separators between them."""
+
+    pieces: list[str]
+    separators: list[str]
+
+
+def split_outside_brackets(plain_text: str, separators: frozenset[str]) -> SplitText:
+    """Split a text at the separators outside all brackets."""
     # Most texts have no separator. This search is much faster than finding all tokens.
     if not any(separator in plain_text for separator in separators):
-        return [plain_text], []
+        return SplitText([plain_text], [])
     pieces: list[str] = []
     matched_separators: list[str] = []
     start = 0
@@ -243,16 +255,16 @@ def split_outside_brackets(
             pieces.append(plain_text[start : match.start()])
             matched_separators.append(token)
             start = match.end()
-    return [*pieces, plain_text[start:]], matched_separators
+    return SplitText([*pieces, plain_text[start:]], matched_separators)
 
 
 def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
-    """The tokens outside all brackets, and those that close an outermost bracket."""
+    """Match the tokens outside all brackets, and those that close an outermost bracket."""
     depth = 0
     for match in TOKEN.finditer(plain_text):
         token = match.group().rstrip(" ")
         # brackets of different kinds count alike, as in the interval [0,1)
-        depth += (token in _OPENING) - (token in _CLOSING)
+        depth += (token in _OPENING_BRACKETS) - (token in _CLOSING_BRACKETS)
         if depth == 0:
             yield match
 
@@ -272,24 +284,24 @@ def _in_ascii(text: str) -> str:
     """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
-    text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_UNICODE))
-    text = "".join(map(_compatible, text))
+    text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_ASCII_TABLE))
+    text = "".join(map(_in_compatible_form, text))
     roots = {"√": "", "∛": "[3]", "∜": "[4]"}
     # √12 has no braces, so its root ends where the number ends
     text = re.sub(r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text)
-    return text.translate(_UNICODE).replace("√", r"\sqrt ")
+    return text.translate(_ASCII_TABLE).replace("√", r"\sqrt ")
 
 
 def _as_script(match: re.Match[str]) -> str:
     """A run of superscripts or subscripts as one exponent or index: `x¹²` is x^{12}."""
     script = unicodedata.normalize("NFKC", match.group())
-    # braces only if needed: within \\text they would end it
+    # braces only if needed: in `\text{...}` a closing brace would end the text
     if len(script) > 1 or match.string[match.end() :][:1].isdigit():
         script = f"{{{script}}}"
     return ("_" if match[1] else "^") + script
 
 
-def _compatible(character: str) -> str:
+def _in_compatible_form(character: str) -> str:
     compatible = unicodedata.normalize("NFKC", character)
     if len(compatible) > 4:  # some characters stand for sentences, such as U+FDFA
         return character
@@ -298,14 +310,14 @@ def _compatible(character: str) -> str:
 
 def _rename_command(match: re.Match[str]) -> str:
     font, group, command = match.groups()
-    if command in _SIZES:
+    if command in _SIZE_COMMANDS:
         return ""
     if command is not None:
         return _SAME_COMMANDS.get(command, "\\" + command)
     group = " ".join(group.split())
     before, after = match.string[: match.start()], match.string[match.end() :]
     is_unit = font == "mathrm" and group in "mgsh" and before.rstrip()[-1:].isdecimal()
-    if font in _FONTS and len(group) == 1 and not is_unit:
+    if font in _FONT_COMMANDS and len(group) == 1 and not is_unit:
         return group
     is_alone = not before.strip() and not after.strip(" .")
     return text_group(group, alone=is_alone, before=before[-1:], after=after[:1])
@@ -324,32 +336,32 @@ def _separates_entries(text: str, start: int, end: int) -> bool:
     They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
     has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    before, after = _BEFORE_GROUP.match(text[:start][::-1]), _AFTER_GROUP.match(text, end)
-    ends = before and before[1], after and after[1]
-    return "," in ends or None not in ends
+    matches = _BEFORE_GROUP.match(text[:start][::-1]), _AFTER_GROUP.match(text, end)
+    entry_ends = [match[1] for match in matches if match]
+    return "," in entry_ends or len(entry_ends) == 2
 
 
 def _without_blanks(piece: str) -> str:
     piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_loose_words(piece)).replace("\\!", "")
-    piece = _MIXED.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
-    return _NO_BRACES.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))
+    piece = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
+    return _BARE_MATHBB.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))
 
 
 def _without_redundant_braces(text: str) -> str:
     """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
     stack: list[tuple[int, bool]] = []
     dropped_positions: set[int] = set()
-    before = ""
+    previous_token = ""
     for match in TOKEN.finditer(text) if "{" in text else ():
         token = match.group()
         if token == "{":
-            stack.append((match.start(), before in _STARTS_GROUP))
+            stack.append((match.start(), previous_token in _STARTS_GROUP))
         elif token == "}" and stack:
             start, is_removable = stack.pop()
             is_last = match.end() == len(text)
             if is_removable and (is_last or text.startswith(_ENDS_GROUP, match.end())):
                 dropped_positions |= {start, match.start()}
-        before = token.rstrip(" ")
+        previous_token = token.rstrip(" ")
     return "".join(
         character for index, character in enumerate(text) if index not in dropped_positions
     )

@@ -22,9 +22,9 @@ def describe_audit(job: GradeJob) -> dict[str, str]:
     completion has none.
     """
     # the completion stands after the prompt, so its box is the last one
-    is_needed = not (job.line or "\\boxed" in job.completion)
+    needs_prompt = not (job.line or "\\boxed" in job.completion)
     return {
-        "prompt": job.prompt if is_needed else "",
+        "prompt": job.prompt if needs_prompt else "",
         "completion": job.completion,
         "target": job.targets[0],
         "solution": job.solution if job.solution else f"\\boxed{{{job.targets[0]}}}",
@@ -35,25 +35,25 @@ StepResult = tuple[dict[str, Any], str | None]
 """The columns of a step, and a remark."""
 
 
-def _authors_rule(job: Mapping[str, str]) -> StepResult:
+def _authors_rule(audit: Mapping[str, str]) -> StepResult:
     remark = None
     try:
-        is_correct, is_equal = authors_rule(job["prompt"] + job["completion"], job["target"])
+        is_correct, is_equal = authors_rule(audit["prompt"] + audit["completion"], audit["target"])
     except IndexError:
         is_correct = is_equal = False
         remark = "IndexError in the authors' code, judged wrong"
     return {"authors_rule": is_correct, "authors_rule_strict": is_equal}, remark
 
 
-def _math_verify(job: Mapping[str, str]) -> StepResult:
+def _math_verify(audit: Mapping[str, str]) -> StepResult:
     """lm-eval's call without its timeouts, which rely on signals. The parent checks deadlines.
 
     Source: lm_eval/tasks/minerva_math/utils.py, `process_results`, lm-eval 0.4.13.
     """
     from math_verify import parse, verify
 
-    gold = _parse_solution(job["solution"])
-    answer = parse(job["completion"], parsing_timeout=None)
+    gold = _parse_solution(audit["solution"])
+    answer = parse(audit["completion"], parsing_timeout=None)
     return {"math_verify": bool(verify(gold=gold, target=answer, timeout_seconds=None))}, None
 
 
@@ -67,19 +67,19 @@ GRADERS = ("math_verify", "authors_rule", "authors_rule_strict")
 """The columns of the other graders in a `Grade`."""
 
 
-def run_step(step: str, job: Mapping[str, str]) -> StepResult:
+def run_step(step: str, audit: Mapping[str, str]) -> StepResult:
     """Run a step of an audit. If the other grader fails, the remark names its error.
 
     Args:
-        step: Its name.
-        job: From `describe_audit`.
+        step: The name of the step.
+        audit: From `describe_audit`.
 
     Raises:
         MemoryError: The process reached its limit and can no longer be trusted.
     """
     columns, grader = STEPS[step]
     try:
-        return grader(job)
+        return grader(audit)
     except MemoryError:
         raise
     except Exception as error:  # on model text the other graders can raise any error
@@ -89,7 +89,7 @@ def run_step(step: str, job: Mapping[str, str]) -> StepResult:
 def prepare_graders() -> None:
     """Load math_verify and its parser, about a second, before the first step needs them.
 
-    The step reports an error in its column.
+    An error is ignored here, because the step reports it in its column.
     """
     with suppress(Exception):
         _math_verify({"completion": "$x+1$", "solution": "\\boxed{\\frac{1}{2}}"})

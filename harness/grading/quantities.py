@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from harness.grading.answer_elements import BASED, GEOMETRIC_NAMES
+from harness.grading.answer_elements import GEOMETRIC_NAMES, NUMERAL_WITH_BASE
 from harness.grading.formula_values import approximate, same_values
-from harness.grading.units_and_words import agree, number_word, without_unit
+from harness.grading.units_and_words import number_word, units_agree, without_unit
 
 # `3:05`, `12:30:00`
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
@@ -41,15 +41,18 @@ def _quotients(terms: list[str]) -> list[str]:
     """
     if len(terms) == 1:
         return terms
-    return [f"({first})/({second})" for first, second in pairwise(terms)]
+    return [f"({numerator})/({denominator})" for numerator, denominator in pairwise(terms)]
 
 
 def same_quantity(answer: str, target: str) -> bool:
     """Compare two single values, each perhaps with a unit or a percent sign."""
     (value, unit), (target_value, target_unit) = without_unit(answer), without_unit(target)
-    if not agree(unit, target_unit):
+    if not units_agree(unit, target_unit):
         return False
-    numeral, target_numeral = BASED.fullmatch(value), BASED.fullmatch(target_value)
+    numeral, target_numeral = (
+        NUMERAL_WITH_BASE.fullmatch(value),
+        NUMERAL_WITH_BASE.fullmatch(target_value),
+    )
     if target_numeral and not numeral and not unit:
         # A base may be left out, as a unit may: then the digits must be equal, not the value.
         return value == target_numeral[1]
@@ -85,7 +88,7 @@ def integer_value(text: str) -> int:
     Raises:
         ValueError: A text is not an integer, or has a digit or a base that does not exist.
     """
-    numeral = BASED.fullmatch(text)
+    numeral = NUMERAL_WITH_BASE.fullmatch(text)
     digits, base = _digits_and_base(numeral) if numeral else (text, "10")
     return int(digits, int(base))
 

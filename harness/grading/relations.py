@@ -10,37 +10,54 @@ from collections.abc import Callable
 from itertools import chain, zip_longest
 from math import inf
 from operator import eq, ge, gt, le, lt, ne
+from typing import NamedTuple
 
 from harness.grading.formula import TooLarge, Unreadable, Value
-from harness.grading.formula_values import POINTS, Point, approximate, constant_ratio, has_letters
+from harness.grading.formula_values import (
+    POINT_COUNT,
+    Point,
+    approximate,
+    constant_ratio,
+    has_letters,
+)
 from harness.grading.notation import brackets, split_outside_brackets
 from harness.grading.units_and_words import AND, HEDGES, OR
 
-Relation = tuple[list[str], list[str]]
-"""The terms of a relation and the operators between them."""
+
+class Relation(NamedTuple):
+    """The terms of a relation and the operators between them."""
+
+    terms: list[str]
+    operators: list[str]
+
 
 OPERATORS = frozenset(
     "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow "
     "\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split()
 )
-FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+FLIPPED_OPERATORS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 MOST_BOUNDS = 15
 """Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
 unions and lists are compared member by member."""
 COMMAS = frozenset([",", ";", OR, AND])
 REALS, SET_OPERATORS = "\\mathbb{R}", frozenset(["\\cup", "\\setminus"])
-_ENDS = {"()": (">", "<"), "(]": (">", "\\le"), "[)": ("\\ge", "<"), "[]": ("\\ge", "\\le")}
-_COMPARE = dict(zip(FLIPPED, (lt, gt, le, ge, eq, ne), strict=True))
+_END_OPERATORS = {
+    "()": (">", "<"),
+    "(]": (">", "\\le"),
+    "[)": ("\\ge", "<"),
+    "[]": ("\\ge", "\\le"),
+}
+_COMPARISONS = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
 _INFINITIES: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
 # `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
 # `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`
-_POINTS = (
+_FIGURE_OR_WORDS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
 # any of these
-_NAME = rf"(?:{_LETTER}|{_POINTS})"
+_NAME = rf"(?:{_LETTER}|{_FIGURE_OR_WORDS})"
 # `x`, `-2`
 _ARGUMENT = rf"(?:{_NAME}|-?\d+)"
 # `f(x+1)`, `a(2)`, `P(A,B)`
@@ -56,7 +73,7 @@ _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
 # `x`, `-x`, `|x|`
 _SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
 # `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`, `\frac{AB}{CD}`
-_NAMED = re.compile(
+_NAMED_QUANTITY = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
@@ -67,7 +84,7 @@ _STRUCTURE = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|right
 _COEFFICIENT = re.compile(r"\A-|(?<![\^_\d])\d+\*?(?=[A-Za-z(\\|])")
 """A sign in front, or a number before an unknown: `2x`, `3(a+b)`; not the exponent of `a^2b`."""
 # `\pi`, `\sqrt`, `\log`: not names of an unknown
-_NO_NAMES = re.compile(
+_NOT_A_NAME = re.compile(
     r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom"
     r"|sum|prod|int|lim|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
 )
@@ -79,7 +96,7 @@ _ARGUMENTS = re.compile(r"\([^()]*\)")
 
 def as_relation(text: str) -> Relation:
     """Split a text into its terms and operators; a text that is not a relation has no operators."""
-    return split_outside_brackets(text, OPERATORS)
+    return Relation(*split_outside_brackets(text, OPERATORS))
 
 
 def is_name(text: str) -> bool:
@@ -87,7 +104,7 @@ def is_name(text: str) -> bool:
 
     Such names are `x`, `f(x)`, `|z|`, `\sin A`, `A^{-1}`, `AB`, `(x,y)`, and words.
     """
-    if not _NAMED.fullmatch(text) or _NO_NAMES.search(text.removeprefix("\\frac")):
+    if not _NAMED_QUANTITY.fullmatch(text) or _NOT_A_NAME.search(text.removeprefix("\\frac")):
         return False
     # words in the brackets of `P(\text{no two adjacent})` name an event, and are not a hedge
     return not _HEDGED.search(_ARGUMENTS.sub("", text))
@@ -109,7 +126,7 @@ def _is_combination(text: str) -> bool:
     if "\\text" in unknowns:
         return False
     are_several = len({*re.findall(rf"{_CALL}|{_LETTER}", unknowns)}) > 1
-    return are_several and not _COEFFICIENT.search(unknowns) and not _NO_NAMES.search(unknowns)
+    return are_several and not _COEFFICIENT.search(unknowns) and not _NOT_A_NAME.search(unknowns)
 
 
 def defined_value(
@@ -156,14 +173,16 @@ def without_rounding(relation: Relation) -> str:
 
 def same_comparison(answer: Relation, target: Relation) -> bool:
     """Whether two equations or inequalities are multiples or rearrangements of each other."""
-    if len(answer[1]) != 1 or len(target[1]) != 1:
+    if len(answer.operators) != 1 or len(target.operators) != 1:
         return False
-    operator, target_operator = answer[1][0], target[1][0]
-    if operator not in FLIPPED or target_operator not in FLIPPED:
+    operator, target_operator = answer.operators[0], target.operators[0]
+    if operator not in FLIPPED_OPERATORS or target_operator not in FLIPPED_OPERATORS:
         return False
     differences = [f"({terms[0]})-({terms[1]})" for terms, _ in (answer, target)]
     ratio = constant_ratio(*differences)
-    return ratio != 0 and target_operator == (operator if ratio > 0 else FLIPPED[operator])
+    return ratio != 0 and target_operator == (
+        operator if ratio > 0 else FLIPPED_OPERATORS[operator]
+    )
 
 
 def same_sets(answer: str, target: str) -> bool | None:
@@ -176,7 +195,7 @@ def same_sets(answer: str, target: str) -> bool | None:
     """
     line = _NumberLine()
     is_proper = False
-    for index in range(POINTS):
+    for index in range(POINT_COUNT):
         try:
             answers, targets = line.memberships([answer, target], index)
         except (Unreadable, TooLarge):
@@ -186,7 +205,7 @@ def same_sets(answer: str, target: str) -> bool | None:
         common_members = answers & targets
         if not common_members:
             return False
-        # some numbers are members and some are not, unless there is only one number to ask about
+        # At this point some numbers are members and some are not, unless there is only one number.
         is_proper |= any(
             len(set(membership)) == min(2, len(membership)) for membership in common_members
         )
@@ -199,7 +218,7 @@ class _NumberLine:
     """The bounds of sets in their order, and a number that is compared with them.
 
     Attributes:
-        letters: The letters whose values the sets contain.
+        letters: The letters whose values the sets contain, as `x` in `x<5`.
         point: The values of letters in bounds.
         number: The position of the number: even at a bound, odd between two.
     """
@@ -217,22 +236,26 @@ class _NumberLine:
         self.index, self.bounds = index, dict(_INFINITIES)
         self.order: list[Value] = []
         for text in texts:
-            self.contains(text, any)  # for its side effect: it collects the bounds
+            self.contains(text, any)  # the result is not used: this collects the bounds
         self.order = sorted(set(self.bounds.values()))
         memberships = []
         for text in texts:
             results: set[tuple[bool, ...]] = set()
-            for comma in (any, all):
+            for combine in (any, all):
                 membership = []
                 for number in range(1, 2 * len(self.order) - 2):
                     self.number = number
-                    membership.append(self.contains(text, comma))
+                    membership.append(self.contains(text, combine))
                 results.add(tuple(membership))
             memberships.append(results)
         return memberships
 
-    def contains(self, text: str, comma: Callable[[list[bool]], bool]) -> bool:
+    def contains(self, text: str, combine: Callable[[list[bool]], bool]) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.
+
+        Args:
+            text: The set.
+            combine: The meaning of a comma: `any` for a union, `all` for an intersection.
 
         Raises:
             Unreadable: The text is not a set.
@@ -241,21 +264,21 @@ class _NumberLine:
         if marks:
             terms, operators = as_relation(members[0])
             if operators == ["\\ne"]:  # `x\ne 1,2` excludes both numbers, so all members must hold
-                comma = all
+                combine = all
                 for index, member in enumerate(members):
-                    if not as_relation(member)[1]:
+                    if not as_relation(member).operators:
                         members[index] = f"{terms[0]}\\ne {member}"
             elif OR in marks:
-                comma = any
+                combine = any
             elif AND in marks:
-                comma = all
-            are_relations = all(as_relation(member)[1] for member in members)
+                combine = all
+            are_relations = all(as_relation(member).operators for member in members)
             if not are_relations or {OR, AND} <= set(marks):
                 raise Unreadable("points, or both `and` and `or`")
-            return comma([self.contains(member, comma) for member in members])
+            return combine([self.contains(member, combine) for member in members])
         pieces, operators = split_outside_brackets(text, SET_OPERATORS)
         if "\\setminus" in operators:
-            full_set, *removed_sets = split_outside_brackets(text, frozenset(["\\setminus"]))[0]
+            full_set, *removed_sets = split_outside_brackets(text, frozenset(["\\setminus"])).pieces
             is_removed = [self.contains(piece, any) for piece in removed_sets]
             return self.contains(full_set, any) and not any(is_removed)
         if operators:
@@ -265,31 +288,35 @@ class _NumberLine:
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
         if len(terms) == 3:  # a chain such as `1<x<2` states two relations, and both must hold
-            is_above = self.satisfies(terms[1], FLIPPED.get(operators[0], ""), terms[0])
+            is_above = self.satisfies(terms[1], FLIPPED_OPERATORS.get(operators[0], ""), terms[0])
             return self.satisfies(terms[1], operators[1], terms[2]) and is_above
         if operators:
             return self.satisfies(terms[0], "".join(operators), terms[-1])
         if text == REALS:
             return True
         kind, inner = brackets(text)
-        entries = split_outside_brackets(inner, frozenset(",;"))[0]
+        entries = split_outside_brackets(inner, frozenset(",;")).pieces
         if kind == "\\{\\}":
             return any([self.compares("=", entry) for entry in entries])
-        if kind not in _ENDS or len(entries) != 2:
+        if kind not in _END_OPERATORS or len(entries) != 2:
             raise Unreadable("no set")
-        return all([*map(self.compares, _ENDS[kind], entries)])
+        return all([*map(self.compares, _END_OPERATORS[kind], entries)])
 
     def satisfies(self, left_term: str, operator: str, right_term: str) -> bool:
         """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
         if not _SIGNED_VARIABLE.fullmatch(left_term):
-            left_term, operator, right_term = right_term, FLIPPED.get(operator, ""), left_term
-        if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED:
+            left_term, operator, right_term = (
+                right_term,
+                FLIPPED_OPERATORS.get(operator, ""),
+                left_term,
+            )
+        if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_OPERATORS:
             raise Unreadable("no comparison of a letter")
         self.letters.add(left_term.strip("-|"))
         is_satisfied = self.compares(operator, right_term)
         if left_term[0] not in "-|":
             return is_satisfied
-        is_opposite = self.compares(FLIPPED[operator], f"-({right_term})")
+        is_opposite = self.compares(FLIPPED_OPERATORS[operator], f"-({right_term})")
         if left_term[0] == "-":
             return is_opposite
         choose = any if operator in (">", "\\ge", "=") else all
@@ -303,4 +330,4 @@ class _NumberLine:
         if bound not in self.bounds:
             self.bounds[bound] = self.point.real_value(bound, self.index)
         position = 2 * bisect_left(self.order, self.bounds[bound])
-        return bool(_COMPARE[operator](self.number, position))
+        return bool(_COMPARISONS[operator](self.number, position))

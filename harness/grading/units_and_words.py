@@ -29,26 +29,26 @@ SCALES = {
 }
 
 LONGEST_UNIT = 200
-"""Most characters of a unit. A search in all of a long text could be slow."""
+"""Most characters of a unit. A search in an entire long text could be slow."""
 HALF_DAYS = {"a": "morning", "p": "afternoon"}
 """The words in plain notation for `am` and `pm` after a time. After a number neither is a unit."""
 HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
 """Words that make another statement of `x is 5` or `x = 5`."""
 
 # `, \text{and} ` in `1, \text{and} 2`
-_TEXT_JOIN = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
+_AND_OR_AS_TEXT = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
 # ` or ` in `1 or 2`
-_JOIN = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
+_AND_OR = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
 # `, ` and ` and ` in `A, B and C`
-_LIST = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
+_LIST_SEPARATOR = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
 # `\text{base 2}` or `_{base two}` after `101`
-_BASE = re.compile(
+_BASE_IN_WORDS = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
 """A product of letters has seldom a vowel after its first letter."""
 # `students` in `12 students`, `cups of water` in `5 cups of water`
-_STRAY = re.compile(
+_LOOSE_WORD = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"
 )
@@ -74,20 +74,22 @@ _SYNONYMS = {
     for synonym in synonyms.split()
 }  # fmt: skip
 # units that may follow a number without a blank: `5cm`
-_GLUED = (
+_GLUED_UNIT = (
     "pct|USD|EUR|[€£]|mm|cm|km|in|ft|yd|mi|kg|oz|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet"
     "|meters|miles|hours|minutes|seconds|days|years"
 )
 # `million`, `hundreds`
-_SCALE = "(?:" + "|".join(SCALES) + ")s?"
+_SCALE_WORD = "(?:" + "|".join(SCALES) + ")s?"
 # `^2` in `cm^2`
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
 # `\text{cm}^2`, `\degree C`, `\dollar`, `%`
-_SET = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
+_TYPESET_UNIT = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
 # the end of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`
-_UNIT = re.compile(rf"(?P<unit>(?:(?:{_SET})[/*]?)+|(?<=[\d}}])(?:{_GLUED}){_EXPONENT})\Z")
+_UNIT = re.compile(
+    rf"(?P<unit>(?:(?:{_TYPESET_UNIT})[/*]?)+|(?<=[\d}}])(?:{_GLUED_UNIT}){_EXPONENT})\Z"
+)
 
-_NO_UNIT = frozenset(
+_NO_UNIT_WORDS = frozenset(
     "a about above absolute after all almost also although am and another any approx "
     "approximately are around as at away bc be because before behind below beneath besides "
     "between beyond both but by can cannot circa correct cos could cubed debt decreased deficit "
@@ -111,19 +113,21 @@ _FRACTION_WORD = re.compile(
 _UNIT_LETTERS = frozenset("mgshlLAVNJWKCF")
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
 # the `5` or the `=` of `x=5`; not the `2` of `cm^2`
-_NO_WORDS = re.compile(r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])")
+_NOT_IN_UNITS = re.compile(
+    r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])"
+)
 # `\sin` in `\sin 30\degree`: the degrees are not the value's unit
-_ANGLED = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def without_words(text: str) -> str:
     r"""Write bases as subscripts, and mark `\text{and}` and `\text{or}`."""
-    return _BASE.sub(r"_{\1}", _TEXT_JOIN.sub(_mark, text))
+    return _BASE_IN_WORDS.sub(r"_{\1}", _AND_OR_AS_TEXT.sub(_mark_and_or, text))
 
 
 def without_loose_words(text: str) -> str:
     r"""Mark `and`, `or` and words beside numbers or letters in a text without `\text`."""
-    return _STRAY.sub(r"\\text{\g<0>}", _JOIN.sub(_mark, text))
+    return _LOOSE_WORD.sub(r"\\text{\g<0>}", _AND_OR.sub(_mark_and_or, text))
 
 
 def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
@@ -148,8 +152,8 @@ def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
         return f"\\text{{{group}}}"
     if group.endswith((" and", " or")):
         return text_group(group.rpartition(" ")[0], alone=False, before=before, after="") + ", "
-    if alone and _LIST.search(group) and not re.search(r"[(\[][^)\]]*,", group):
-        entries = _LIST.split(group)
+    if alone and _LIST_SEPARATOR.search(group) and not re.search(r"[(\[][^)\]]*,", group):
+        entries = _LIST_SEPARATOR.split(group)
         return ", ".join(text_group(entry, alone=False, before="", after="") for entry in entries)
     # `5\text{6}` must not become 56
     if before.isdigit():
@@ -220,7 +224,7 @@ def _without_text_command(text: str) -> str:
     return re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
 
 
-def _mark(match: re.Match[str]) -> str:
+def _mark_and_or(match: re.Match[str]) -> str:
     return f" {OR if match[1] == 'or' else AND} "
 
 
@@ -231,59 +235,64 @@ def _takes_ones(number: int, addend: int) -> bool:
     return number % 100 == 0 or (number % 10 == 0 and number % 100 >= 20 and addend < 10)
 
 
-def without_unit(plain: str) -> tuple[str, str]:
-    """Split a text into its value and its unit, which may be "". A unit is not before its value."""
+def without_unit(text: str) -> tuple[str, str]:
+    """Split a text in plain notation into its value and its unit, "" if there is none.
+
+    Only a dollar sign may stand before the value.
+    """
     unit = ""
-    has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", plain)
-    if "\\degree" in plain and not _ANGLED.search(plain) and not has_other_unit:
-        # in degrees altogether: in a sum or a fraction the sign need not stand at the end
-        return re.sub(r"\\degree ?", "", plain), "degree"
-    dollars = re.match(r"(-?)\\dollar *", plain)
+    has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
+    if "\\degree" in text and not _TRIGONOMETRIC.search(text) and not has_other_unit:
+        # the value is in degrees as a whole: in a sum or a fraction the sign may stand anywhere
+        return re.sub(r"\\degree ?", "", text), "degree"
+    dollars = re.match(r"(-?)\\dollar *", text)
     if dollars:
-        plain, unit = dollars[1] + plain[dollars.end() :], "dollar"
-    match = _UNIT.search(plain[-LONGEST_UNIT:])
+        text, unit = dollars[1] + text[dollars.end() :], "dollar"
+    match = _UNIT.search(text[-LONGEST_UNIT:])
     if match is None:
-        return plain, unit
-    value = plain.removesuffix(match.group())
-    factor, words = _scale(match["unit"])
-    if not value or not _is_unit(words) or ("\\degree" in words and _ANGLED.search(plain)):
-        return plain, unit
+        return text, unit
+    value = text.removesuffix(match.group())
+    factor, words = _split_scale(match["unit"])
+    if not value or not _is_unit(words) or ("\\degree" in words and _TRIGONOMETRIC.search(text)):
+        return text, unit
     if factor > 1:
         value = f"({value})*{factor}"
-    spelling = _spelling(words)
+    spelling = _spell_unit(words)
     return value, spelling if spelling else unit
 
 
-def agree(unit: str, target_unit: str) -> bool:
-    """Whether units agree: equal, or one is missing, or one is a square or cube without name."""
+def units_agree(unit: str, target_unit: str) -> bool:
+    """Whether units are equal, or one is missing, or one is a square or cube without a name."""
     units = unit, target_unit
     has_no_name = any(unit.startswith("^") for unit in units)
     powers = {unit.partition("^")[2] for unit in units}
     return not all(units) or unit == target_unit or (has_no_name and len(powers) == 1)
 
 
-def _scale(unit: str) -> tuple[int, str]:
+def _split_scale(unit: str) -> tuple[int, str]:
     """The product of the scale words before a unit (`million`), and the words of the unit."""
     words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit).lstrip(" ")
     factor = 1
-    while scale := re.match(rf"({_SCALE})(?![A-Za-z])[ -]*", words):
+    while scale := re.match(rf"({_SCALE_WORD})(?![A-Za-z])[ -]*", words):
         factor *= SCALES[scale[1].removesuffix("s")]
         words = words[scale.end() :]
     return factor, words
 
 
 def _is_unit(words: str) -> bool:
-    if _NO_WORDS.search(re.sub(r"\^\{(\d)\}", r"^\1", words)):
+    if _NOT_IN_UNITS.search(re.sub(r"\^\{(\d)\}", r"^\1", words)):
         return False
     for word in re.findall(r"[^\W\d]+", words.replace(".", "")):
         if len(word) == 1 and word not in _UNIT_LETTERS:
             return False
-        if len(word) > 1 and (word.lower() in _NO_UNIT or _FRACTION_WORD.fullmatch(word.lower())):
+        if len(word) > 1 and (
+            word.lower() in _NO_UNIT_WORDS or _FRACTION_WORD.fullmatch(word.lower())
+        ):
             return False
     return True
 
 
-def _spelling(unit: str) -> str:
+def _spell_unit(unit: str) -> str:
     """A single spelling for each unit: singular, abbreviated, with a power at the end."""
     text = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
     words, power = [], 1
