@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     from importlib import import_module
 
-    PLACES = {
+    MODULES = {
         "attention": "execution.prompt_attention",
         "RunConfig": "experiment.run_config",
         "load_config": "experiment.run_config",
@@ -26,12 +26,13 @@ else:
     }
     """The public names, each with its module, which is imported when the name is first used:
     `mless --help` needs none."""
-    __all__ = sorted(PLACES)
+    __all__ = sorted(MODULES)
 
     def __getattr__(name):
-        if name not in PLACES:
+        if name not in MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+        globals()[name] = value  # Python then no longer calls this function for the name
         return value
 
     def __dir__():

@@ -2,7 +2,8 @@
 
 import re
 
-_BRACE = re.compile(
+# Escaped backslashes and braces are matched only so that they are not read as braces.
+_BOX_TOKEN = re.compile(
     r"\\{1,2}(?:boxed|fbox)\s*"
     r"(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2}))"
     r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
@@ -10,7 +11,7 @@ _BRACE = re.compile(
 )
 # A box of these alone is skipped, because models quote the prompt's `\boxed{}` or `\boxed{...}`.
 # No possessive repetition here: before Python 3.11.5 it lets a lookahead pass that has failed.
-_NOTHING = re.compile(
+_EMPTY_CONTENT = re.compile(
     r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]"
     r"|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
     r"|\\(?:[hv]space\*?|[hv]?phantom)\{[^{}]*\}"
@@ -32,7 +33,7 @@ def read_boxes(text: str) -> list[str]:
     """
     contents = []
     for start, end, is_doubled in _find_boxes(text):
-        if _NOTHING.fullmatch(text, start, end):
+        if _EMPTY_CONTENT.fullmatch(text, start, end):
             continue
         content = text[start:end]
         if is_doubled:
@@ -49,15 +50,15 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
 
     One pass with a stack takes linear time, whatever the nesting.
     """
-    # For each open brace: where a box's content starts and whether it is doubled, or None.
-    stack: list[tuple[int, bool] | None] = []
+    # For each open brace of a box: where its content starts, and whether the box's backslash is
+    # doubled. For any other open brace: None.
+    open_braces: list[tuple[int, bool] | None] = []
     spans: list[tuple[int, int, bool]] = []
-    first = text.find("box")
-    if first < 0:
+    first_box = text.find("box")
+    if first_box < 0:
         return spans
-    # A brace before the first box closes no box. The three characters before `box` hold its
-    # backslashes.
-    for match in _BRACE.finditer(text, max(0, first - 3)):
+    # A brace before the first box closes no box. `\\fbox` has three characters before `box`.
+    for match in _BOX_TOKEN.finditer(text, max(0, first_box - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")
         # `\boxed 5` has no brace that would close it
@@ -65,11 +66,11 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
             spans.append((*match.span("bare"), is_doubled))
         # only the tokens of \boxed and \fbox have letters
         elif "b" in token:
-            stack.append((match.end(), is_doubled))
+            open_braces.append((match.end(), is_doubled))
         elif token == "{":
-            stack.append(None)
-        elif token == "}" and stack:
-            box = stack.pop()
+            open_braces.append(None)
+        elif token == "}" and open_braces:
+            box = open_braces.pop()
             if box is None:
                 continue
             start, is_doubled = box

@@ -17,9 +17,9 @@ from typer.core import TyperGroup
 from harness.display.value_texts import visible
 from harness.errors import HarnessError, RunInterrupted, print_message
 
-GARBAGE_OBJECTS = 100_000
-"""New objects before Python searches for cycles. With its default of 700 a leaderboard takes a
-sixth longer."""
+OBJECTS_BEFORE_COLLECTION = 100_000
+"""The number of new objects before Python searches for cycles. With its default of 700 a
+leaderboard takes a sixth longer."""
 
 
 COMMANDS = {
@@ -54,7 +54,7 @@ COMMANDS = {
 function and of the command, and a call. Only here `harness` names the probe."""
 
 
-class _Grouped(TyperGroup):
+class _GroupedCommands(TyperGroup):
     """Lists the commands in groups, with their full first sentences."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -68,7 +68,7 @@ class _Grouped(TyperGroup):
 
 app = typer.Typer(
     name="mless",
-    cls=_Grouped,
+    cls=_GroupedCommands,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -101,31 +101,33 @@ for modules in COMMANDS.values():
         function = getattr(import_module(module), module.rpartition(".")[2])
         app.command(epilog=f"Example: {example}")(function)
 
-_UNUSABLE = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
+_PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """Errors of the operating system about a path from the user that is of the wrong kind."""
+INTERRUPTED = 130
+"""The exit code after an interruption, as in shells."""
 
 
 def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
     from harness.display.progress import sign_of_life
 
-    gc.set_threshold(GARBAGE_OBJECTS)
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     # a job scheduler's SIGTERM ends a command as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    code = 2
+    exit_code = 2
     try:
         with sign_of_life():
             # shells leave the `~` of `--output=~/x` as it is
-            home = rf"\1{Path.home()}"
-            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home, text) for text in sys.argv[1:]])
+            with_home = rf"\1{Path.home()}"
+            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", with_home, text) for text in sys.argv[1:]])
         return
     except HarnessError as error:
         # it may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")
         if isinstance(error, RunInterrupted):
-            code = 130
+            exit_code = INTERRUPTED
     except OSError as error:
-        if isinstance(error, _UNUSABLE) and error.filename is not None:
+        if isinstance(error, _PATH_ERRORS) and error.filename is not None:
             message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
         elif error.errno == errno.ENOSPC and error.filename is None:
             # Python writes its buffer again when it exits, so the buffer goes to nowhere
@@ -140,9 +142,9 @@ def main() -> None:
             raise
         message = f"{error}. {remedy}"
     except KeyboardInterrupt:
-        message, code = "interrupted", 130
+        message, exit_code = "interrupted", INTERRUPTED
     print_message(message)
-    sys.exit(code)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -36,17 +36,19 @@ MAX_GEN_TOKS = 2048
 """The default maximum length of a completion in tokens, as in the authors' code."""
 
 ALPHA = 0.05
-"""Level of all tests; intervals are of level 1 - ALPHA, those of equivalence of 1 - 2 ALPHA."""
+"""The significance level of all tests. Intervals have the confidence level 1 - ALPHA, and those of
+equivalence 1 - 2 ALPHA."""
 POWER = 0.8
 """The conventional power with which a planned run should detect a true difference."""
 MARGIN = 1.0
 """The default equivalence margin in points: a gain below it would change no decision on a
 prompt."""
 ANSWER_LOGPROB = "answer_logprob"
-"""The endpoint that scores the gold answer and others, and the column of the gold answer's
+"""The endpoint that scores the gold answer and other answers; also the column of the gold answer's
 log-probability."""
 GOLD_FIRST = "gold_first"
-"""The score of that endpoint: the percentage of gold answers that are likelier than the others."""
+"""The score of the endpoint `answer_logprob`: the percentage of gold answers that are likelier than
+the others."""
 ANSWER_SHARE = "answer_share"
 """The column of the logarithm of the gold answer's share of the probability of all its answers."""
 OTHER_ANSWERS = 4
@@ -60,8 +62,8 @@ SCORE = "table_score"
 """The column of a table's scores, which may be numbers of any meaning."""
 BETTER, HIGHER = ("better", "worse"), ("higher", "lower")
 PASSED = (*BETTER, *HIGHER)
-"""Verdicts that need a significant test. Only these are bold. Of numbers the direction is unknown,
-so they are only higher or lower."""
+"""Verdicts that need a significant test; only these are bold. Whether a larger `table_score` is
+better is unknown, so such scores are only higher or lower."""
 NOT_SHOWN = "not shown"
 """The place of a filler whose other texts give no range."""
 FEWEST_DRAWS = 4

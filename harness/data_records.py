@@ -26,9 +26,9 @@ from harness.errors import DataError, explain_hub_error, name_similar_files, quo
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
 CSV_SUFFIXES = (".csv", ".tsv")
-_ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
+_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
 
-_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
+_ESCAPE_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
 # A tab or line break may be meant as such, so it counts only if the letters after it complete a
 # command of LaTeX: a tab before `imes` is `\times`.
@@ -47,7 +47,7 @@ def refuse_lost_backslash(text: str) -> str:
         ValueError: there is such a character.
     """
     if match := _LOST_BACKSLASH.search(text):
-        command = f"\\{match[0].translate(_LETTERS)}"
+        command = f"\\{match[0].translate(_ESCAPE_LETTERS)}"
         raise ValueError(
             f"a control character stands for the beginning of {command}: expected \\{command}"
         )
@@ -72,11 +72,10 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         path: The file, or the name of the dataset.
 
     Raises:
-        DataError: it is missing or damaged, or a key or column appears twice. The message
+        DataError: the data are missing or damaged, or a key or column appears twice. The message
             names the line, element or row.
     """
     folder, _, split = str(path).partition(":")
-    match = _ON_HUB.fullmatch(str(path))
     if Path(folder).is_dir():
         files = sorted(Path(folder, split).glob("data*.arrow"))
         if not files:
@@ -85,8 +84,9 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
             )
         yield from _read_rows(path, *map(_read_file, files))
         return
-    if match and not path.exists():
-        yield from _read_rows(path, _read_hub(*match.groups()))
+    hub_name = _HUB_NAME.fullmatch(str(path))
+    if hub_name and not path.exists():
+        yield from _read_rows(path, _read_hub(*hub_name.groups()))
         return
     suffix = _find_suffix(path)
     try:
@@ -166,11 +166,13 @@ def _read_rows(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
     """The rows of tables of pyarrow; `path` is for messages."""
     import pyarrow
 
-    def as_text(kind: Any) -> Any:
-        """The type of a column; text, because 0.1 in 32 bits is 0.10000000149011612 in 64 bits."""
-        if isinstance(kind, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType):
-            return pyarrow.list_(as_text(kind.value_type))
-        return pyarrow.string() if kind == pyarrow.float32() else kind
+    def as_text(column_type: Any) -> Any:
+        """Text for 32-bit numbers, because such a 0.1 is 0.10000000149011612 in 64 bits."""
+        if isinstance(
+            column_type, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
+        ):
+            return pyarrow.list_(as_text(column_type.value_type))
+        return pyarrow.string() if column_type == pyarrow.float32() else column_type
 
     table = pyarrow.concat_tables(tables)
     types = [(column.name, as_text(column.type)) for column in table.schema]
@@ -197,21 +199,23 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
+    # several lines that are one object, such as an indented log
     with suppress(ValueError):
-        if isinstance(log := json.loads(text), dict) and "\n" in text.strip():
+        if isinstance(document := json.loads(text), dict) and "\n" in text.strip():
             raise DataError(
-                f"{path} is one JSON object with the keys {', '.join(log)}: expected an object for "
-                "each row, with an item, a condition and a score where results are compared."
+                f"{path} is one JSON object with the keys {', '.join(document)}: expected an "
+                "object for each row, with an item, a condition and a score where results are "
+                "compared."
             )
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
+    unit, on_each_line = ("element", "") if is_array else ("line", " on each line")
     for number, entry in enumerate(entries, start=1):
-        unit, form = ("element", "") if is_array else ("line", " on each line")
         location = f"{path}, {unit} {number}"
         if not is_array and not entry.strip():
             continue
         record = entry if is_array else _decode(entry, location)
         if not isinstance(record, dict):
-            raise DataError(f"{location}: expected a JSON object{form}, got {entry!r:.40}.")
+            raise DataError(f"{location}: expected a JSON object{on_each_line}, got {entry!r:.40}.")
         yield location, record
 
 

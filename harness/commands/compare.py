@@ -26,7 +26,7 @@ def compare(
             help="Exit with 0 if B is shown to lose less than POINTS, 1 if B is worse, else 3.",
         ),
     ] = None,
-    form: FormatName = "text",
+    output_format: FormatName = "text",
     explain: Explain = False,
 ) -> None:
     """Compare two conditions of runs, logs of any harness or tables, paired by problem.
@@ -39,11 +39,11 @@ def compare(
     new_side = Side.read(new, metric, columns)
     old_side = Side.read(old, metric, columns)
     board = compare_pair(old_side, new_side, score, common=common)
-    code, message = 0, ""
+    exit_code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
-        code = EXIT_CODES[result]
-    typer.echo(write_board(board, TableOptions(form=form, explain=explain)))
+        exit_code = EXIT_CODES[result]
+    typer.echo(write_board(board, TableOptions(form=output_format, explain=explain)))
     if message:
         typer.echo(f"mless: {message}", err=True)
-    raise typer.Exit(code)
+    raise typer.Exit(exit_code)

@@ -49,8 +49,12 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.grading.answer_forms import FORMS, NO_FORM
 
     clusters = grades["cluster"].nunique()
-    share = f" of {clusters} {plural('problem', clusters)}" if clusters < len(grades) else ""
-    summary = f"{len(grades)} samples{share}: right by mless {grades['by_mless'].mean():.1%}"
+    problem_count = (
+        f" of {clusters} {plural('problem', clusters)}" if clusters < len(grades) else ""
+    )
+    summary = (
+        f"{len(grades)} samples{problem_count}: right by mless {grades['by_mless'].mean():.1%}"
+    )
     verdicts, forms = (
         ", ".join(f"{name} {count}" for name, count in grades[column].value_counts().items())
         for column in ("verdict", "form")
@@ -58,21 +62,22 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     lines = [f"Verdicts: {verdicts}.", f"Forms of the answers: {forms}."]
     if (grades["form"] == NO_FORM).any():
         lines.append(f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *FORMS, 'bare'])}.")
-    title = "The first"
+    listed_grades, title = grades, "The first"
     # a metric may have judged only the first of several samples
     judged = grades[grades["by_log"].notna()]
     if len(judged):
         if len(judged) < len(grades):
             summary += f"; of {len(judged)} that the log judges {judged['by_mless'].mean():.1%}"
         metric = ", ".join(judged["metric"].unique())
-        grades = judged[judged["by_mless"] != judged["by_log"]]
+        listed_grades = judged[judged["by_mless"] != judged["by_log"]]
         summary += f", by the log's metric {metric} {judged['by_log'].mean():.1%}"
-        summary += f"; they differ on {len(grades)}"
+        summary += f"; they differ on {len(listed_grades)}"
         title += " on which they differ"
     lines = [f"{summary}.", *lines]
-    if len(grades):
-        first = grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
-        first = first.assign(gold=first["gold"].str[-30:], answer=first["answer"].str[:30])
+    if len(listed_grades):
+        first_grades = listed_grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
+        first_grades["gold"] = first_grades["gold"].str[-30:]
+        first_grades["answer"] = first_grades["answer"].str[:30]
         columns = [*map(text_column, ("name", "gold", "answer", "verdict", "form"))]
-        lines += ["", render([Table(title, records(first), columns)])]
+        lines += ["", render([Table(title, records(first_grades), columns)])]
     return "\n".join(lines)

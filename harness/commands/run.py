@@ -80,7 +80,8 @@ def run(
     values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "fewshot.num_fewshot": num_fewshot,
-        # examples show a line; without them only an instruction can ask for the answer's form
+        # Examples show that the answer is one line. Without them the instruction must ask for a
+        # form, so the default stays.
         "answer": "line" if num_fewshot and config is None else None,
         "dataset": dataset if dataset in (None, "math500") else {"path": dataset},
         "dataset.decimal": decimal,

@@ -26,6 +26,6 @@ def show(
     from harness.runs.run_paths import locate_one
     from harness.runs.run_reader import Run
 
-    loaded = Run.load(locate_one([run]), metric=metric)
+    loaded_run = Run.load(locate_one([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
-    print_problem(console, loaded, problem, condition=condition, layout=layout)
+    print_problem(console, loaded_run, problem, condition=condition, layout=layout)

@@ -18,7 +18,7 @@ from harness.constants import Split
 
 def table(
     runs: RunNames,
-    form: FormatName = "text",
+    output_format: FormatName = "text",
     by: Annotated[
         list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
     ] = None,
@@ -63,7 +63,7 @@ def table(
 
     is_requested = {"mediators": mediators, "audit": audit, "together": together}
     options = TableOptions(
-        form=form,
+        form=output_format,
         by=by or (),
         baseline=baseline,
         score=score,

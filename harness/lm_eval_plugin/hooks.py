@@ -27,18 +27,20 @@ from harness.grading import GRADED, GradeJob, GraderPool
 Documents = dict[str, datasets.Dataset]
 
 
-def _documents(condition: Condition, as_published: bool = False, /, **metadata: Any) -> Documents:
+def _make_documents(
+    condition: Condition, as_published: bool = False, /, **metadata: Any
+) -> Documents:
     dataset = open_dataset("math500", find_columns(condition.recorded()))
     model = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
     layouts = [Layout.AS_PUBLISHED] if as_published else [Layout.RAW]
     if model is not None and model.tokenizer.chat_template and not as_published:
         layouts.append(Layout.CHAT)
-    budget = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
+    max_gen_toks = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
         settings = PromptSettings(layout=layout)
         (condition_prompts,) = build_checked_prompts(
-            dataset.problems, [condition], settings, model, max_gen_toks=budget
+            dataset.problems, [condition], settings, model, max_gen_toks=max_gen_toks
         )
     # raw and chat prompts have the same segments and turns, so the last layout's stand for both
     if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
@@ -53,7 +55,7 @@ def _documents(condition: Condition, as_published: bool = False, /, **metadata: 
 
 
 def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
-    """A dataset with the keys of all documents; one made of a list has those of the first only."""
+    """A dataset with the keys of all documents; `from_list` would take those of the first only."""
     keys = dict.fromkeys(chain.from_iterable(documents))
     return datasets.Dataset.from_dict(
         {key: [document.get(key) for document in documents] for key in keys}
@@ -61,11 +63,11 @@ def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
 
 
 wo, mless, mful, random_sentence = (
-    partial(_documents, condition) for condition in NAMED_CONDITIONS.values()
+    partial(_make_documents, condition) for condition in NAMED_CONDITIONS.values()
 )
 """Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
 wo_as_published, mless_as_published = (
-    partial(_documents, as_condition(name), True) for name in (BASELINE, STUDIED)
+    partial(_make_documents, as_condition(name), True) for name in (BASELINE, STUDIED)
 )
 """Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
@@ -80,11 +82,13 @@ def filler(**metadata: Any) -> Documents:
     settings = {key: value for key, value in metadata.items() if key in keys}
     if settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
+    # by default the filler of the study
     if not settings.keys() & FILLERS.keys() and "{filler}" in settings.get("template", "{filler}"):
         settings["unit"] = "/"
+    # a condition without a filler has no seed
     if settings.keys() & FILLERS.keys():
         settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
-    return _documents(as_condition({"name": "filler", **settings}), **metadata)
+    return _make_documents(as_condition({"name": "filler", **settings}), **metadata)
 
 
 def grade_responses(
@@ -98,7 +102,7 @@ def grade_responses(
         responses: The completions of each document.
         docs: The documents. Those of another task need only an `answer`.
     """
-    texts = [[""] * len(completions) for completions in responses]
+    grade_texts = [[""] * len(completions) for completions in responses]
     with GraderPool(audits=True) as pool:
         for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for index, completion in enumerate(completions):
@@ -106,8 +110,8 @@ def grade_responses(
                 prompt = doc.get("system", "") + doc.get("user", "")
                 pool.submit((row, index), GradeJob.of(doc, completion=completion, prompt=prompt))
         for (row, index), grade in pool.drain():
-            texts[row][index] = json.dumps(asdict(grade))
-    return texts
+            grade_texts[row][index] = json.dumps(asdict(grade))
+    return grade_texts
 
 
 def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[str, float]:

@@ -24,11 +24,11 @@ from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.runs.stored_files import clear_messages
 from harness.yaml_settings import parse_option
 
-_NOT_BEFORE = (*PROMPT_KEYS, "random_ids", "fresh", "placement")
+_IMPOSSIBLE_KEYS = (*PROMPT_KEYS, "random_ids", "fresh", "placement")
 """Keys of a condition that are not possible before the question of another task."""
-_HELPER = "with_filler.py"
-_GENERATES = "generate_until"
-_QUESTION = "Question"
+_HELPER_FILE = "with_filler.py"
+_OUTPUT_TYPE = "generate_until"
+_PLACEHOLDER = "Question"
 """Stands for the question while the text of a filler is made."""
 
 
@@ -58,14 +58,15 @@ def write_wrapped(
     stock_file = _find_task(task)
     tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
     baseline, *built_conditions = build_checked_prompts(
-        [Problem(id="problem", problem=_QUESTION, answer="?")],
+        [Problem(id="problem", problem=_PLACEHOLDER, answer="?")],
         [NAMED_CONDITIONS[BASELINE], *wrapped_conditions],
         PromptSettings(),
         tokenizer,
         max_gen_toks=0,
     )
-    instruction = baseline.prompts[0].prompt.text.removesuffix(_QUESTION)
-    files = {_HELPER: (resources.folder("tasks") / "wrap" / _HELPER).read_text(encoding="utf-8")}
+    instruction = baseline.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
+    helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
+    files = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
     names, messages = [], []
     for condition, condition_prompts in zip(wrapped_conditions, built_conditions, strict=True):
         name, prompt = f"{task}_{condition.name}", condition_prompts.prompts[0]
@@ -76,7 +77,7 @@ def write_wrapped(
             "stock_task": task,
             "stock_file": stock_file,
             "condition": condition.name,
-            "filler": prompt.prompt.text.removeprefix(instruction).removesuffix(_QUESTION),
+            "filler": prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER),
         }
         files[f"{name}.yaml"] = _write_task(name, token_count, keys)
         names.append(name)
@@ -102,9 +103,9 @@ def _write_task(name: str, token_count: str, keys: Mapping[str, str]) -> str:
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
         "replaces lm-eval's own.\n"
-        f"task: {name}\nclass: !function {Path(_HELPER).stem}.WithFiller\n"
+        f"task: {name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
     )
-    settings = {"output_type": _GENERATES, **keys}
+    settings = {"output_type": _OUTPUT_TYPE, **keys}
     # PyYAML would fold a long filler into several lines, which nobody could read
     return heading + yaml.safe_dump(settings, allow_unicode=True, sort_keys=False, width=10**6)
 
@@ -128,7 +129,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
             f"got {text!r}."
         )
     for condition in conditions:
-        impossible = [key for key in _NOT_BEFORE if getattr(condition, key, None)]
+        impossible = [key for key in _IMPOSSIBLE_KEYS if getattr(condition, key, None)]
         # another task's documents have other columns
         impossible += [f"{{row.{column}}}" for column in find_columns(condition.recorded())]
         if impossible:
@@ -140,7 +141,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
 
 
 @cache
-def _all_tasks() -> Any:
+def _load_task_manager() -> Any:
     """lm-eval's manager of its own tasks; reading all their files takes a quarter of a minute."""
     from lm_eval.tasks import TaskManager
 
@@ -155,12 +156,12 @@ def _find_task(name: str) -> str:
     """
     import lm_eval.tasks
 
-    manager = _all_tasks()
+    manager = _load_task_manager()
     generating = []
     for task in manager.all_subtasks:
         settings = manager.task_index[task].cfg or {}
         # the YAML of a task that is written in Python does not say whether it generates
-        if "class" not in settings and settings.get("output_type", _GENERATES) == _GENERATES:
+        if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
             generating.append(task)
     if name not in generating:
         family = name.partition("_")[0]
