@@ -30,7 +30,7 @@ def answer_table(
 
     Args:
         samples: The samples of the comparison.
-        comparison: It tells which rows are at chance.
+        comparison: The comparison of `gold_first`, which says which rows are at chance.
         design: What is compared with what.
     """
     if design.score != GOLD_FIRST:

@@ -65,8 +65,8 @@ COMPARISON_COLUMNS = {
     "other_texts": "above, among, below or not shown: place among other texts, in each family",
 }
 """Meaning of each column of `compare`."""
-_COUNTS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
-_BOOLEANS = ("primary", "within_margin", "by_format")
+_COUNT_COLUMNS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
+_BOOLEAN_COLUMNS = ("primary", "within_margin", "by_format")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
 
 
 def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.DataFrame:
-    """As `compare`, from what was counted of the samples."""
+    """The table of `compare`, from counted outcomes instead of samples."""
     by_setting = group_by_setting(outcomes)
     _refuse_unknown(by_setting, design)
     rows: list[Row] = []
@@ -193,7 +193,7 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
     model_column, layout_column, *columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *columns]
-    types = dict.fromkeys(_COUNTS, "Int64") | dict.fromkeys(_BOOLEANS, "boolean")
+    types = dict.fromkeys(_COUNT_COLUMNS, "Int64") | dict.fromkeys(_BOOLEAN_COLUMNS, "boolean")
     return pandas.DataFrame(rows, columns=columns).astype(types)
 
 
@@ -214,8 +214,10 @@ def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> li
             row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
             row |= _compare_replicates(old, new)
         rows.append(row)
+    # all outcomes of a setting have the same score and chance
+    outcomes, *_ = next(iter(by_condition.values()))
+    chance = outcomes.chance if outcomes.score == GOLD_FIRST else None
     for row in rows:
-        chance = new[0].chance if new[0].score == GOLD_FIRST else None
         row["unmeasured"] = explain_unmeasured(
             row, rows, design.reference_conditions, chance=chance
         )
@@ -239,11 +241,14 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
     answered_columns = ("answered_difference", "answered_low", "answered_high")
     # look j has the share 1 / j of alpha, as each look can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
-    share = margin / 100
-    fewest = FEWEST_CLUSTERS_OF_NUMBERS if new.has_numbers else fewest_problems(share)
+    margin_share = margin / 100
+    fewest_clusters = fewest_problems(margin_share)
+    if new.has_numbers:
+        fewest_clusters = FEWEST_CLUSTERS_OF_NUMBERS
+    has_enough_clusters = difference.clusters >= fewest_clusters
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
-    is_within = -share < equivalence_low and equivalence_high < share
+    is_within = -margin_share < equivalence_low and equivalence_high < margin_share
     row = {
         "draws": len(samples),
         "p": difference.p,
@@ -254,10 +259,11 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         # a margin in points says nothing about numbers of another unit
-        "within_margin": is_within and difference.clusters >= fewest and new.score != NUMBER,
+        "within_margin": is_within and has_enough_clusters and new.score != NUMBER,
         "is_number": new.score in TABLE_NUMBERS,
     }
-    if new.has_numbers and difference.clusters < fewest:
+    # too few for the sign-flip test, so these columns get a t interval and no p
+    if new.has_numbers and not has_enough_clusters:
         changes = 100 * (new.right - old.right) / old.samples
         row["low"], row["high"] = t_interval(*average_clusters(changes, old.clusters))
         row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)

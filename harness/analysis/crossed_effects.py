@@ -38,12 +38,12 @@ class CrossedDifference:
         fixed: The difference for these prompts only. No interval is shorter than the interval of
             `fixed`, and no p-value is below its p-value: sign flips allow for changes that no
             problem of the sample has, and a variance does not.
-        error: Standard error of the mean.
+        standard_error: Standard error of the mean.
         freedom: Degrees of freedom of the standard error.
     """
 
     fixed: PairedDifference
-    error: float
+    standard_error: float
     freedom: float
 
     @property
@@ -59,15 +59,15 @@ class CrossedDifference:
     @property
     def p(self) -> float:
         """Two-sided p-value of the true mean being 0."""
-        if not self.error:
+        if not self.standard_error:
             return self.fixed.p
-        t = abs(self.difference) / self.error
+        t = abs(self.difference) / self.standard_error
         return max(self.fixed.p, 2 * float(stdtr(self.freedom, -t)))
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
         """The interval of the mean: 0 is outside exactly if p is below 1 - `level`."""
         low, high = self.fixed.interval(level)
-        reach = float(stdtrit(self.freedom, (1 + level) / 2)) * self.error
+        reach = float(stdtrit(self.freedom, (1 + level) / 2)) * self.standard_error
         low = min(low, self.difference - reach)
         high = max(high, self.difference + reach)
         return max(-1.0, low), min(1.0, high)
@@ -89,7 +89,7 @@ def estimate_over_draws(changes: Integers, samples: Integers, clusters: Integers
 
     Args:
         changes: [draw, problem] Right samples under a condition less those under the baseline.
-        samples: [draw, problem] Samples under either.
+        samples: [draw, problem] Samples under each of the two.
         clusters: See `paired_tests.average_clusters`.
     """
     if len(changes) >= FEWEST_DRAWS:
@@ -104,18 +104,21 @@ def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -
 
     Args:
         changes: [prompt, problem] Right samples under a condition less those under the baseline.
-        samples: [prompt, problem] Samples under either; 0 where a prompt did not ask a problem. The
-            sum over prompts is the same for all problems.
+        samples: [prompt, problem] Samples under each of the two; 0 where a prompt did not ask a
+            problem. The sum over prompts is the same for all problems.
         clusters: See `paired_tests.average_clusters`.
     """
     repeats = int(samples.sum(axis=0).max())
     fixed = estimate_difference(changes.sum(axis=0), repeats, clusters=clusters)
-    error, freedom = measure_error(changes, samples, clusters)
-    return CrossedDifference(fixed=fixed, error=error, freedom=freedom)
+    standard_error, freedom = measure_error(changes, samples, clusters)
+    return CrossedDifference(fixed=fixed, standard_error=standard_error, freedom=freedom)
 
 
 def measure_error(changes: Integers, samples: Integers, clusters: Integers) -> tuple[float, float]:
-    """The standard error of a mean difference and its degrees of freedom, as `estimate_crossed`."""
+    """The standard error of a mean difference and its degrees of freedom.
+
+    The arguments are those of `estimate_crossed`.
+    """
     sizes = np.bincount(clusters)
     changes_by_cluster = _sum_by_cluster(changes, clusters)
     samples_by_cluster = _sum_by_cluster(samples, clusters)
@@ -158,16 +161,16 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     prompts, problems = is_cell.shape
     cell_count = int(is_cell.sum())
     terms = _split_variance(effects, is_cell)
-    of_prompts, of_problems, _ = terms
+    prompt_variance, problem_variance, _ = terms
     freedoms = np.maximum(1, [prompts - 1, problems - 1, cell_count - prompts - problems + 1])
     variance = float(terms.sum())
     freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
     # A component that is estimated as negative by chance must not make the variance smaller than
-    # either of these terms.
+    # the term of prompts or that of problems.
     for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
         if term > variance:
             variance, freedom = float(term), float(term_freedom)
-    if of_prompts > PROMPT_VARIANCE_THRESHOLD * of_problems:
+    if prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance:
         freedom = min(freedom, prompts - 1)
     return math.sqrt(max(0.0, variance)), max(1.0, freedom)
 

@@ -37,13 +37,13 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     """
     keys = ["model", "layout", *by, "condition"]
     samples = frame[frame["replicate"] == 0]
-    verdict = samples["verdict"]
+    verdicts = samples["verdict"]
     finish_reasons = samples["finish_reason"].map(read_reason, na_action="ignore")
     endings = ("no_box", "truncated", "unfinished", "refused", "no_reply")
     shares = {
-        **{ending: verdict == ending for ending in endings},
-        "timed_out": verdict.isin(["timeout", "crashed"]),
-        "cut_reasoning": (verdict == "unfinished") & (finish_reasons == "length"),
+        **{ending: verdicts == ending for ending in endings},
+        "timed_out": verdicts.isin(["timeout", "crashed"]),
+        "cut_reasoning": (verdicts == "unfinished") & (finish_reasons == "length"),
         "next_question": samples["next_question"],
     }
     scores = (

@@ -76,9 +76,9 @@ def text_table(
     rows: list[Row] = []
     for setting, by_condition in by_setting.items():
         for name, location in locations.items():
-            for (kind, place), text_names in families.items():
+            for (kind, family_location), text_names in families.items():
                 texts = [by_condition[text][0] for text in text_names if text in by_condition]
-                if location == place and name in by_condition and texts:
+                if location == family_location and name in by_condition and texts:
                     row = {**dict(setting), "condition": name, "kind": kind.replace("_", " ")}
                     old, new = by_condition[baseline][0], by_condition[name][0]
                     rows.append(row | _compare_with_texts(new, old, texts))
@@ -96,8 +96,9 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
     if len(texts) >= FEWEST_TEXTS:
         changes = np.array([tested.right - text.right for text in texts])
         samples_by_text = np.broadcast_to(tested.samples, changes.shape)
-        mean = estimate_crossed(changes, samples_by_text, tested.clusters)
-        row |= to_points(mean, ("difference", "new_low", "new_high")) | {"new_p": mean.p}
+        difference = estimate_crossed(changes, samples_by_text, tested.clusters)
+        row |= to_points(difference, ("difference", "new_low", "new_high"))
+        row["new_p"] = difference.p
         row |= estimate_spread(np.array(effects), texts)
     return row
 
@@ -105,7 +106,7 @@ def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Ou
 def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pandas.DataFrame:
     """Add the place among other texts to the rows of a comparison.
 
-    A word holds only if it holds for each family.
+    A place is shown only if it is the same for all families.
 
     Args:
         comparison: From `baseline_comparison.compare_outcomes`.
@@ -140,14 +141,14 @@ def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
         return row | {"reason": f"fewer than {FEWEST_TEXTS} texts"}
     if not np.ptp(effects):
         return row | {"reason": "all texts have the same accuracy"}
-    error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
-    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * error
+    prediction_error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
+    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * prediction_error
     low, high = float(effects.mean()) - reach, float(effects.mean()) + reach
     row |= {"range_low": low, "range_high": high}
     if baseline + low <= 0 or baseline + high >= 100:
         return row | {"reason": "the range reaches 0 or 100 % accuracy"}
-    distance = (effects.mean() - effect) / error
-    row["as_extreme"] = 100 * float(stdtr(len(effects) - 1, -distance if effect < 0 else distance))
+    t = (effects.mean() - effect) / prediction_error
+    row["as_extreme"] = 100 * float(stdtr(len(effects) - 1, -t if effect < 0 else t))
     row["place"] = "among"
     if not low <= effect <= high:
         row["place"] = "above" if effect > high else "below"
@@ -175,9 +176,11 @@ def estimate_spread(effects: Floats, texts: Sequence[Outcomes]) -> Row:
         counts, samples = counts.sum(axis=1, keepdims=True), samples.sum(axis=0, keepdims=True)
     changes = counts - counts.mean(axis=0)
     errors = [100 * measure_error(change, samples, texts[0].clusters)[0] for change in changes]
-    # A text is part of the mean, so its difference from the mean varies less than the text does.
+    # divided by the degrees of freedom, because a text is part of the mean, so its difference from
+    # the mean varies less than the text does
     freedom = len(errors) - 1
     noise = sum(error**2 for error in errors) / freedom
+    # for the estimate itself and the ends of its interval
     quantiles = np.array([freedom, *chdtri(freedom, [ALPHA / 2, 1 - ALPHA / 2])])
     variances = np.maximum(0, freedom * effects.var(ddof=1) / quantiles - noise)
     columns = ("spread", "spread_low", "spread_high")

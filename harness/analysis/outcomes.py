@@ -17,8 +17,8 @@ from harness.constants import ANSWER_LOGPROB, CHANCE, SCORE, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
-_UNITS = {FRACTION: 100, NUMBER: 1}
-"""By which number the scores of a table are multiplied: fractions become percent."""
+_FACTORS = {FRACTION: 100, NUMBER: 1}
+"""The numbers by which the scores of a table are multiplied: fractions become percent."""
 
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
@@ -41,8 +41,8 @@ class Outcomes:
         repeats: The number of samples of a problem, the largest if some are missing.
         score: What is counted; see `sample_scores.choose_score`.
         chance: The mean percentage of the frame's gold answers that come first by chance.
-        changed_completions: Of a repeat run, how many completions differ from those of the first
-            run, of how many; None if the completions are unknown.
+        changed_completions: Of a repeat run, the number of completions that differ from those of
+            the first run, and the number of all; None if the completions are unknown.
 
     With a score (`sample_scores`), the tables count what the score is a share of instead of
     samples. Only `repeats` is always of samples.
@@ -116,8 +116,8 @@ def count_outcomes(
         frame = frame.assign(replicate=0)
     if score not in MEAN_SCORES:  # columns of the side table, which nobody can request
         score = choose_score(frame, score)
-    split = ["model", "layout", *by]
-    keys = [*split, "condition", "replicate"]
+    setting_columns = ["model", "layout", *by]
+    keys = [*setting_columns, "condition", "replicate"]
     _check_samples(frame, [*keys, "problem_id", "sample_index"])
     # numbers of problems over the entire frame, so all outcomes have the same order
     problems, problem_ids = pandas.factorize(frame["problem_id"])
@@ -129,7 +129,7 @@ def count_outcomes(
     for (*setting, condition, replicate), table in _sum_by_condition(frame, keys, problems, score):
         outcomes.append(
             Outcomes(
-                setting=tuple(zip(split, setting, strict=True)),
+                setting=tuple(zip(setting_columns, setting, strict=True)),
                 condition=str(condition),
                 replicate=int(replicate),
                 problem_ids=np.asarray(problem_ids[table.index]),
@@ -160,7 +160,7 @@ def _sum_by_condition(
         graded=1,
     )
     if score in MEAN_SCORES:
-        samples[score] = frame[SCORE] * _UNITS[score] if score in _UNITS else frame[score]
+        samples[score] = frame[SCORE] * _FACTORS[score] if score in _FACTORS else frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
     sums = sum_samples(samples, [*keys, "problem", "draw"], score)
@@ -188,6 +188,7 @@ def _count_changed_completions(
     pairs = first_samples.merge(repeat_samples, on=keys)
     is_changed = pairs["completion_x"] != pairs["completion_y"]
     changes: Any = is_changed.groupby([pairs[key] for key in condition_keys], observed=True)
+    # 1 is the replicate of a repeat run
     return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
 
 
@@ -210,10 +211,9 @@ def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, li
     """The outcomes of each setting by condition, with the replicates in order."""
     by_setting: dict[Setting, dict[str, list[Outcomes]]] = {}
     # the sort is stable, so within a replicate the conditions keep the order of the frame
-    for replicate in sorted(outcomes, key=attrgetter("replicate")):
-        by_setting.setdefault(replicate.setting, {}).setdefault(replicate.condition, []).append(
-            replicate
-        )
+    for counted in sorted(outcomes, key=attrgetter("replicate")):
+        by_condition = by_setting.setdefault(counted.setting, {})
+        by_condition.setdefault(counted.condition, []).append(counted)
     return by_setting
 
 

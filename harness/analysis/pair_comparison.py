@@ -23,9 +23,9 @@ class Side:
     """One of the two conditions.
 
     Attributes:
-        name: Its name in tables.
-        samples: Its samples, including repeat runs.
-        run: The run or log that has them.
+        name: The side's name in tables.
+        samples: The side's samples, including repeat runs.
+        run: The run or log that has these samples.
     """
 
     name: str
@@ -37,14 +37,15 @@ class Side:
         """Read a side.
 
         Args:
-            name: A run, a log or a table; `RUN:CONDITION` for another condition than its baseline.
+            name: A run, a log or a table; `RUN:CONDITION` for a condition other than the
+                run's baseline.
             metric: Of a log of another task: see `Run.load`.
             columns: Of a table: see `Run.load`.
 
         Raises:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
-        # paths and conditions may have colons of their own
+        # a path or a condition may contain a colon too, so the longest path that exists counts
         ends = [len(name), *(match.start() for match in re.finditer(":", name))]
         existing_ends = [end for end in ends if Path(name[:end]).exists()]
         end = max(existing_ends, default=ends[-1])
@@ -71,7 +72,8 @@ class Side:
             near = list_near(condition, conditions)
             raise RunError(f"{run.name} has no condition {condition!r}: expected one of {near}.")
         file = Path(path).resolve()
-        # a log or table of one condition has the name of its file
+        # The only condition of a log or table is called `log` or after its file: naming it again
+        # would say nothing.
         is_file = condition in ("log", file.stem)
         name = file.name if is_file else f"{file.name}:{condition}"
         return cls(name=name, samples=samples, run=run)
@@ -165,11 +167,11 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
     if row["verdict"] == "worse":
         difference = f"{row['difference']:+.1f} points"
         return "worse", f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
-    problems = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
+    sample = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
     if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
-        problems += ", and as many times the draws of examples,"
+        sample += ", and as many times the draws of examples,"
     return "not shown", (
         f"Not shown: the interval's lower end is {low}. If both are equally accurate, about "
-        f"{problems} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
+        f"{sample} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
         f"here are {row['problems']:,}."
     )

@@ -60,12 +60,12 @@ def detection_power(effect: float, **options: Any) -> float:
     """
     size, plan = abs(effect), PlannedComparison(**options)
     # independent samples of one problem disagree at most half of the time
-    largest = 1 if plan.repeats == 1 else 0.5
-    if not (0 < plan.discordance <= largest and size <= plan.discordance):
-        smallest = f"at least the effect, {size:g}," if size else "above 0"
+    most_discordance = 1 if plan.repeats == 1 else 0.5
+    if not (0 < plan.discordance <= most_discordance and size <= plan.discordance):
+        lower_limit = f"at least the effect, {size:g}," if size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {smallest} and up to {largest:g} with repeats = "
-            f"{plan.repeats}, got {plan.discordance:g}."
+            f"discordance: expected {lower_limit} and up to {most_discordance:g} with "
+            f"repeats = {plan.repeats}, got {plan.discordance:g}."
         )
     if plan.prompts > 1:
         return _power_over_prompts(size, plan)
@@ -76,16 +76,17 @@ def _power_over_prompts(size: float, plan: PlannedComparison) -> float:
     """The power of the test for new prompts."""
     rng = np.random.default_rng(DEFAULT_SEED)
     effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
-    of_prompts = effects.var(axis=1, ddof=1) / plan.prompts
-    of_problems = plan.discordance / (plan.problem_count * plan.repeats)
-    # the same problems are asked under every prompt, so further prompts do not reduce it
-    noise = rng.normal(0, math.sqrt(of_problems), size=SIMULATED_RUNS)
-    variance = of_prompts + of_problems
+    prompt_variance = effects.var(axis=1, ddof=1) / plan.prompts
+    # the same problems are asked under every prompt, so further prompts do not reduce this variance
+    problem_variance = plan.discordance / (plan.problem_count * plan.repeats)
+    noise = rng.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUNS)
+    variance = prompt_variance + problem_variance
     # Satterthwaite's, as in `crossed_effects.crossed_error`
     freedom = variance**2 / (
-        of_prompts**2 / (plan.prompts - 1) + of_problems**2 / max(1, plan.problem_count - 1)
+        prompt_variance**2 / (plan.prompts - 1)
+        + problem_variance**2 / max(1, plan.problem_count - 1)
     )
-    prompts_decide = of_prompts > PROMPT_VARIANCE_THRESHOLD * of_problems
+    prompts_decide = prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance
     freedom = np.where(prompts_decide, np.minimum(freedom, plan.prompts - 1), freedom)
     critical = stdtrit(freedom, 1 - plan.alpha / 2) * np.sqrt(variance)
     return float((effects.mean(axis=1) + noise > critical).mean())
@@ -103,7 +104,7 @@ def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
     chance_right = 0.5 + size / (2 * undecided_share)
     successes = np.arange(2 * repeats + 1)
     chances = undecided_share * np.diff(bdtr(successes, 2 * repeats, chance_right), prepend=0)
-    # a settled problem does not change: `repeats` of its samples are right
+    # a settled problem does not change, which is the result of `repeats` successes
     chances[repeats] += 1 - undecided_share
     rng = np.random.default_rng(DEFAULT_SEED)
     problems = rng.multinomial(plan.problem_count, chances / chances.sum(), size=SIMULATED_RUNS)
@@ -114,7 +115,7 @@ def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
 
 
 def minimal_detectable_effect(**options: Any) -> float:
-    """The least true difference that is found with a power of 80 percent, as a share.
+    """The least true difference that is found with a power of 80 percent, as a share of problems.
 
     Args:
         options: The fields of `PlannedComparison`, as in `detection_power`.

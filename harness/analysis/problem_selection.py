@@ -77,7 +77,7 @@ def _measure_share_right(prompt: AnsweredPrompt | None) -> float | None:
 def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     """The problems of a source that meet a criterion, in the source's order, then the controls.
 
-    All have their outcome.
+    Each of them has its `outcome`.
 
     Raises:
         ConfigError: the source lacks what the criterion names, or too few problems match.
@@ -104,12 +104,12 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
         # controls are taken from all problems, also from those that were not requested
-        unflipped = [
+        unflipped_problems = [
             problem
             for problem in _classify_problems(source, criterion)
             if problem.outcome in ("both_right", "both_wrong")
         ]
-        problems += match_controls(problems, unflipped, generator)
+        problems += match_controls(problems, unflipped_problems, generator)
     return tuple(problems)
 
 
@@ -165,8 +165,8 @@ def _require_verdicts(source: Source, criterion: Criterion) -> None:
 
 
 def match_controls(
-    flipped: Sequence[AnsweredProblem],
-    unflipped: Sequence[AnsweredProblem],
+    flipped_problems: Sequence[AnsweredProblem],
+    unflipped_problems: Sequence[AnsweredProblem],
     generator: random.Random,
 ) -> list[AnsweredProblem]:
     """Choose a control for each flipped problem: an unflipped problem of the same subject.
@@ -179,10 +179,10 @@ def match_controls(
         ConfigError: a subject has too few problems that did not flip.
     """
     # shuffled, because `min` takes the first of equally near controls
-    unused_controls = generator.sample(unflipped, len(unflipped))
+    unused_controls = generator.sample(unflipped_problems, len(unflipped_problems))
     controls = []
-    for problem in flipped:
-        same_verdict = "both_wrong" if problem.outcome == "wrong_to_right" else "both_right"
+    for problem in flipped_problems:
+        preferred_outcome = "both_wrong" if problem.outcome == "wrong_to_right" else "both_right"
         candidates = [control for control in unused_controls if control.subject == problem.subject]
         if not candidates:
             raise ConfigError(
@@ -193,7 +193,7 @@ def match_controls(
             candidates,
             key=lambda control: (
                 control.cluster == problem.cluster,
-                control.outcome != same_verdict,
+                control.outcome != preferred_outcome,
                 abs(control.level - problem.level),
             ),
         )

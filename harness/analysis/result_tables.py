@@ -8,11 +8,11 @@ import pandas
 
 from harness.analysis.answer_shares import answer_table
 from harness.analysis.baseline_comparison import Design, compare_outcomes
+from harness.analysis.joint_outcomes import together_table
 from harness.analysis.mediators_and_audit import audit_table, mediator_table
 from harness.analysis.other_texts import place_contrasts, text_table
 from harness.analysis.outcomes import Outcomes, count_outcomes, group_by_setting
 from harness.analysis.sample_scores import choose_score
-from harness.analysis.together import together_table
 from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError, ConfigError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
@@ -119,8 +119,8 @@ def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pan
     keys = ["model", "layout", "condition"] if common else ["model", "layout"]
     ids = frame.groupby(keys, observed=True)["problem_id"]
     ids_by_setting = [set(names) for names in ids.unique()]
-    shared_ids, omitted_ids = set.intersection(*ids_by_setting), set.union(*ids_by_setting)
-    omitted_ids -= shared_ids
+    shared_ids = set.intersection(*ids_by_setting)
+    omitted_ids = set.union(*ids_by_setting) - shared_ids
     if not shared_ids:
         raise ComparisonError("The runs have no problem in common.")
     if omitted_ids:
@@ -176,8 +176,8 @@ def _make_side_tables(
     # this table is about all problems, so with a split it stays empty
     by_setting = group_by_setting([] if design.by else outcomes)
     # runs with log-probabilities and tables of other programs have no completions
-    has_none = design.score == GOLD_FIRST or frame["next_question"].isna().all()
-    completions = frame[:0] if has_none else frame
+    has_no_completions = design.score == GOLD_FIRST or frame["next_question"].isna().all()
+    completions = frame[:0] if has_no_completions else frame
     is_reference = frame["condition"].isin([*design.reference_conditions])
     # with a score single samples are not right or wrong
     single_samples = frame[:0] if design.score else frame[~is_reference]

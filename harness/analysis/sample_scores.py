@@ -86,12 +86,12 @@ def _find_scale(frame: pandas.DataFrame) -> str | None:
     scores = frame[SCORE]
     if scores.isin([0, 1]).all():
         return None
-    largest = scores.abs().groupby(frame["condition"].astype(str)).max()
-    fractions = largest[(largest > 0) & (largest <= 1)]
-    if len(fractions) and largest.max() > 1:
+    largest_scores = scores.abs().groupby(frame["condition"].astype(str)).max()
+    fraction_maxima = largest_scores[(largest_scores > 0) & (largest_scores <= 1)]
+    if len(fraction_maxima) and largest_scores.max() > 1:
         raise ComparisonError(
-            f"The scores of {fractions.index[0]} reach {fractions.iloc[0]:g}, those of "
-            f"{largest.idxmax()} {largest.max():g}: expected the same scale."
+            f"The scores of {fraction_maxima.index[0]} reach {fraction_maxima.iloc[0]:g}, those of "
+            f"{largest_scores.idxmax()} {largest_scores.max():g}: expected the same scale."
         )
     return FRACTION if scores.between(0, 1).all() else NUMBER
 
@@ -148,12 +148,15 @@ def sum_samples(
 
 
 def _count_sets(sums: pandas.DataFrame, k: int) -> None:
-    """Replace numbers of samples by numbers of sets of k, and of those with such a sample."""
+    """Replace the number of samples by that of sets of k samples.
+
+    The number of right, or graded, samples becomes that of the sets with at least one of them.
+    """
     sets = _choose(sums["repeats"], k)
     sums["samples"] = np.minimum(sets, MOST_SETS)
     for column in ("right", "graded"):
-        other_sets = _choose(sums["repeats"] - sums[column], k)
-        sums[column] = sums["samples"] * (sets - other_sets) // sets
+        sets_without_any = _choose(sums["repeats"] - sums[column], k)
+        sums[column] = sums["samples"] * (sets - sets_without_any) // sets
 
 
 def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) -> Any:

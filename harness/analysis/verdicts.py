@@ -26,7 +26,7 @@ answer is right."""
 
 
 def judge(rows: Sequence[Row], *, primary: str | None) -> None:
-    """Add tests, p_adjusted, verdict and by_format to the tested rows.
+    """Add the columns tests, p_adjusted, verdict and by_format to the tested rows.
 
     The chance that a table calls any difference better or worse by mistake is at most alpha.
     Without a primary contrast all tests share alpha. With a primary contrast, all pairs of a model
@@ -58,19 +58,19 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 
 def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family. Families have equal shares of alpha (Bonferroni), because each of them
+    # Holm within a family. Families have equal shares of alpha (Bonferroni), because each family
     # can give a false result; for the same reason look j at a growing run has the share 1 / j.
     looks = np.array([row.get("looks", 1) for row in tested])
     shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
-    for row, p in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
+    for row, p_adjusted in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
         verdict = "equivalent" if row["within_margin"] else "inconclusive"
-        if p < ALPHA:
+        if p_adjusted < ALPHA:
             upward, downward = HIGHER if row.get("is_number") else BETTER
             verdict = upward if row["difference"] > 0 else downward
         reason = row.get("unmeasured")
         if reason and (reason.startswith(AT_CHANCE) or verdict not in PASSED):
             verdict = "unmeasured"
-        row |= {"tests": families * len(tested), "p_adjusted": p, "verdict": verdict}
+        row |= {"tests": families * len(tested), "p_adjusted": p_adjusted, "verdict": verdict}
         # the difference among answered samples may be 0 and is less than half of that among all
         row["by_format"] = bool(
             verdict in PASSED
@@ -119,11 +119,11 @@ def estimate_sample(row: Mapping[str, Any], margin: float, size: int, *, sides: 
     Args:
         row: A row of the comparison.
         margin: In points, or in nats.
-        size: The number of problems, or of clusters, of this comparison.
+        size: The number of problems, or of clusters, in this comparison.
         sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
-    level, miss = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
+    level, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
     # the length of an interval falls with the root of the number of problems
-    quantiles = -float((ndtri(level) + ndtri(miss)) / ndtri(1 - ALPHA / 2))
+    quantiles = -float((ndtri(level) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
     half_length: float = (row["high"] - row["low"]) / 2
     return math.ceil(size * (quantiles * half_length / margin) ** 2)

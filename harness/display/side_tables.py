@@ -11,9 +11,9 @@ from typing import Any
 
 from harness.analysis import (
     answer_shares,
+    joint_outcomes,
     mediators_and_audit,
     other_texts,
-    together,
 )
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
@@ -108,7 +108,7 @@ SIDE_TABLES = (
     SideTable(
         key="together",
         heading="All conditions together, and repeat runs (A/A), percent of the problems",
-        meanings=together.TOGETHER_COLUMNS,
+        meanings=joint_outcomes.TOGETHER_COLUMNS,
         columns=(
             Column("all_right", "all right", number),
             Column("any_right", "any right", number),

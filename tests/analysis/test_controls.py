@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.analysis.joint_outcomes import TOGETHER_COLUMNS, together_table
 from harness.analysis.mediators_and_audit import MEDIATOR_COLUMNS, mediator_table
 from harness.analysis.result_tables import make_leaderboard, records
-from harness.analysis.together import TOGETHER_COLUMNS, together_table
 from harness.display.comparison_tables import show_comparison
 from harness.display.report.report_page import make_card
 from tests.make import (

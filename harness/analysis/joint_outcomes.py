@@ -1,6 +1,6 @@
 """All conditions together: which problems are right, or have the same answer, under all of them.
 
-Repeat runs (A/A) have the same columns, which show what noise alone changes. None of it is a test.
+Repeat runs (A/A) have the same columns, which show what noise alone changes. None is a test.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     answers = frame["answer"].astype(object).mask(frame["correct"], RIGHT)
     samples = frame.assign(
         draw=frame.get("draw", 0),
-        # the number of the row differs from all other answers
+        # a missing answer becomes the number of its row, which equals no other answer
         answer=answers.fillna(frame.index.to_series()),
     )
     name = f"all {frame['condition'].nunique()} conditions"
@@ -39,15 +39,15 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     groups = pandas.concat([first_runs, samples]).groupby(
         [*keys, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )
-    right = groups["correct"]
+    is_right = groups["correct"]
     shares = pandas.DataFrame(
         {
-            "all_right": right.all(),
-            "any_right": right.any(),
+            "all_right": is_right.all(),
+            "any_right": is_right.any(),
             "same_answer": groups["answer"].nunique() == 1,
         }
     )
-    means = shares[right.size() > 1].groupby(level=keys, observed=True, sort=False).mean() * 100
+    means = shares[is_right.size() > 1].groupby(level=keys, observed=True, sort=False).mean() * 100
     if frame["answer"].isna().all():  # in logs of other tasks
         means["same_answer"] = None
     return means.reset_index()
