@@ -235,8 +235,7 @@ def bootstrap_band(
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(has_value, table, 0.0)) / counts
         # some samples have no prompt at an x, so their mean is NaN
-        ends = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    low, high = ends
+        low, high = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
     is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
     low[is_lone] = high[is_lone] = np.nan
     return low, high

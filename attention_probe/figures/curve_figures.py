@@ -42,7 +42,7 @@ def draw_figure(
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
-    has_bars = int(config.bars is not None)
+    has_bars = bars is not None
     rows = has_bars + len(config.rows)
     height = 0.7 + 1.5 * rows  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
@@ -57,7 +57,7 @@ def draw_figure(
             _shade_region(axes, panel, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
             stamp(axes, title, "selected on outcome" if panel_points["on_outcome"].any() else "")
-        if config.bars is not None and bars is not None:
+        if config.bars and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
             warning = "" if (bars["kind"] == "bar").all() else "published numbers"

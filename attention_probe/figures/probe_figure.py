@@ -64,7 +64,7 @@ def make_figure(
             read = read_curves if config.kind == "curves" else read_activations
             tables.append(read(config, model, traces))
     points = pandas.concat(tables, ignore_index=True)
-    bars = None if config.bars is None else read_bars(config.bars)
+    bars = read_bars(config.bars) if config.bars else None
     if config.kind == "curves":
         figure = draw_figure(config, points, bars)
     else:

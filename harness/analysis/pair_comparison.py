@@ -123,7 +123,7 @@ def compare_pair(
         "greedy": old.run.about.get("greedy"),
         "receipts": list_receipts([old.run, new.run]),
     }
-    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame, read_prompts=list)
+    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame)
     return make_leaderboard([run], score=score, common=common)
 
 

@@ -93,8 +93,15 @@ def explain_comparison(
         "unit": "" if board.score == NUMBER else ", in points",
     }
     judged_rows = [row for row in compared_rows if row["role"] == "tested"]
+    margin = compared_rows[0]["margin"]
     if judged_rows:
-        facts |= _describe_tests(board, judged_rows, examples)
+        # for the legends of the adjusted p and the verdict
+        facts |= {
+            "adjustment": _describe_adjustment(board, judged_rows),
+            "examples": examples,
+            "margin": margin,
+            "fewest": f", on at least {fewest_problems(margin / 100)} {unit}",
+        }
     remarks = [*_remark_tests(board, compared_rows, judged_rows)]
     if is_for_new_examples:
         remarks.append(f"{draws} {source}: intervals and p are for new draws from the same pool.")
@@ -108,7 +115,6 @@ def explain_comparison(
             f"New fillers for each problem or sample: {list_first(list(map(label, fresh)))}. "
             "Intervals and p are for new problems with new fillers."
         )
-    margin = compared_rows[0]["margin"]
     inconclusive_rows = [row for row in judged_rows if row["verdict"] == "inconclusive"]
     sample_sizes = [estimate_sample(row, margin, clusters, sides=2) for row in inconclusive_rows]
     if sample_sizes and min(sample_sizes) > clusters and board.score != NUMBER:
@@ -179,20 +185,6 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
             fact = f"{row['place']} their {LEVEL} range {ends}"
         facts.append(f"{row['texts']} {row['kind']}: {fact}")
     return f"{text} ({'; '.join(facts)})"
-
-
-def _describe_tests(
-    board: Leaderboard, judged_rows: Sequence[Row], examples: str
-) -> dict[str, Any]:
-    """The facts for the legends of the adjusted p and the verdict."""
-    margin = judged_rows[0]["margin"]
-    unit = "clusters" if board.clusters else "problems"
-    return {
-        "adjustment": _describe_adjustment(board, judged_rows),
-        "examples": examples,
-        "margin": margin,
-        "fewest": f", on at least {fewest_problems(margin / 100)} {unit}",
-    }
 
 
 def _describe_adjustment(board: Leaderboard, judged_rows: Sequence[Row]) -> str:

@@ -147,8 +147,8 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     for task in plan.tasks.values():
         if notes := task.notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            names = names_by_note.setdefault(f"{notes[0]}{more}", [])
-            names.append(f"{task.condition.name} ({task.layout})")
+            name = f"{task.condition.name} ({task.layout})"
+            names_by_note.setdefault(f"{notes[0]}{more}", []).append(name)
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
@@ -314,8 +314,8 @@ def _find_smallest_effect(config: RunConfig, problem_count: int, alpha: float) -
             spread=PLANNED_SPREAD,
         )
         if not math.isnan(effect):
+            size = f"{100 * effect:.1f} points"
             break
-    size = f"{100 * effect:.1f} points"
-    if math.isnan(effect):
+    else:
         size = f"more than {100 * discordance:.0f} points"
     return size, f"at a discordance of {100 * discordance:.0f} %{spread}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
+from harness.engines.completions import FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
@@ -156,24 +156,19 @@ class EnginePool:
             except HarnessError as error:
                 self._lose(engine, error)
                 continue
-            if engine.facts:
-                finished += self._read_results(engine, *result)
-            else:
+            if not engine.facts:
                 engine.facts = result
                 self.cards.append(result.get("cards"))
+                continue
+            completions, engine.token_counts = result
+            if completions and not engine.has_finished_samples:
+                self._fruitless_starts = 0
+                engine.has_finished_samples = True
+            finished += [
+                (engine.requests.pop(int(completion.request_id)), completion)
+                for completion in completions
+            ]
         return finished
-
-    def _read_results(
-        self, engine: _Engine, completions: Sequence[Completion], token_counts: Sequence[int]
-    ) -> FinishedRequests:
-        engine.token_counts = token_counts
-        if completions and not engine.has_finished_samples:
-            self._fruitless_starts = 0
-            engine.has_finished_samples = True
-        return [
-            (engine.requests.pop(int(completion.request_id)), completion)
-            for completion in completions
-        ]
 
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
         """Put the requests of an engine that failed back at the head of the queue.

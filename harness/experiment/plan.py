@@ -313,8 +313,6 @@ def _build_tasks(
             for condition in config.all_conditions
             if condition.has_examples == has_examples
         ]
-        if not conditions:
-            continue
         problems, draw = example_set.select(dataset.problems), example_set.draw
         instruction = config.instruction
         if config.fewshot and config.fewshot.instructions:

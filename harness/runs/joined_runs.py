@@ -100,7 +100,6 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
         about={**runs[0].about, "receipts": receipts},
         receipt=runs[0].receipt,
         read=lambda: samples,
-        read_prompts=list,
     )
 
 

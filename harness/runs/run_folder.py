@@ -211,7 +211,16 @@ def _describe_changes(
     """
     stored_identity = files.identity
     header, requested_header = as_json(stored_identity), as_json(identity)
-    changed_prompts = _describe_changed_prompts(files.prompts, prompts)
+    requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
+    changed_prompts: dict[str, None] = {}  # without repeats, as conditions differ in the same way
+    for prompt in files.prompts:
+        problem_id = prompt.doc["id"]
+        requested_prompt = requested_prompts.get((prompt.task, problem_id))
+        if requested_prompt is None:
+            changed_prompts[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
+        elif requested_prompt != prompt:
+            for change in differences(as_json(prompt), as_json(requested_prompt)):
+                changed_prompts[f"problem {problem_id}, {change}"] = None
     # a higher limit is allowed, so it is not listed even if other changes are refused
     if (identity.limit or math.inf) > (stored_identity.limit or math.inf):
         header["limit"] = identity.limit
@@ -230,23 +239,6 @@ def _describe_changes(
             for key in GROWING_SETTINGS:
                 header["config"][key] = requested_header["config"].get(key)
     return [*changed_prompts, *differences(header, requested_header)]
-
-
-def _describe_changed_prompts(
-    stored_prompts: Sequence[StoredPrompt], prompts: Sequence[StoredPrompt]
-) -> list[str]:
-    """What differs between the stored prompts and the requested ones of the same problems."""
-    requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
-    changes: dict[str, None] = {}  # without repeats, as conditions differ in the same way
-    for prompt in stored_prompts:
-        problem_id = prompt.doc["id"]
-        requested_prompt = requested_prompts.get((prompt.task, problem_id))
-        if requested_prompt is None:
-            changes[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
-        elif requested_prompt != prompt:
-            for change in differences(as_json(prompt), as_json(requested_prompt)):
-                changes[f"problem {problem_id}, {change}"] = None
-    return list(changes)
 
 
 def set_old_scores_aside(files: RunFiles) -> None:

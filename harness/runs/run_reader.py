@@ -78,7 +78,7 @@ class Run:
         receipt: The full receipt of a run folder.
         metric: The metric of the verdicts; None without verdicts.
         read: Makes `samples`, with repeat runs and reference conditions.
-        read_prompts: Makes `prompts`.
+        read_prompts: Makes `prompts`; by default there are none.
 
     Example:
         >>> run = mless.Run.load("results/example")
@@ -97,7 +97,7 @@ class Run:
     receipt: Mapping[str, Any] = field(default_factory=dict)
     metric: str | None = None
     read: Callable[..., pandas.DataFrame]
-    read_prompts: Callable[[], Sequence[AnsweredPrompt]]
+    read_prompts: Callable[[], Sequence[AnsweredPrompt]] = list
 
     @classmethod
     def load(
@@ -140,7 +140,7 @@ class Run:
         if files:
             (condition, file), *further_files = files
             # logs in a folder are those of lm-eval by their names
-            is_single = not further_files and not Path(name).is_dir()
+            is_single = not further_files and Path(name) not in file.parents
             if is_single and find_kind(file) != LM_EVAL:
                 table = read_scores(file, metric, columns)
                 return cls(**describe_scores(str(file), condition or file.stem, table))

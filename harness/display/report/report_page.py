@@ -140,7 +140,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         for row in sorted(compared_rows, key=lambda row: not row["primary"])
         if row["role"] == "tested" and _name_condition(row) == tested_name
     ]
-    card_rows = primary_rows if primary_rows else compared_rows
+    card_rows = primary_rows or compared_rows
     models = {str(row["model"]) for row in rows}
     model = models.pop() if len(models) == 1 else f"{len(models)} models"
     # logs do not name their datasets

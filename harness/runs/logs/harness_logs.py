@@ -110,9 +110,13 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
     settings = {name: facts[name] for name in ("model_args", "task_args", "solver_args", "config")}
     settings["generation"] = log.plan.config.model_dump(mode="json")
     about = {name: facts[name] for name in ("model", "created", "task_version")}
-    about |= {"metric": metric, "versions": facts["packages"], "settings": settings}
-    about["greedy"] = _is_greedy(log.plan.config.temperature)
-    about["evaluation"] = log.eval.eval_id
+    about |= {
+        "metric": metric,
+        "versions": facts["packages"],
+        "settings": settings,
+        "greedy": _is_greedy(log.plan.config.temperature),
+        "evaluation": log.eval.eval_id,
+    }
     return ScoreTable(source=INSPECT, rows=rows, about=about)
 
 
