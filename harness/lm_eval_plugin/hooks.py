@@ -51,15 +51,10 @@ def _make_documents(
         make_document(problem, prompt.prompt, condition, layout)
         for problem, prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
-    return {"test": as_dataset(documents)}
-
-
-def as_dataset(documents: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
-    """A dataset with the keys of all documents; `from_list` would take those of the first only."""
+    # `from_list` would take the keys of the first document only
     keys = dict.fromkeys(chain.from_iterable(documents))
-    return datasets.Dataset.from_dict(
-        {key: [document.get(key) for document in documents] for key in keys}
-    )
+    columns = {key: [document.get(key) for document in documents] for key in keys}
+    return {"test": datasets.Dataset.from_dict(columns)}
 
 
 wo, mless, mful, random_sentence = (
