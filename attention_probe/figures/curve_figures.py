@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
 from attention_probe.figures.figure_numbers import BARS
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INCHES, LETTER
+from harness.display.figures.figure_style import FIGURE_INCHES, FONT_POINTS, LETTER_WIDTH
 from harness.display.value_texts import visible
 
 QUERIES = {
@@ -143,7 +143,7 @@ def _label_axes(
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
     """The panel's title, and under it in red a warning that a reader must see first."""
-    axes.set_title(title, pad=3 + bool(warning) * (FONT + 0.5))
+    axes.set_title(title, pad=3 + bool(warning) * (FONT_POINTS + 0.5))
     if warning:
         axes.annotate(
             warning,
@@ -176,7 +176,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     axes.set_ylim(limits)
     # Below its bars each model has this many letters in a line: all bars together take four fifths
     # of the figure's width.
-    letters = int(0.8 * 72 * INCHES / (LETTER * FONT) / len(models))
+    letters = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
     names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)
     interval = "\n95 % score interval" if is_measured else ""

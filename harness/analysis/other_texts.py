@@ -183,5 +183,5 @@ def estimate_spread(effects: Floats, texts: Sequence[Outcomes]) -> Row:
     # for the estimate itself and the ends of its interval
     quantiles = np.array([freedom, *chdtri(freedom, [ALPHA / 2, 1 - ALPHA / 2])])
     variances = np.maximum(0, freedom * effects.var(ddof=1) / quantiles - noise)
-    columns = ("spread", "spread_low", "spread_high")
-    return dict(zip(columns, np.sqrt(variances).tolist(), strict=True))
+    spread, low, high = np.sqrt(variances).tolist()
+    return {"spread": spread, "spread_low": low, "spread_high": high}

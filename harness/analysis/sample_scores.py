@@ -41,6 +41,8 @@ is rounded down to it (by at most 0.0001 points), because products of two condit
 sets would exceed 64 bits. It is also the denominator of log-probabilities, which are then rounded
 to 0.0001 nats."""
 
+_GROUPING: Any = {"observed": True, "sort": False, "dropna": False}
+"""Groups in the order of the samples, also of missing values, without empty categories."""
 _choose = np.frompyfunc(math.comb, 2, 1)
 """Binomial coefficients of arrays, as integers of any length."""
 
@@ -125,7 +127,6 @@ def sum_samples(
     """
     is_endpoint = score in (GOLD_FIRST, *MEAN_SCORES)
     kind, k = read_score(score) if score and not is_endpoint else ("", 0)
-    options: Any = {"observed": True, "sort": False, "dropna": False}
     counts = samples[[*prompts, "right", "graded"]].assign(samples=1, repeats=1)
     if kind == "maj":
         is_majority = _mark_majority(samples, prompts, k)
@@ -134,7 +135,7 @@ def sum_samples(
     if score in MEAN_SCORES:
         counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         counts["graded"] = counts["samples"] = MOST_SETS
-    sums = counts.groupby(list(prompts), **options).sum()
+    sums = counts.groupby(list(prompts), **_GROUPING).sum()
     repeats = sums["repeats"]
     if kind and repeats.min() < max(k, 2):
         expected = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
@@ -164,13 +165,12 @@ def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) ->
 
     Answers are equal if their strings are. A sample without an answer does not vote.
     """
-    options: Any = {"observed": True, "sort": False, "dropna": False}
     ordered_samples = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
     first_samples = ordered_samples[
-        ordered_samples.groupby(list(prompts), **options).cumcount() < k
+        ordered_samples.groupby(list(prompts), **_GROUPING).cumcount() < k
     ]
-    same_answers = first_samples.groupby([*prompts, "answer"], **options)["right"]
+    same_answers = first_samples.groupby([*prompts, "answer"], **_GROUPING)["right"]
     votes = same_answers.transform("size").where(first_samples["answer"].notna(), 0)
     # `idxmax` takes the first of equals, so of equally frequent answers the earliest wins
-    majority = votes.groupby([first_samples[name] for name in prompts], **options).idxmax()
+    majority = votes.groupby([first_samples[name] for name in prompts], **_GROUPING).idxmax()
     return np.isin(np.arange(len(samples)), majority)

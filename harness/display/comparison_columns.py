@@ -51,8 +51,8 @@ DIFFERENCE = Column(
     "compared with {baseline}{unit}, paired by problem; the interval is not adjusted for "
     "several tests",
 )
-P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
-ANSWERS = Column(
+ADJUSTED_P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
+ANSWERED = Column(
     "answered_difference answered_low answered_high",
     f"answered [{LEVEL}]",
     difference,

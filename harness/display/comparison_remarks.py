@@ -26,7 +26,7 @@ from harness.experiment.conditions import POSITIVE_CONTROL
 
 MANY_UNGRADED = 5.0
 """From this percentage of ungraded samples on, a remark says how they ended."""
-ADVICE = {
+ADVICE_BY_ENDING = {
     "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
     "or read the first line (--set answer=line). A stop string (`until`) may come before an "
     "answer.",
@@ -143,7 +143,7 @@ def _describe_places(board: Leaderboard, judged_rows: Sequence[Row]) -> Iterator
 
 
 def find_families(texts: Iterable[Row], contrast: Mapping[Any, Any]) -> list[Row]:
-    """The rows of `text_table` that are of a row of the comparison."""
+    """The rows of `text_table` for a row of the comparison, one for each family."""
     keys = ("model", "layout", "condition")
     return [row for row in texts if all(row[key] == contrast[key] for key in keys)]
 
@@ -175,6 +175,7 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
     }
     text = f"{verdict} than {without_text}" if verdict in PASSED else f"{verdict}"
     text += f"; {sentences[place]}"
+    # in one clause, because "inconclusive; better than" would seem to contradict itself
     if verdict == "inconclusive" and place in ("above", "below"):
         text = f"differs from {references}, not from {no_text}"
     facts = []
@@ -270,7 +271,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         if row["condition"] not in board.reference_conditions:
             rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
     for setting, rows in rows_by_setting.items():
-        where = f", {setting}" if len(rows_by_setting) > 1 else ""
+        setting_text = f", {setting}" if len(rows_by_setting) > 1 else ""
         for column, text in COUNTED_SAMPLES.items():
             counts = [
                 f"{label(row['condition'])} {row[column] * row['samples'] / 100:.0f}"
@@ -278,7 +279,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
                 if row[column]
             ]
             if counts:
-                yield f"Samples {text}{where}: {', '.join(counts)}."
+                yield f"Samples {text}{setting_text}: {', '.join(counts)}."
         # the sort is stable: if conditions have equal sums, the first and the last are named
         rows.sort(key=_sum_endings)
         least, most = rows[0], rows[-1]
@@ -290,7 +291,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         ending = max(UNGRADED_ENDINGS, key=lambda name: most[UNGRADED_ENDINGS[name].key])
         if ending == "unfinished" and 2 * most["cut_reasoning"] <= most["unfinished"]:
             ending += " before the limit"
-        yield f"Not graded{where}: {text}. {ADVICE[ending]}"
+        yield f"Not graded{setting_text}: {text}. {ADVICE_BY_ENDING[ending]}"
 
 
 def _sum_endings(row: Row) -> float:

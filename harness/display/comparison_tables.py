@@ -38,12 +38,12 @@ def show_comparison(board: Leaderboard) -> Table:
     columns = [
         accuracy,
         comparison_columns.DIFFERENCE,
-        comparison_columns.P,
+        comparison_columns.ADJUSTED_P,
         comparison_columns.VERDICT,
     ]
-    # A terminal of 80 columns is too narrow for both.
+    # a terminal of 80 columns is too narrow for flips and answered samples together
     if any(_depends_on_format(row) for row in rows):
-        columns.append(comparison_columns.ANSWERS)
+        columns.append(comparison_columns.ANSWERED)
     else:
         columns.append(comparison_columns.FLIP_COLUMN)
     facts, warnings, remarks = explain_comparison(board, rows)

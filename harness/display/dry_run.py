@@ -32,7 +32,7 @@ order of the study's numbers."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
-UNUSUAL_GOLDS = 3
+LISTED_UNUSUAL_GOLDS = 3
 """The number of gold answers of the least usual form that are listed."""
 
 ANSWER_FORMS = {
@@ -43,7 +43,7 @@ ANSWER_FORMS = {
 }
 """Where the answer is read, by the key `answer`."""
 
-PROMPT_COLUMNS = tuple(
+PROMPT_TABLE_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "position", "least", "median", "most")
 )
@@ -68,22 +68,22 @@ def show_prompts(plan: Plan) -> str:
     The middle of a long filler is left out.
     """
     lines = []
-    for (name, layout), (task, *_) in _group_tasks(plan).items():
-        prompt = task.prompts[0]
+    for (name, layout), (condition_prompts, *_) in _group_tasks(plan).items():
+        prompt = condition_prompts.prompts[0]
         text = ""
-        end = 0
+        previous_end = 0
         for filler_start, filler_end in prompt.fillers:
             filler = prompt.text[filler_start:filler_end]
             words = filler.split()
             if len(words) > 8:
                 filler = f"{words[0]} {words[1]} ... {words[-1]}"
-            text += f"{prompt.text[end:filler_start]}«{filler}»"
-            end = filler_end
-        text += prompt.text[end:]
+            text += f"{prompt.text[previous_end:filler_start]}«{filler}»"
+            previous_end = filler_end
+        text += prompt.text[previous_end:]
         tokens = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {tokens} tokens"
         if prompt.fillers:
-            heading += f", {_count_filler([task])} of them for the filler"
+            heading += f", {_count_filler([condition_prompts])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]
     return fold(lines, indent=0)
 
@@ -94,17 +94,17 @@ def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     Reference conditions of the same kind are one group, and so are draws of examples.
     """
     groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
-    for task in plan.tasks.values():
-        # With --limit, a draw of examples may have no problem.
-        if task.prompts:
-            name = group_name(task.condition.kind, task.condition.name)
-            groups.setdefault((name, str(task.layout)), []).append(task)
+    for condition_prompts in plan.tasks.values():
+        # With --limit, no problem may be left for a draw of examples.
+        if condition_prompts.prompts:
+            name = group_name(condition_prompts.condition.kind, condition_prompts.condition.name)
+            groups.setdefault((name, str(condition_prompts.layout)), []).append(condition_prompts)
     return groups
 
 
 def _count_filler(tasks: Sequence[ConditionPrompts]) -> str:
     """The filler's tokens, from the fewest to the most."""
-    prompts = chain.from_iterable(task.prompts for task in tasks)
+    prompts = chain.from_iterable(condition_prompts.prompts for condition_prompts in tasks)
     counts = [prompt.filler_tokens for prompt in prompts]
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
@@ -115,8 +115,10 @@ def _count_prompt_tokens(plan: Plan) -> int:
     A prompt counts once for each answer whose log-probability is measured.
     """
     tokens = sum(
-        plan.replicates(task) * max(1, len(prompt.answers)) * len(prompt.token_ids or ())
-        for _, task, _, prompt in plan.rows
+        plan.replicates(condition_prompts)
+        * max(1, len(prompt.answers))
+        * len(prompt.token_ids or ())
+        for _, condition_prompts, _, prompt in plan.rows
     )
     return tokens * plan.config.repeats_per_prompt
 
@@ -129,7 +131,8 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
         yield f"template  {name}: {json.dumps(switch)}"
     yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
     questions = {(problem.counts_with, problem.answer) for problem in problems}
-    # without case, the signs and spaces of formulas, and blanks beside other signs
+    # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
+    # other signs are folded to one.
     folded_questions = {
         (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", name).casefold(), answer)
         for name, answer in questions
@@ -140,28 +143,28 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
             "case, blanks or $ alone; give copies one `cluster`"
         )
     yield from _describe_golds(problems)
-    form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
+    answer_form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
-    yield f"answer    {ANSWER_FORMS[form].format(chance)}"
+    yield f"answer    {ANSWER_FORMS[answer_form].format(chance)}"
     names_by_note: dict[str, list[str]] = {}
-    for task in plan.tasks.values():
-        if notes := task.notes:
+    for condition_prompts in plan.tasks.values():
+        if notes := condition_prompts.notes:
             more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            name = f"{task.condition.name} ({task.layout})"
+            name = f"{condition_prompts.condition.name} ({condition_prompts.layout})"
             names_by_note.setdefault(f"{notes[0]}{more}", []).append(name)
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS}"
-    if plan.thinking and (form == "line" or config.until):
+    if plan.thinking and (answer_form == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
     raw_rows = [row for row in plan.rows if row[1].layout != Layout.CHAT]
-    if form == "line" and any(prompt.text.endswith("\n") for *_, prompt in raw_rows):
+    if answer_form == "line" and any(prompt.text.endswith("\n") for *_, prompt in raw_rows):
         yield (
             "note      a prompt ends with a line break: a completion that begins with another has "
             "no answer, as its first line is empty"
         )
-    if form == "box" and config.fewshot and "boxed" not in (config.template or ""):
+    if answer_form == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
     layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     if {*config.layouts} != {Layout.CHAT}:
@@ -189,13 +192,13 @@ def _count_problems(plan: Plan, clusters: int) -> str:
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     """The gold answers that cannot be compared, and how the least usual others are read."""
-    refused, readings = [], []
+    refusals, readings = [], []
     for problem in problems:
         for answer in (problem.answer, *problem.alternatives):
             gold = with_decimal_points(answer) if problem.decimal else answer
             name = f"{problem.id}: {answer[:60]}"
             if reason := describe_gold(gold):
-                refused.append(f"{name} ({reason.removeprefix('gold answer: ')})")
+                refusals.append(f"{name} ({reason.removeprefix('gold answer: ')})")
             else:
                 # numbers and words of any length have the same form
                 form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
@@ -203,13 +206,13 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
                 if problem.choices:
                     texts = [line for line in letter_lines(problem.choices) if line[0] == answer]
                 readings.append((form, f"{name} is read as {' and '.join(texts)}"))
-    if refused:
-        share = f"{len(refused)} of {len(problems)} gold answers cannot be compared"
-        yield f"golds     {share}: only an identical text is correct. {list_first(refused, 5)}"
+    if refusals:
+        share = f"{len(refusals)} of {len(problems)} gold answers cannot be compared"
+        yield f"golds     {share}: only an identical text is correct. {list_first(refusals, 5)}"
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
     counts = Counter(form for form, _ in readings)
-    rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:UNUSUAL_GOLDS]
+    rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:LISTED_UNUSUAL_GOLDS]
     if rarest:
         yield "golds     " + "; ".join(text for _, text in rarest)
 
@@ -225,7 +228,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         counts.append(POSITIVE_CONTROL)
     if config.other_texts:
         families = [f"{number} {name}" for name, number in config.other_texts.items()]
-        prompt_count = sum(task.condition.kind == OTHER_TEXT for _, task, *_ in plan.rows)
+        prompt_count = sum(prompts.condition.kind == OTHER_TEXT for _, prompts, *_ in plan.rows)
         text_requests = prompt_count * config.repeats_per_prompt
         counts.append(f"{text_requests} of {' and '.join(families)}".replace("_", " "))
     details = f": {', '.join(counts)}" if counts else ""
@@ -245,11 +248,11 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
 
 def _make_prompt_table(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
-    unknown = {column.key: "?" for column in PROMPT_COLUMNS}
+    unknown = {column.key: "?" for column in PROMPT_TABLE_COLUMNS}
     rows = []
     for (name, layout), tasks in _group_tasks(plan).items():
         row = unknown | {"condition": name, "layout": layout}
-        lengths = [*chain.from_iterable(task.lengths for task in tasks)]
+        lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in tasks)]
         if lengths:
             prompt = tasks[0].prompts[0]
             position = "-"
@@ -266,7 +269,7 @@ def _make_prompt_table(plan: Plan) -> Table:
             }
         rows.append(row)
     title = "Tokens of the filler, its position, tokens of the prompt"
-    return Table(title, rows, PROMPT_COLUMNS)
+    return Table(title, rows, PROMPT_TABLE_COLUMNS)
 
 
 def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
@@ -299,11 +302,12 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
 def _find_smallest_effect(config: RunConfig, problem_count: int, alpha: float) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
     draws, spread = 1, ""
-    # From this number of draws on the test is for new draws too.
+    # from FEWEST_DRAWS on, the test is for new draws too
     if config.draws >= FEWEST_DRAWS:
         draws = config.draws
         spread = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-    # Few problems detect only a difference above the planned discordance.
+    # With few problems only a difference above the planned discordance is detectable. No effect
+    # exceeds the discordance, so higher ones are tried.
     for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
         effect = minimal_detectable_effect(
             problem_count=problem_count,

@@ -9,7 +9,7 @@ from harness.finish_reasons import read_reason
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.run_reader import Run
 
-SCORER = "mless"
+GRADER_NAME = "mless"
 """The name of our grader in the logs."""
 STOP_REASONS = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
 """Inspect's words for the reasons why generation ended."""
@@ -32,9 +32,9 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for task, samples in samples_by_task.items():
-        are_right = [sample["scores"][SCORER]["value"] == "C" for sample in samples]
+        are_right = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
         accuracy = {"name": "accuracy", "value": fmean(are_right)}
-        score = {"name": SCORER, "scorer": SCORER, "metrics": {"accuracy": accuracy}}
+        score = {"name": GRADER_NAME, "scorer": GRADER_NAME, "metrics": {"accuracy": accuracy}}
         log = EvalLog(
             status="success",
             eval={
@@ -76,5 +76,5 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
             "target": prompt.golds,
             "messages": [{"role": "user", "content": question}, message],
             "output": {"choices": [{"message": message, "stop_reason": reason}]},
-            "scores": {SCORER: grade},
+            "scores": {GRADER_NAME: grade},
         }

@@ -16,10 +16,10 @@ from harness.display.value_texts import MINUS, NONE, visible
 TABLE_WIDTH = 80
 """The usual width of a terminal, to which notes are fitted, and tables unless it is wider."""
 NOTE_LINES = 5
-"""The most lines of notes below a table in plain text without `--explain`, besides warnings."""
+"""The most lines of notes besides warnings below a table in plain text without `--explain`."""
 
 
-_CHARACTERS = {
+_ESCAPES_BY_FORMAT = {
     "text": str.maketrans({MINUS: "-", NONE: "-"}),
     "markdown": str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#&$~"}),
     "latex": str.maketrans(
@@ -38,8 +38,8 @@ _CHARACTERS = {
         }
     ),
 }
-"""Characters that a format writes in another way. Plain text has a hyphen for minus and for a
-missing value, so that programs can read it."""
+"""Characters that a format writes in another way, by format. Plain text has a hyphen for minus and
+for a missing value, so that programs can read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +173,18 @@ def fold(texts: Sequence[str], *, form: Format = "text", indent: int = 2) -> str
         indent: Blanks before the second and further lines of a text.
     """
     if form != "text":
-        return "\n\n".join(_write(text, form) for text in texts)
+        return "\n\n".join(_escape(text, form) for text in texts)
     wrapper = textwrap.TextWrapper(
         TABLE_WIDTH,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(wrapper.fill(_write(text, form, keep="\t")) for text in texts)
+    return "\n".join(wrapper.fill(_escape(text, form, keep="\t")) for text in texts)
 
 
-def _write(text: str, form: Format, keep: str = "") -> str:
-    return visible(text, keep=keep).translate(_CHARACTERS[form])
+def _escape(text: str, form: Format, keep: str = "") -> str:
+    return visible(text, keep=keep).translate(_ESCAPES_BY_FORMAT[form])
 
 
 def _write_table(table: Table, form: Format) -> str:
@@ -193,17 +193,20 @@ def _write_table(table: Table, form: Format) -> str:
     In plain text that is too wide, headings take two lines, optional columns are left out, and the
     texts of the first columns (such as a model's name) become headings of groups of rows.
     """
-    grid = [[_write(heading, form) for heading in table.header]]
+    grid = [[_escape(heading, form) for heading in table.header]]
     for cells in table.cells:
-        grid.append([_write(cell.text, form) for cell in cells])
+        grid.append([_escape(cell.text, form) for cell in cells])
     is_numeric = [column.numeric for column in table.columns]
     if form == "text":
         header = _fit_width(grid, is_numeric)
         columns = [column for column in table.columns if not column.optional]
-        if len(header[0]) < len(is_numeric) > len(columns):
+        has_group_headings = len(header[0]) < len(is_numeric)
+        # before a column becomes a heading, optional columns are left out
+        if has_group_headings and len(columns) < len(is_numeric):
             return _write_table(replace(table, columns=columns), form)
         return "\n".join(_align(grid[1:], header, is_numeric))
     if form == "markdown":
+        # a bool is an index: left for text, right for numbers
         grid.insert(1, [("---", "---:")[numeric] for numeric in is_numeric])
         return "\n".join(f"| {' | '.join(row)} |" for row in grid)
     alignment = "".join("lr"[numeric] for numeric in is_numeric)
@@ -218,17 +221,17 @@ def _align(
 ) -> list[str]:
     """The lines of header and rows. Columns that the header lacks are headings of groups."""
     group_columns = len(is_numeric) - len(header[0])
-    line = "  ".join(
+    line_format = "  ".join(
         f"{{:{'<>'[numeric]}{len(rule)}}}"
         for rule, numeric in zip(header[-1], is_numeric[group_columns:], strict=True)
     )
-    lines = [line.format(*row).rstrip() for row in header]
+    lines = [line_format.format(*row).rstrip() for row in header]
     previous_group = ""
     for row in rows:
         group = ", ".join(row[:group_columns])
         if group != previous_group:
             lines += ["", group]
-        lines.append(line.format(*row[group_columns:]).rstrip())
+        lines.append(line_format.format(*row[group_columns:]).rstrip())
         previous_group = group
     return lines
 
@@ -239,10 +242,10 @@ def _fit_width(grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]) -> lis
     Columns of text before the first column of numbers can become such headings. A table of text
     only, such as one with paths, may be wider than the terminal.
     """
-    # numbers are never headings, so these are the columns before the first column of numbers
-    most_columns = is_numeric.index(True) if any(is_numeric) else 0
+    # numbers are never headings of groups, so only the columns before the first number can be
+    most_group_columns = is_numeric.index(True) if any(is_numeric) else 0
     width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
-    for group_columns in range(most_columns + 1):
+    for group_columns in range(most_group_columns + 1):
         headings, *body = [row[group_columns:] for row in grid]
         halves = [_break_heading(heading) for heading in headings]
         for header in ([headings], [*zip(*halves, strict=True)]):

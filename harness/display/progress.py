@@ -23,12 +23,12 @@ from rich.text import Text
 
 from harness.errors import print_message
 
-GRADED_SHARE = 0.9
+LEAST_GRADED_SHARE = 0.9
 """Progress shows the accuracy once this share of the finished samples is graded."""
 LOG_SECONDS = 30.0
 """The time between two lines of progress in a log."""
 
-ALL = "all"
+TOTAL_BAR = "all"
 """The name of the last bar, which counts all tasks together."""
 _has_bars = Event()
 """Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
@@ -90,7 +90,7 @@ class Progress:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
         self._most_tokens = most
         self.running: Callable[[], Sequence[int]] = list
-        for name, total in {**totals, ALL: sum(totals.values())}.items():
+        for name, total in {**totals, TOTAL_BAR: sum(totals.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
         # the bar of the total was added last
         *bars, self._total = self._bars.tasks
@@ -103,7 +103,7 @@ class Progress:
 
         There may be a million of them, so the bars are not updated.
         """
-        self._recorded.update((task, ALL))
+        self._recorded.update((task, TOTAL_BAR))
 
     def sample(self, task: str, tokens: int | None) -> None:
         """Count a finished sample."""
@@ -122,7 +122,8 @@ class Progress:
         """Print a line for a log now."""
         self._printed_at = time.monotonic()
         counts = [
-            f"{name} {_count_samples(task)} {_accuracy(task)}" for name, task in self._tasks.items()
+            f"{name} {_count_samples(task)} {_format_accuracy(task)}"
+            for name, task in self._tasks.items()
         ]
         summary = f"{_count_samples(self._total)} samples, {self.describe_speed()}"
         print_message(f"{summary} | {', '.join(counts)}")
@@ -156,16 +157,16 @@ class Progress:
         finish late and close together, so that estimate would be too short.
         """
         total = self._total
-        # `elapsed` goes on after the end
+        # `elapsed` continues after the end, so `finished_time` comes first
         seconds = total.finished_time or total.elapsed or 0
         running_tokens = sum(self.running())
         tokens = total.fields["tokens"] + running_tokens
-        samples = total.completed - self._recorded[ALL]
+        samples = total.completed - self._recorded[TOTAL_BAR]
         remaining_samples = total.remaining or 0
-        mean = total.fields["tokens"] / samples if samples else self._most_tokens / 2
+        tokens_per_sample = total.fields["tokens"] / samples if samples else self._most_tokens / 2
         remaining_share = 0.0
         if tokens:
-            remaining_share = (remaining_samples * mean - running_tokens) / tokens
+            remaining_share = (remaining_samples * tokens_per_sample - running_tokens) / tokens
         elif samples:
             remaining_share = remaining_samples / samples
         speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
@@ -183,9 +184,9 @@ class _StatusColumn(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
-        if task.description == ALL:
+        if task.description == TOTAL_BAR:
             return Text(self._progress.describe_speed())
-        return Text(f"{_accuracy(task):>6} correct")
+        return Text(f"{_format_accuracy(task):>6} correct")
 
 
 def _make_bars(
@@ -210,12 +211,12 @@ def _count_samples(task: Task) -> str:
     return f"{task.completed:.0f}/{task.total:.0f}"
 
 
-def _accuracy(task: Task) -> str:
+def _format_accuracy(task: Task) -> str:
     """The accuracy, once most samples are graded.
 
     Answers that equal the gold's text are graded before all others, so an early accuracy would be
     too high.
     """
-    if task.fields["graded"] <= GRADED_SHARE * task.completed:
+    if task.fields["graded"] <= LEAST_GRADED_SHARE * task.completed:
         return "-"
     return f"{task.fields['correct'] / task.fields['graded']:.1%}"

@@ -54,7 +54,7 @@ class SideTable:
     on_request: bool = False
 
 
-def _show_grader(accuracy: Any, change: Any) -> str:
+def _show_accuracy(accuracy: Any, change: Any) -> str:
     text = number(accuracy)
     return text if change is None else f"{text} {signed(change)}"
 
@@ -137,9 +137,13 @@ SIDE_TABLES = (
             "authors_rule_strict": "the study's rule with equality",
         },
         columns=(
-            Column("math_verify math_verify_difference", "math_verify", _show_grader),
-            Column("authors_rule authors_rule_difference", "authors'", _show_grader),
-            Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_grader),
+            Column("math_verify math_verify_difference", "math_verify", _show_accuracy),
+            Column("authors_rule authors_rule_difference", "authors'", _show_accuracy),
+            Column(
+                "authors_rule_strict authors_rule_strict_difference",
+                "strict",
+                _show_accuracy,
+            ),
         ),
         on_request=True,
     ),
@@ -156,23 +160,25 @@ def show_side_tables(
         requested: Keys of tables that are only shown on request; None for all.
     """
     tables = {}
-    for side in SIDE_TABLES:
-        rows = rows_of_conditions(board, board.side_tables[side.key])
-        if rows and (requested is None or side.key in requested or not side.on_request):
+    for side_table in SIDE_TABLES:
+        rows = rows_of_conditions(board, board.side_tables[side_table.key])
+        if rows and (requested is None or side_table.key in requested or not side_table.on_request):
             _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
-            columns += _filled_columns(side, rows, board.score)
-            title = name_score(side.heading, board.score)
-            tables[side.key] = Table(title, rows, columns, side.remarks)
+            columns += _filled_columns(side_table, rows, board.score)
+            title = name_score(side_table.heading, board.score)
+            tables[side_table.key] = Table(title, rows, columns, side_table.remarks)
     return tables
 
 
-def _filled_columns(side: SideTable, rows: Sequence[Row], score: str | None) -> Iterator[Column]:
+def _filled_columns(
+    side_table: SideTable, rows: Sequence[Row], score: str | None
+) -> Iterator[Column]:
     """The columns with a value in any row.
 
     A column without a legend has the meaning of its first field.
     """
-    for column in side.columns:
+    for column in side_table.columns:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
-            legend = column.legend or side.meanings.get(field, "")
+            legend = column.legend or side_table.meanings.get(field, "")
             yield replace(column, legend=name_score(legend, score))

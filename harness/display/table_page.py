@@ -29,7 +29,7 @@ class TableOptions:
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
         common: See `make_leaderboard`.
-        side_tables: Keys of side tables to add that are not shown otherwise.
+        side_tables: Keys of side tables that are shown only on request, and are requested.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
     """
@@ -74,7 +74,7 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
 
 
 def write_board(board: Leaderboard, options: TableOptions) -> str:
-    """A comparison in the format of the options, with their side tables."""
+    """A comparison with the requested side tables, in the requested format."""
     if options.form == "csv":
         return table_csv(board, options.side_tables)
     if options.form == "json":

@@ -94,8 +94,6 @@ def integer_value(text: str) -> int:
 
 
 def _same_formula(answer: str, target: str) -> bool:
-    return (
-        not GEOMETRIC_NAMES.match(answer)
-        and not GEOMETRIC_NAMES.match(target)
-        and same_values(answer, target)
-    )
+    if any(map(GEOMETRIC_NAMES.match, (answer, target))):
+        return False
+    return same_values(answer, target)

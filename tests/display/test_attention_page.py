@@ -12,8 +12,8 @@ import pytest
 from attention_probe.figures.trace_views import NO_ROWS, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import (
-    LEVELS,
-    MISSING,
+    MISSING_KEY,
+    WEIGHT_LEVELS,
     describe_prompt,
     make_page,
 )
@@ -103,7 +103,7 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
     trace = make_traced(condition=condition)
     prompt = describe_trace(trace)
     levels = decode(prompt, heads=3).astype(float)
-    weights = (levels / LEVELS) ** 2
+    weights = (levels / WEIGHT_LEVELS) ** 2
     tokens = len(trace.tokens)
     for index, (position, size) in enumerate(zip(prompt["position"], prompt["size"], strict=True)):
         assert prompt["text"][index] == "".join(trace.tokens[position : position + size])
@@ -112,12 +112,12 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
         queries = np.arange(tokens - 5, tokens)
         expected = np.concatenate([means[:, :, None], trace.rows[..., keys].sum(-1)], axis=2)
         stored = levels[..., index]
-        is_missing = stored == MISSING
+        is_missing = stored == MISSING_KEY
         assert np.array_equal(is_missing[0, 0, 1:], queries < position)
         assert np.array_equal(is_missing[:, :, 0], np.isnan(means))
         error = np.abs(weights[..., index] - expected)[~is_missing]
         # the largest error of a weight, as the page shows it
-        assert (error <= (stored[~is_missing] + 0.25) / LEVELS**2 + 1e-9).all()
+        assert (error <= (stored[~is_missing] + 0.25) / WEIGHT_LEVELS**2 + 1e-9).all()
     regions = np.array(prompt["sums"])[:, :, 1:]
     filler = trace.rows[..., trace.roles == FILLER].sum(-1)
     assert np.abs(regions[..., TOKEN_REGIONS.index("filler")] - filler).max() < 1e-5

@@ -19,7 +19,9 @@ from harness.runs.run_reader import Run
 def draw_figures(
     board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]
 ) -> Iterator[tuple[Kind, tuple[Figure, pandas.DataFrame]]]:
-    """The figures of the requested kinds with the numbers that they show; else all of these runs.
+    """The figures of the requested kinds, with the numbers that they show.
+
+    If no kind is requested, all figures that can be drawn of these runs.
 
     Raises:
         ComparisonError: nothing is compared with the baseline, or a requested kind needs other
@@ -34,6 +36,7 @@ def draw_figures(
         if kind == Kind.FOREST:
             numbers = board.comparison
             figure = draw_forest(numbers, records(board.side_tables["texts"]))
+        # the other kind, DOSE, needs a filler with two lengths
         elif find_sweeps(conditions):
             fields = [{"condition": name} | conditions[name].describe() for name in conditions]
             # without contrasts of two conditions of which neither is the baseline
@@ -46,6 +49,7 @@ def draw_figures(
             )
         else:
             continue
+        # texts are written for accuracy; a comparison by another score names that score
         for text in figure.findobj(Text):
             text.set_text(name_score(text.get_text(), board.score))
         yield kind, (figure, numbers)

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT, INK, LINE_HEIGHT, MUTED, Look
+from harness.display.figures.figure_style import FONT_POINTS, INK, LINE_HEIGHT, MUTED, Look
 
 ROW_HEIGHT = 0.19
 """The height of a row with one line of text, in inches."""
@@ -16,7 +16,7 @@ BAND_HEIGHT = 0.15
 """The height of the bands of a row, in inches."""
 BAND_COLOURS = ("#b8b8b8", "#d4d4d4")
 """Greys, because hues are for conditions; the margin is lighter."""
-COLUMNS = {"points": 0.1, "interval": 0.5, "verdict": 1.34}
+CELL_OFFSETS_INCHES = {"points": 0.1, "interval": 0.5, "verdict": 1.34}
 """The columns of text to the right of the axes, with their distances from the axes in inches."""
 
 
@@ -28,9 +28,9 @@ class FigureRow(NamedTuple):
         cells: The texts to the right of the axes, by column.
         look: Colour and marker.
         value: The position of the mark.
-        low: The lower end of the interval; NaN for none.
-        high: The upper end.
-        filled: Whether the mark is filled; else it is white.
+        low: The lower end of the interval; NaN if there is no interval.
+        high: The upper end of the interval.
+        filled: Whether the mark is filled; if not, it is white.
         bands: Ends of grey bands behind the mark, by name, one below the other.
     """
 
@@ -58,9 +58,9 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
         note: The meaning of the marks.
         x_label: The quantity and its unit.
     """
-    header = FigureRow("", {name: name for name in COLUMNS})
+    header = FigureRow("", {name: name for name in CELL_OFFSETS_INCHES})
     height = sum(row.height for row in rows)
-    # above the rows their header, below them the axis and the first line of the note
+    # 0.84 inches for the header above the rows, and the axis and a line of the note below them
     with figure_style.drawing(height + 0.84, note) as figure:
         axes = figure.subplots()
         _write_row(axes, -ROW_HEIGHT / 2, header, MUTED)
@@ -82,21 +82,22 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
 def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
     text: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
-    beside = axes.get_yaxis_transform()
-    for name, inches in COLUMNS.items():
+    # x is a share of the width of the axes, and y a position of the data
+    coordinates = axes.get_yaxis_transform()
+    for name, inches in CELL_OFFSETS_INCHES.items():
         cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
-        axes.annotate(cell, (1, y), (72 * inches, 0), beside, color=colour, **text)
+        axes.annotate(cell, (1, y), (72 * inches, 0), coordinates, color=colour, **text)
     if row.look:
-        axes.annotate(row.name, (0, y), (-4, 0), beside, ha="right", color=INK, **text)
+        axes.annotate(row.name, (0, y), (-4, 0), coordinates, ha="right", color=INK, **text)
     else:
-        # a heading reaches into the axes, whose lines would strike it through
         axes.annotate(
             row.name,
             (0, y),
             xytext=(2, 0),
             xycoords=("figure fraction", "data"),
             color=INK,
+            # a heading reaches into the axes, whose lines would strike it through
             backgroundcolor="white",
             in_layout=False,
             **text,
@@ -121,6 +122,6 @@ def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
         row.look.marker,
         color=colour,
         markerfacecolor=colour if row.filled else "white",
-        markersize=0.62 * FONT,
+        markersize=0.62 * FONT_POINTS,
         zorder=4,
     )

@@ -17,18 +17,18 @@ from matplotlib.figure import Figure
 from harness.display.value_texts import label, name_character, visible
 from harness.runs.stored_files import clear_messages
 
-INCHES, FONT = 4.6, 7.5
+FIGURE_INCHES, FONT_POINTS = 4.6, 7.5
 """The width of every figure, and the size of all its text in points.
 
 In a window of 400 pixels the text is 9 pixels high.
 """
-NAME_LETTERS = 24
+NAME_LINE_LETTERS = 24
 """The most letters in a line of a name."""
-LETTER = 0.54
+LETTER_WIDTH = 0.54
 """The width of an average letter, in font sizes."""
-NOTE_LETTERS = int(0.98 * 72 * INCHES / (LETTER * FONT))
+NOTE_LINE_LETTERS = int(0.98 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS))
 """The most letters in a line of the note."""
-LINE_HEIGHT = 1.35 * FONT / 72
+LINE_HEIGHT = 1.35 * FONT_POINTS / 72
 """The height of a line of text, in inches."""
 
 
@@ -41,10 +41,10 @@ class Look(NamedTuple):
 
 
 _SETTINGS: Any = {
-    "font.size": FONT,
-    "axes.titlesize": FONT,
-    "figure.labelsize": FONT,
-    "figure.titlesize": FONT,
+    "font.size": FONT_POINTS,
+    "axes.titlesize": FONT_POINTS,
+    "figure.labelsize": FONT_POINTS,
+    "figure.titlesize": FONT_POINTS,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "legend.columnspacing": 1.2,
@@ -89,8 +89,8 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
 
 
 def wrapped_label(condition: str) -> str:
-    """The label of a condition, or an instruction, in lines of NAME_LETTERS."""
-    return textwrap.fill(visible(label(condition), keep=""), NAME_LETTERS)
+    """The label of a condition, or an instruction, in lines of NAME_LINE_LETTERS."""
+    return textwrap.fill(visible(label(condition), keep=""), NAME_LINE_LETTERS)
 
 
 def spell(text: str) -> str:
@@ -122,8 +122,8 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
         note: The meaning of the marks.
         title: The title of the figure.
     """
-    note = textwrap.fill(note, NOTE_LETTERS, break_on_hyphens=False)
-    size = (INCHES, height + LINE_HEIGHT * note.count("\n"))
+    note = textwrap.fill(note, NOTE_LINE_LETTERS, break_on_hyphens=False)
+    size = (FIGURE_INCHES, height + LINE_HEIGHT * note.count("\n"))
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
@@ -133,8 +133,8 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
                 handles[name] = handle
         if handles:
             # a line of 4 font sizes stands before each name
-            letters = max(map(len, handles)) + 4 / LETTER
-            columns = int(72 * INCHES / (LETTER * FONT * letters))
+            entry_letters = max(map(len, handles)) + 4 / LETTER_WIDTH
+            columns = int(72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters))
             figure.legend(
                 handles.values(),
                 handles,

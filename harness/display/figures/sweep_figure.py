@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from harness.constants import PASSED
 from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT
+from harness.display.figures.figure_style import FONT_POINTS
 from harness.display.value_texts import LEVEL
 from harness.experiment.conditions import Condition
 
@@ -53,8 +53,8 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     settings = figure_style.split_settings(table)
     baseline = figure_style.wrapped_label(table["baseline"].iloc[0])
     step = 0.012 * max(map(max, sweeps.values()))
-    # placement and changes, which the legend has only where they differ
-    differ = len({filler[1:] for filler in sweeps}) > 1
+    # the legend states placement and other changes only if they differ between fillers
+    show_all_fields = len({filler[1:] for filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
         "cover each other are moved apart a little."
@@ -74,7 +74,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                 points = points.dropna(subset="role").sort_values("x")
                 shift = step * (index - (len(sweeps) - 1) / 2)
                 points["x"] += shift * (points["x"] > 0)
-                fields = filler if differ else filler[:1]
+                fields = filler if show_all_fields else filler[:1]
                 legend = ", ".join(figure_style.spell(field) for field in fields if field)
                 # the look of its first condition, so that the study's fillers look as in all
                 # other figures
@@ -96,7 +96,7 @@ def _draw_filler_line(
     axes.scatter(
         compared["x"],
         compared["difference"],
-        s=(0.6 * FONT) ** 2,  # the area in square points
+        s=(0.6 * FONT_POINTS) ** 2,  # the area in square points
         c=faces,
         marker=look.marker,
         edgecolors=look.colour,

@@ -1,8 +1,8 @@
 """The interactive view of attention: what its script gets, packed for the page.
 
 The script shows elements: a token, or the tokens that share a character, or a run of filler tokens
-as a whole, which stands before its tokens. A weight w is one byte, the rounded value of LEVELS
-sqrt(w), so that small weights are stored more precisely than large ones.
+as a whole, which stands before its tokens. A weight w is one byte, the rounded value of
+WEIGHT_LEVELS sqrt(w), so that small weights are stored more precisely than large ones.
 """
 
 import base64
@@ -27,7 +27,7 @@ from harness.experiment.prompts.built_prompts import (
     find_region_indices,
 )
 
-LEVELS, MISSING = 254, 255
+WEIGHT_LEVELS, MISSING_KEY = 254, 255
 """The byte of the weight 1, and that of a key which the query does not see."""
 
 PALETTE = tuple(look.colour for look in LOOKS.values())
@@ -66,8 +66,8 @@ def make_page(views: Sequence[AttentionView]) -> str:
         "views": [view.facts for view in views],
         "regions": TOKEN_REGIONS,
         "roles": TOKEN_ROLES,
-        "levels": LEVELS,
-        "missing": MISSING,
+        "levels": WEIGHT_LEVELS,
+        "missing": MISSING_KEY,
     }
     variables = {
         "title": " + ".join(view.facts["name"] for view in views),
@@ -109,6 +109,7 @@ def describe_prompt(
     positions = np.arange(len(tokens))
     # [query, key] The first row is the mean, which has every key. Other rows lack later keys.
     is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
+    # [key, region] 1 where the region has the key, else 0
     in_region = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
     layers, sums = [], []
     for index, layer_means in enumerate(means):
@@ -119,8 +120,8 @@ def describe_prompt(
         weights = np.where(is_missing, 0, weights.astype(np.float64))
         cumulated = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
         shares = cumulated[..., ends] - cumulated[..., starts]
-        levels = np.rint(LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
-        levels[is_missing[..., starts]] = MISSING
+        levels = np.rint(WEIGHT_LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
+        levels[is_missing[..., starts]] = MISSING_KEY
         sums.append((weights @ in_region).round(MASS_DIGITS).tolist())
         layers.append(base64.b64encode(levels.tobytes()).decode())
     return {
@@ -142,7 +143,8 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     starts = [index for index, text in enumerate(tokens) if text or not index]
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
-        run = list(group)
+        role_elements = list(group)
         if role == FILLER:
-            yield run[0][0], run[-1][1]
-        yield from run
+            # from the start of the first element to the end of the last
+            yield role_elements[0][0], role_elements[-1][1]
+        yield from role_elements

@@ -15,9 +15,9 @@ from harness.errors import ConfigError
 from harness.runs.stored_files import clear_messages, is_stored
 from harness.runs.versions_and_hashes import software
 
-FOLDER = "harness.display.report"
+TEMPLATE_PACKAGE = "harness.display.report"
 """The package with the templates, scripts and styles."""
-CODE = {
+CODE_FILES = {
     "style": ("style.css", "attention.css"),
     "script": ("shared.js", "attention.js", "script.js"),
 }
@@ -42,7 +42,7 @@ def refuse_other_file(output: Path) -> None:
 def fill_template(name: str, facts: Mapping[str, Any]) -> str:
     """The page of a template. Lone surrogates, which no file can hold, become question marks."""
     templates = Environment(
-        loader=PackageLoader(FOLDER, "."),
+        loader=PackageLoader(TEMPLATE_PACKAGE, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -50,12 +50,14 @@ def fill_template(name: str, facts: Mapping[str, Any]) -> str:
     )
     templates.filters["visible"] = visible
     code: dict[str, str] = {}
-    for kind, names in CODE.items():
-        texts = [files(FOLDER).joinpath(file).read_text(encoding="utf-8") for file in names]
-        text = "".join(texts)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    for kind, names in CODE_FILES.items():
+        texts = [
+            files(TEMPLATE_PACKAGE).joinpath(file).read_text(encoding="utf-8") for file in names
+        ]
+        source = "".join(texts)
+        digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         # Our own code is not escaped. The page's policy runs only code with this hash.
-        code[kind] = Markup(text)
+        code[kind] = Markup(source)
         code[f"{kind}_hash"] = f"sha256-{digest}"
     page = templates.get_template(name).render(facts, made_by=software(), **code)
     return page.encode("utf-8", "replace").decode()

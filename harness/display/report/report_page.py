@@ -41,7 +41,7 @@ from harness.runs.run_reader import Run
 from harness.runs.stored_files import clear_messages, write_whole
 from harness.runs.versions_and_hashes import receipt_line
 
-CARD_ROWS = 4
+MOST_CARD_ROWS = 4
 """The most comparisons that the card lists."""
 
 
@@ -149,12 +149,12 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     question = f"How accurate is {subject}?"
     if card_rows:
         conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in card_rows)
-        names = list_first(list(conditions), CARD_ROWS)
+        names = list_first(list(conditions), MOST_CARD_ROWS)
         question = f"Does {names} change the accuracy of {subject}?"
     question = name_score(question, board.score)
     has_settings = has_several_settings(card_rows)
     findings = []
-    for row in card_rows[:CARD_ROWS]:
+    for row in card_rows[:MOST_CARD_ROWS]:
         text = _describe_difference(row)
         if place := describe_place(board, row):
             text += f". {place[0].upper()}{place[1:]}"
@@ -187,6 +187,7 @@ def _describe_verdict(row: Row) -> str:
 
 
 def _describe_difference(row: Row) -> str:
+    # separated, because the unit stands between a difference and its interval
     change, _, ends = difference(row["difference"], row["low"], row["high"]).partition(" ")
     names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
     text = f"{names}: {change} points {ends}".rstrip()

@@ -16,9 +16,9 @@ from harness.display.value_texts import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.run_reader import Run
 
-REPORT_BLOCK = 10
+BLOCK_PROBLEMS = 10
 """Problems in one block of the report. A browser unpacks a block in some milliseconds."""
-REPORT_SNIPPET = 90
+SNIPPET_CHARACTERS = 90
 """Characters of a problem's text that the report's list shows."""
 
 REPORTED_COLUMNS = (
@@ -89,7 +89,7 @@ def pack_samples(
     entries = []
     details = []
     for number, groups in enumerate(problems.values()):
-        entries.append(_describe_problem(groups) | {"at": divmod(number, REPORT_BLOCK)})
+        entries.append(_describe_problem(groups) | {"at": divmod(number, BLOCK_PROBLEMS)})
         details.append(_describe_samples(groups))
     index = {
         "baseline": baseline,
@@ -102,8 +102,8 @@ def pack_samples(
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "problems": entries,
     }
-    starts = range(0, len(details), REPORT_BLOCK)
-    return pack(index), [pack(details[start : start + REPORT_BLOCK]) for start in starts]
+    starts = range(0, len(details), BLOCK_PROBLEMS)
+    return pack(index), [pack(details[start : start + BLOCK_PROBLEMS]) for start in starts]
 
 
 def _describe_problem(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
@@ -114,8 +114,8 @@ def _describe_problem(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
     row = next(iter(groups.values()))[0]
     doc = row["prompt"].doc
     text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
-    if len(text) > REPORT_SNIPPET:
-        text = f"{text[:REPORT_SNIPPET]}\N{HORIZONTAL ELLIPSIS}"
+    if len(text) > SNIPPET_CHARACTERS:
+        text = f"{text[:SNIPPET_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
     right = {}
     for group, rows in groups.items():
         correct = [row["correct"] for row in rows if row["replicate"] == 0]
