@@ -50,13 +50,11 @@ _UNKNOWN_KEY = "unknown_key"
 """The type of the error of `Strict`."""
 _OUR_ERRORS = (_UNKNOWN_KEY, "value_error")
 """The types of the errors that we raise, which are more specific than pydantic's."""
-_PATTERN_MESSAGE = "String should match pattern "
+_PATTERN_TEXT = "String should match pattern "
 _PLAIN_MESSAGES = {
-    rf"{_PATTERN_MESSAGE}'\S'": "is empty",
-    f"{_PATTERN_MESSAGE}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
-    f"{_PATTERN_MESSAGE}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": (
-        "expected letters, digits, dots, _ and -"
-    ),
+    rf"{_PATTERN_TEXT}'\S'": "is empty",
+    f"{_PATTERN_TEXT}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
+    f"{_PATTERN_TEXT}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
 }
 """Messages of pydantic that name a regular expression, and what they mean."""
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)

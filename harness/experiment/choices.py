@@ -11,13 +11,13 @@ from harness.constants import AnswerKind, JsonObject
 from harness.data_records import LocatedRecord
 from harness.errors import DataError
 
-_COLUMN = re.compile(
+_CHOICE_COLUMN = re.compile(
     r"(?:(?P<word>(?:answer_)?(?:choice|option)s?|op(?=[a-e]\Z))|(?=\W*[a-j]\W*\Z))[\W_]*"
     r"(?P<name>[a-j]|\d\d?)?\W*",
     re.I,
 )
 """A column of all choices or of one, such as options, option_a, choice 1, opa and A."""
-_ORDERS = (LETTERS, "0123456789", "12345678910")
+_LABEL_ORDERS = (LETTERS, "0123456789", "12345678910")
 """The labels of choices in their order, joined."""
 
 
@@ -42,14 +42,14 @@ def read_choices(
     has_letters = {"A", "B", "C"} <= record.keys() or re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
     cells = {}
     for column, cell in record.items():
-        match = _COLUMN.fullmatch(column)
+        match = _CHOICE_COLUMN.fullmatch(column)
         if match and cell not in (None, "", [], {}) and column not in used_columns:
             if match["word"] or has_letters:
                 cells[match["name"]] = cell
-    # a column that holds all choices is not named after one choice
-    value: Any = cells.get(None, cells)
     if not cells:
         return {}
+    # a column that holds all choices is not named after one choice
+    value: Any = cells.get(None, cells)
     if isinstance(value, str):
         with suppress(ValueError, SyntaxError):
             value = ast.literal_eval(value.strip())
@@ -58,12 +58,12 @@ def read_choices(
     if isinstance(value, dict):
         labels, texts = value.get("label", [*value]), value.get("text", [*value.values()])
     choices = {}
-    # without equal lengths a choice would be lost
+    # labels of the data must be as many as the texts, or a choice would be lost
     if isinstance(texts, list) and (texts is value or len(labels) == len(texts)):
         for label, text in zip(labels, texts, strict=False):
             if text not in (None, ""):
                 choices[str(label)] = str(text).strip()
-    is_complete = any(order.startswith("".join(choices).upper()) for order in _ORDERS)
+    is_complete = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
     if not is_complete or len({*choices.values()}) < max(2, len(choices)):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
@@ -92,18 +92,23 @@ def find_letters(
     readings = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):
         readings[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in cells]
-    best = max(readings, key=lambda kind: sum(map(bool, readings[kind])))
-    is_index = not answer_is and best.startswith("index")
-    fitting = filter(all, readings.values())
-    for (location, choices, gold), *letters in zip(cells, readings[best], *fitting, strict=True):
+    best_kind = max(readings, key=lambda kind: sum(map(bool, readings[kind])))
+    is_index = not answer_is and best_kind.startswith("index")
+    complete_readings = filter(all, readings.values())
+    for (location, choices, gold), *letters in zip(
+        cells, readings[best_kind], *complete_readings, strict=True
+    ):
         lines = "; ".join(letter_lines([*choices.values()]))
         is_in_text = is_index and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", lines)
         if is_in_text or "" in letters or len({*letters}) > 1:
-            fault = "is unclear: say --answer-is index0, index1, letter or text. The choices are"
             if "" in letters:
-                fault = f"read as {best} is not one of the {len(choices)} choices"
+                fault = f"read as {best_kind} is not one of the {len(choices)} choices"
+            else:
+                fault = (
+                    "is unclear: say --answer-is index0, index1, letter or text. The choices are"
+                )
             raise DataError(f"{location}: the answer {gold!r} {fault}: {lines}.")
-    return [[letter] for letter in readings[best]]
+    return [[letter] for letter in readings[best_kind]]
 
 
 def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:

@@ -46,8 +46,8 @@ SIGN_NAMES = {
     "-": "dash",
 }
 """Words for signs in the names of swept conditions. Other signs have their Unicode names."""
-LONGEST_NAME = 24
-"""Longer values have the name of their key and a number in the names of swept conditions."""
+MOST_NAME_CHARACTERS = 24
+"""A value that is spelled with more characters has the name of its key and a number instead."""
 
 
 def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
@@ -69,8 +69,8 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     for values in product(*lists.values()):
         combination = dict(zip(lists, values, strict=True))
         # `False` and `0.0` equal 0 as well, and are refused later
-        without_filler = type(combination.get("count")) is int and combination["count"] == 0
-        if without_filler or all(value in ("", None) for value in values):
+        has_no_filler = type(combination.get("count")) is int and combination["count"] == 0
+        if has_no_filler or all(value in ("", None) for value in values):
             if names_filler(combination.get("intervention")):
                 del combination["intervention"]
             keys = (*PROMPT_KEYS, "intervention")
@@ -79,7 +79,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         name = "-".join(filter(None, names))
         entry = {"name": name, **combination} if combination else BASELINE
         # Several combinations may have the same prompt without filler, which is run once.
-        if entry not in entries or not without_filler:
+        if entry not in entries or not has_no_filler:
             entries.append(entry)
     return entries
 
@@ -108,7 +108,7 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     # blanks are named only if the text has nothing else
     name = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
     name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-    if value and (key in ("template", "question") or len(name) > LONGEST_NAME):
+    if value and (key in ("template", "question") or len(name) > MOST_NAME_CHARACTERS):
         return f"{key.replace('_', '-')}-{values.index(value) + 1}"
     return name
 
@@ -152,21 +152,25 @@ def _add_other_texts(
     A larger number keeps the earlier texts. A text that a condition has is not drawn.
     """
     by_name = {condition.name: condition for condition in conditions}
-    tested = by_name.get(str(tested_name))
-    if tested is None or not tested.filler_tokens or tested.intervention:
+    tested_condition = by_name.get(str(tested_name))
+    if (
+        tested_condition is None
+        or not tested_condition.filler_tokens
+        or tested_condition.intervention
+    ):
         raise ConfigError(
             "other_texts: expected a primary contrast whose condition has a filler of an exact "
             f"number of tokens and no intervention, got {tested_name}"
         )
     descriptions = [condition.describe() for condition in conditions]
     texts: list[Condition] = []
-    for family, size in config["other_texts"].items():
-        candidates = _draw_other_texts(tested, family, config.get("seed", DEFAULT_SEED))
+    for family, text_count in config["other_texts"].items():
+        candidates = _draw_other_texts(tested_condition, family, config.get("seed", DEFAULT_SEED))
         free_texts = (text for text in candidates if text.describe() not in descriptions)
-        family_texts = list(islice(free_texts, size))
-        if len(family_texts) < size:
+        family_texts = list(islice(free_texts, text_count))
+        if len(family_texts) < text_count:
             raise ConfigError(
-                f"other_texts.{family}: expected at most {len(family_texts)}, got {size}"
+                f"other_texts.{family}: expected at most {len(family_texts)}, got {text_count}"
             )
         texts += family_texts
         for text in family_texts:
@@ -177,31 +181,36 @@ def _add_other_texts(
     return texts
 
 
-def _draw_other_texts(tested: Condition, family: str, seed: int) -> Iterator[Condition]:
+def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> Iterator[Condition]:
     """Yield the texts of a family in the order in which a run takes them."""
     is_sentence = family == "sentences"
-    if not is_sentence and getattr(tested, "placement", None) is Placement.RANDOM:
+    if not is_sentence and getattr(tested_condition, "placement", None) is Placement.RANDOM:
         raise ConfigError(
             f"other_texts.{family}: the seed of a text would also change the random placement of "
-            f"{tested.name}"
+            f"{tested_condition.name}"
         )
     numbers: Iterable[int] = count(1)
     if is_sentence:
         sentences = range(1, len(SENTENCES) + 1)
         numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
     for number in numbers:
-        values = {key: getattr(tested, key) for key in (*PROMPT_KEYS, "placement", "seed")}
-        tokens = tested.filler_tokens
+        values = {
+            key: getattr(tested_condition, key) for key in (*PROMPT_KEYS, "placement", "seed")
+        }
+        tokens = tested_condition.filler_tokens
         if is_sentence:
             values |= {"name": f"sentence-{number}", "sentence": number, "count": tokens}
         else:
-            name = f"random-tokens-{number}"
-            values |= {"name": name, "random_ids": tokens, "seed": seed + number}
+            values |= {
+                "name": f"random-tokens-{number}",
+                "random_ids": tokens,
+                "seed": seed + number,
+            }
         fields = {
             "kind": OTHER_TEXT,
-            "of": tested.name,
+            "of": tested_condition.name,
             "number": number,
-            "is_in_template": tested.is_in_template,
+            "is_in_template": tested_condition.is_in_template,
         }
         yield validate(FAMILIES[family], values, f"other_texts.{family}").model_copy(update=fields)
 

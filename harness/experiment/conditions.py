@@ -24,23 +24,19 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
 from harness.errors import ConfigError, list_near
 from harness.experiment.intervention_settings import Intervention, as_list, names_filler
 from harness.experiment.prompts.fillers import estimate_tokens
-from harness.experiment.prompts.template import (
-    FILLER,
-    Template,
-    parse_template,
-)
+from harness.experiment.prompts.template import FILLER, Template, parse_template
 from harness.yaml_settings import Strict, validate
 
-STUDY_COUNT = 55
+STUDY_FILLER_TOKENS = 55
 """Filler tokens in the main setting of the authors' code. The paper sweeps 0 to 70."""
-MOST_TOKENS = 100_000
+MOST_FILLER_TOKENS = 100_000
 """A longer filler fits into no model's context, and would take hours to build."""
 
 SENTENCES: tuple[str, ...] = tuple(
     yaml.safe_load((Path(__file__).parent / "sentences.yaml").read_text(encoding="utf-8"))
 )
 """Unrelated sentences. The filler of the condition `random` is cut from the fourth."""
-SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
+FEWEST_SENTENCE_TOKENS = min(map(estimate_tokens, SENTENCES))
 """Every sentence has at least this number of tokens."""
 PROMPT_KEYS = ("template", "question", "instruction", "answer_prefix")
 """What a condition without a filler can change in the prompt."""
@@ -197,6 +193,7 @@ class FilledCondition(Condition):
     @property
     def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
+        # the content of `random_ids` is itself the number
         number = getattr(self, "count", getattr(self, str(self.filler)))
         return number if isinstance(number, int) else None
 
@@ -226,7 +223,7 @@ class UnitCondition(FilledCondition):
 
     unit: str = Field(min_length=1)
     """A text of one token, such as `/`."""
-    count: StrictInt = Field(default=STUDY_COUNT, ge=1, le=MOST_TOKENS)
+    count: StrictInt = Field(default=STUDY_FILLER_TOKENS, ge=1, le=MOST_FILLER_TOKENS)
     """The number of filler tokens."""
 
     @property
@@ -243,7 +240,7 @@ class SentenceCondition(FilledCondition):
 
     sentence: StrictInt = Field(ge=1, le=len(SENTENCES))
     """Its number in sentences.yaml."""
-    count: StrictInt = Field(default=STUDY_COUNT, ge=1, le=SENTENCE_TOKENS)
+    count: StrictInt = Field(default=STUDY_FILLER_TOKENS, ge=1, le=FEWEST_SENTENCE_TOKENS)
     """The number of filler tokens."""
 
 
@@ -262,7 +259,7 @@ class RandomCondition(FilledCondition):
     filler: ClassVar = "random_ids"
     family: ClassVar = "random_tokens"
 
-    random_ids: StrictInt = Field(ge=1, le=MOST_TOKENS)
+    random_ids: StrictInt = Field(ge=1, le=MOST_FILLER_TOKENS)
     """Their number of tokens."""
     fresh: Literal["problem", "sample"] | None = None
     """Draw another text of this length for each `problem`, or for each `sample`."""

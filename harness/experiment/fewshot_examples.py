@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from harness.constants import DEFAULT_SEED
 from harness.errors import ConfigError, DataError, list_near
-from harness.experiment.problems import Dataset, Needed, Problem
+from harness.experiment.problems import Dataset, Problem, RequiredText
 from harness.yaml_settings import Strict
 
 POOL_FACTOR = 5
@@ -137,12 +137,12 @@ class FewshotConfig(Strict):
             )
         for problem_id in ids.pool:
             clusters.pop(problem_by_id[problem_id].counts_with, None)
-        names = list(clusters)
+        cluster_names = list(clusters)
         example_sets = [
             ExampleSet(
                 draw=0 if self.draws == 1 else index + 1,
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
-                clusters=self._assign_clusters(index, names, draws_per_problem),
+                clusters=self._assign_clusters(index, cluster_names, draws_per_problem),
             )
             for index, example_ids in enumerate(ids.example_sets)
         ]
@@ -167,18 +167,18 @@ class FewshotConfig(Strict):
     def _choose_examples(self, clusters: Mapping[str, list[Problem]]) -> ExampleIds:
         """Choose clusters at random for the pool, and the examples of each draw from the pool."""
         generator = random.Random(self.seed)
-        size = self.pool
-        if size is None:
-            size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
+        pool_size = self.pool
+        if pool_size is None:
+            pool_size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
         # at random, because a file may list similar problems one after another
         names = generator.sample(list(clusters), len(clusters))
         pool: list[list[Problem]] = []
-        while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < size):
+        while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < pool_size):
             pool.append(clusters[names.pop()])
         if not names:
             raise ConfigError(
                 f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
-                f"a pool of {size} problems and one question, got "
+                f"a pool of {pool_size} problems and one question, got "
                 f"{sum(map(len, pool))} problems in {len(pool)} clusters."
             )
         example_sets = []
@@ -195,7 +195,7 @@ class FewshotConfig(Strict):
 class ExamplesConfig(Strict):
     """Your own examples before the question."""
 
-    examples: Needed | Annotated[tuple[Needed, ...], Field(min_length=1)]
+    examples: RequiredText | Annotated[tuple[RequiredText, ...], Field(min_length=1)]
     """A data file with the columns of `dataset`, whose rows are the examples; or a list of ids of
     problems, which are then not asked."""
 
@@ -246,8 +246,8 @@ class ExamplesConfig(Strict):
         )
 
 
-def _tag(value: Any) -> str:
-    """The form of a `fewshot`, so that an error message names only the keys of this form."""
+def _name_schema(value: Any) -> str:
+    """The schema of a `fewshot`, so that an error message names only the keys of this form."""
     has_examples = "examples" in value if isinstance(value, dict) else hasattr(value, "examples")
     return "ExamplesConfig" if has_examples else "FewshotConfig"
 
@@ -255,6 +255,6 @@ def _tag(value: Any) -> str:
 AnyFewshot = Annotated[
     Annotated[FewshotConfig, Tag("FewshotConfig")]
     | Annotated[ExamplesConfig, Tag("ExamplesConfig")],
-    Discriminator(_tag),
+    Discriminator(_name_schema),
 ]
 """A config's `fewshot`."""

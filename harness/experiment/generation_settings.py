@@ -22,7 +22,7 @@ _UNSUPPORTED = (
     "begin_suppress_tokens bad_words_ids forced_bos_token_id forced_eos_token_id sequence_bias"
 ).split()
 """Settings of transformers' `generate` that vLLM does not have."""
-_OFF: tuple[Any, ...] = (None, 0, 1, [], {})
+_OFF_VALUES: tuple[Any, ...] = (None, 0, 1, [], {})
 
 
 class ExplicitSampling(Strict):
@@ -107,8 +107,8 @@ class Sampling:
     @property
     def _changed(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
-        off = Sampling()
-        changed = [name for name in _FIELDS[1:] if getattr(self, name) != getattr(off, name)]
+        defaults = Sampling()
+        changed = [name for name in _FIELDS[1:] if getattr(self, name) != getattr(defaults, name)]
         return {name: getattr(self, name) for name in changed}
 
 
@@ -118,7 +118,7 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: vLLM cannot follow it.
     """
-    unsupported = [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF]
+    unsupported = [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF_VALUES]
     if unsupported:
         raise ModelError(
             "`gen_kwargs: model_default`: generation_config.json sets "

@@ -21,9 +21,9 @@ from harness.decimal_commas import DECIMAL_COMMA, with_decimal_points
 from harness.errors import DataError, list_first
 from harness.yaml_settings import explain
 
-GOLDS_SHOWN = 5
+LISTED_GOLDS = 5
 """The number of gold answers that a message names."""
-FEWEST_COMMAS = 2
+FEWEST_COMMA_ANSWERS = 2
 """From this number on, answers such as `2,5` need a stated decimal sign. A single one may be a list
 in any data, as `-2,1` in MATH-500."""
 
@@ -41,7 +41,7 @@ _CODE = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
 
 def as_text(value: Any) -> Any:
-    """A number as text. NaN and infinity stay, refused."""
+    """A number as text. NaN and infinity stay numbers, which are refused later."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return str(value) if is_number and math.isfinite(value) else value
 
@@ -66,7 +66,7 @@ def read_golds(value: Any) -> list[str]:
     golds = []
     for answer in value if isinstance(value, list) and value else [value]:
         if isinstance(answer, str):
-            # in GSM8K the text after `####`, in MATH the last box
+            # GSM8K has the answer after `####`, MATH in the last box, other data only the answer
             conclusion = re.sub(r"(?s).*####\s*", "", answer)
             answer = [conclusion, *read_boxes(conclusion)][-1]
         # only NaN differs from itself
@@ -89,27 +89,27 @@ def read_gold_column(
     Raises:
         DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
-    columns: list[list[str]] = []
+    golds_by_field: list[list[str]] = []
     golds: list[tuple[str, str]] = []
     for location, value in cells:
         try:
-            columns.append(read_golds(value))
+            golds_by_field.append(read_golds(value))
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
-        golds += [(location, gold) for gold in columns[-1]]
+        golds += [(location, gold) for gold in golds_by_field[-1]]
     # "None" is missing unless most answers are words
-    is_word = _MISSING_AMONG_NUMBERS.fullmatch
-    stated_golds = [gold for _, gold in golds if not is_word(gold)]
+    may_be_missing = _MISSING_AMONG_NUMBERS.fullmatch
+    stated_golds = [gold for _, gold in golds if not may_be_missing(gold)]
     number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
-    is_missing = is_word if 2 * number_count >= len(stated_golds) else _MISSING.fullmatch
+    is_missing = may_be_missing if 2 * number_count >= len(stated_golds) else _MISSING.fullmatch
     _refuse(golds, is_missing, "are missing")
     _refuse(golds, _CODE.match, 'cannot be read as a list such as ["1", "2"]')
     if decimal is None:
-        question = "may have a decimal comma; say --decimal , or --decimal ."
+        fault = "may have a decimal comma; say --decimal , or --decimal ."
         if find_delimiter(path) == ";":
-            _refuse(golds, lambda gold: with_decimal_points(gold) != gold, question)
-        _refuse(golds, DECIMAL_COMMA.fullmatch, question, least=FEWEST_COMMAS)
-    return columns
+            _refuse(golds, lambda gold: with_decimal_points(gold) != gold, fault)
+        _refuse(golds, DECIMAL_COMMA.fullmatch, fault, least=FEWEST_COMMA_ANSWERS)
+    return golds_by_field
 
 
 def _refuse(
@@ -119,11 +119,12 @@ def _refuse(
     *,
     least: int = 1,
 ) -> None:
-    """Raise DataError if this number of different answers is faulty; each has its location."""
+    """Raise DataError if at least this number of different answers are faulty."""
     faulty = [(location, gold) for location, gold in golds if is_faulty(gold)]
     # a problem may have several completions
     if len({gold for _, gold in faulty}) >= least:
         names = [f"{location}: {gold!r:.60}" for location, gold in faulty]
         raise DataError(
-            f"{len(faulty)} of {len(golds)} gold answers {fault}: {list_first(names, GOLDS_SHOWN)}."
+            f"{len(faulty)} of {len(golds)} gold answers {fault}: "
+            f"{list_first(names, LISTED_GOLDS)}."
         )

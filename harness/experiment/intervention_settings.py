@@ -34,7 +34,7 @@ Parts = Mapping[str, Sequence[int]]
 """The positions of the tokens of each part of a prompt; see `built_prompts.find_parts`."""
 
 LARGEST_WEIGHT = 1e38
-"""A larger one would be infinite in float32."""
+"""A larger weight would be infinite in float32."""
 Layers = Annotated[
     tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
 ]
@@ -156,20 +156,21 @@ class AttentionIntervention(_Layered):
         tokens, number = parts[self.part], self.keep or self.count or 1
         check_size(self.part, len(tokens), number)
         spare = len(tokens) - number
-        first = {"first": 0, "middle": spare // 2, "last": spare}[self.which or "first"]
-        chosen = tokens[first : first + number]
-        changed = parts["inserted"] if self.part == "filler" else tokens
+        starts = {"first": 0, "middle": spare // 2, "last": spare}
+        start = starts[self.which or "first"]
+        selected_tokens = tokens[start : start + number]
+        part_tokens = parts["inserted"] if self.part == "filler" else tokens
         if self.count:
-            changed = chosen
-        later = changed[-1] + 1
-        if self.keep:
-            changed = [position for position in changed if position not in chosen]
+            part_tokens = selected_tokens
+        first_later = part_tokens[-1] + 1
         ranges: list[list[float]] = []
-        for position in changed:
+        for position in part_tokens:
+            if self.keep and position in selected_tokens:
+                continue
             if ranges and ranges[-1][1] == position:
                 ranges[-1][1] += 1
             else:
-                ranges.append([position, position + 1, later, self.weight])
+                ranges.append([position, position + 1, first_later, self.weight])
         return ranges
 
 
@@ -269,7 +270,7 @@ TARGETS = {
     "redistribute": "activations",
     "function": "activations",
 }
-"""What each kind changes; `outputs` are those of MLPs."""
+"""What each kind of intervention changes; `outputs` are those of MLPs."""
 
 
 def _check_kind(values: Any) -> Any:
@@ -315,15 +316,15 @@ def resolve_interventions(
         PromptMismatchError: an intervention does not fit the prompt.
     """
     changes: list[Resolved] = []
-    weights: dict[int, list[list[float]]] = {}  # by layer
+    ranges_by_layer: dict[int, list[list[float]]] = {}
     for intervention in interventions:
         if intervention.kind != "attention":
             changes.append(intervention.resolve(parts, token_ids))
             continue
         ranges = intervention.find_ranges(parts)
         for layer in intervention.layer_indices:
-            weights.setdefault(layer, []).extend(ranges)
-    for ranges, layers in groupby(sorted(weights), key=weights.__getitem__):
+            ranges_by_layer.setdefault(layer, []).extend(ranges)
+    for ranges, layers in groupby(sorted(ranges_by_layer), key=ranges_by_layer.__getitem__):
         changes.append({"kind": "attention", "layers": [*layers], "weights": ranges})
     return changes
 

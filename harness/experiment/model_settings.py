@@ -16,7 +16,7 @@ DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
 
 def name_dtype(value: object) -> str:
-    """The one name of a number type that has several, such as float32 for `torch.float`.
+    """The name that mless uses for a number type, such as float32 for `torch.float`.
 
     Raises:
         ConfigError: a model cannot be loaded in this type.
@@ -91,10 +91,10 @@ FREE_ARGUMENTS = frozenset(
 
 def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Select the model arguments that can change a sample."""
-    free = set(FREE_ARGUMENTS)
+    free_names = set(FREE_ARGUMENTS)
     if arguments.get("load_format") == "dummy":
-        free.remove("load_format")  # dummy weights are random, so this one changes samples
-    return {name: value for name, value in arguments.items() if name not in free}
+        free_names.remove("load_format")  # dummy weights are random, so this one changes samples
+    return {name: value for name, value in arguments.items() if name not in free_names}
 
 
 LOADER_ARGUMENTS = {"revision", "tokenizer", "tokenizer_revision", "trust_remote_code"}

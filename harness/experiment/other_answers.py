@@ -44,15 +44,15 @@ def draw_other_answers(
 
     Args:
         problems: All problems whose answers may be drawn.
-        asked_ids: Those of the problems that are asked.
+        asked_ids: The ids of the problems that are asked.
         count_tokens: The number of tokens of an answer.
         seed: The seed of blocks and draws.
 
     Raises:
-        DataError: there are too few for a problem.
+        DataError: there are too few other answers for a problem.
     """
     answers_by_id = {}
-    kinds: dict[tuple[str, int], list[Problem]] = {}
+    problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         if problem.choices:
             letters = LETTERS[: len(problem.choices)]
@@ -61,30 +61,30 @@ def draw_other_answers(
         answer = problem.answer.strip()
         number = with_decimal_points(answer) if problem.decimal else answer
         kind = find_form(number), count_tokens(answer)
-        kinds.setdefault(kind, []).append(replace(problem, answer=answer))
-    for members in kinds.values():
+        problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
+    for members in problems_by_kind.values():
         # equal answers are neighbours in this order, so they are dealt to different blocks
         members.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
-    for kind, members in kinds.items():
-        blocks = max(1, len(members) // (1 + OTHER_ANSWERS))
+    for kind, members in problems_by_kind.items():
+        block_count = max(1, len(members) // (1 + OTHER_ANSWERS))
         for index, problem in enumerate(members):
             if problem.id in asked_ids:
-                block = members[index % blocks :: blocks]
-                position = index // blocks
-                nearest = _shuffle_nearest(kinds, *kind, f"{seed}:{problem.id}")
+                block = members[index % block_count :: block_count]
+                position = index // block_count
+                nearest = _shuffle_nearest(problems_by_kind, *kind, f"{seed}:{problem.id}")
                 candidates = chain(block[position + 1 :], block[:position], nearest)
                 answers_by_id[problem.id] = _choose(problem, candidates)
     return answers_by_id
 
 
 def _shuffle_nearest(
-    kinds: Mapping[tuple[str, int], Sequence[Problem]], form: str, size: int, seed: str
+    problems_by_kind: Mapping[tuple[str, int], Sequence[Problem]], form: str, size: int, seed: str
 ) -> Iterator[Problem]:
     """Problems of a form, those of the nearest numbers of tokens first, each answer once."""
     generator = random.Random(seed)
-    for kind in sorted(kinds, key=lambda kind: (abs(kind[1] - size), kind[1])):
+    for kind in sorted(problems_by_kind, key=lambda kind: (abs(kind[1] - size), kind[1])):
         if kind[0] == form:
-            problem_by_answer = {problem.answer: problem for problem in kinds[kind]}
+            problem_by_answer = {problem.answer: problem for problem in problems_by_kind[kind]}
             yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
@@ -94,16 +94,16 @@ def _choose(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
     It gives no verdict on answers that are too long or too complex, so these are never chosen.
     """
     accepted = (problem.answer, *problem.alternatives)
-    chosen: list[str] = []
-    read = with_decimal_points if problem.decimal else str
+    chosen_answers: list[str] = []
+    normalise = with_decimal_points if problem.decimal else str
     for answer in dict.fromkeys(candidate.answer for candidate in candidates):
-        targets = map(read, (*accepted, *chosen))
-        if compare_answers(read(answer), *targets).verdict == "incorrect":
-            chosen.append(answer)
-        if len(chosen) == OTHER_ANSWERS:
-            return tuple(chosen)
+        targets = map(normalise, (*accepted, *chosen_answers))
+        if compare_answers(normalise(answer), *targets).verdict == "incorrect":
+            chosen_answers.append(answer)
+        if len(chosen_answers) == OTHER_ANSWERS:
+            return tuple(chosen_answers)
     raise DataError(
         f"endpoint: problem {problem.id} has the gold answer {problem.answer:.60}, and only "
-        f"{len(chosen)} gold answers of other problems have its form ({find_form(problem.answer)}) "
-        f"and are different answers; {OTHER_ANSWERS} are needed."
+        f"{len(chosen_answers)} gold answers of other problems have its form "
+        f"({find_form(problem.answer)}) and are different answers; {OTHER_ANSWERS} are needed."
     )

@@ -24,19 +24,10 @@ from harness.experiment.fewshot_examples import ExampleIds, ExamplesConfig, Exam
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.intervention_settings import Resolved
 from harness.experiment.other_answers import draw_other_answers
-from harness.experiment.problems import (
-    AnyDataset,
-    Dataset,
-    DatasetConfig,
-    Problem,
-    open_dataset,
-)
+from harness.experiment.problems import AnyDataset, Dataset, DatasetConfig, Problem, open_dataset
 from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.prompts.chat_template import template_switches
-from harness.experiment.prompts.checked_prompts import (
-    ConditionPrompts,
-    build_checked_prompts,
-)
+from harness.experiment.prompts.checked_prompts import ConditionPrompts, build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_prompts, hash_text
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
@@ -196,7 +187,8 @@ def make_plan(
 def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
     """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
     for prompt in chain.from_iterable(task.prompts for task in tasks):
-        if start := find_opened(prompt.text, thinking)[0]:
+        start, _ = find_opened(prompt.text, thinking)
+        if start:
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
                 f"because the prompt ends in {start}. Set `answer: box` (--set answer=box)."
@@ -208,7 +200,7 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     names: dict[tuple[Any, ...], str] = {}
     for task in tasks:
         condition = task.condition
-        # with --limit, a draw of examples may have no problem
+        # with --limit, no problem may be left for a draw of examples
         text = task.prompts[0].text if task.prompts else condition.name
         key = (task.layout, task.draw, str(condition.intervention), text)
         earlier_name = names.setdefault(key, condition.name)
@@ -333,11 +325,7 @@ def _build_tasks(
     finished, tasks = 0, {}
     for problems, conditions, group_settings in groups:
         for task in build_checked_prompts(
-            problems,
-            conditions,
-            group_settings,
-            model,
-            max_gen_toks=config.max_gen_toks,
+            problems, conditions, group_settings, model, max_gen_toks=config.max_gen_toks
         ):
             name = config.task_name(
                 dataset.name, task.condition.name, task.layout, task.draw, task.sample

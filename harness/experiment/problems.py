@@ -27,21 +27,16 @@ from pydantic import (
 )
 
 from harness.constants import AnswerKind, DecimalSign, JsonObject
-from harness.data_records import (
-    LocatedRecord,
-    find_column,
-    read_data,
-    refuse_lost_backslash,
-)
+from harness.data_records import LocatedRecord, find_column, read_data, refuse_lost_backslash
 from harness.errors import DataError
 from harness.experiment.choices import find_letters, letter_lines, read_choices
 from harness.experiment.gold_answers import as_text, read_gold_column
 from harness.yaml_settings import Strict, UserPath, explain
 
-MOST_MADE = 200
-"""Most problems that are made if no `count` is given."""
+MOST_MADE_PROBLEMS = 200
+"""The largest number of problems that are made if no `count` is given."""
 Operand = Annotated[int, Field(ge=1, le=10**9)]
-SIGNS = {"products": ("x", "times"), "sums": ("+", "plus")}
+OPERATION_WORDS = {"products": ("x", "times"), "sums": ("+", "plus")}
 """The operation of each kind of problem, in a problem's id and in its text."""
 
 
@@ -82,7 +77,7 @@ class MadeConfig(Strict):
         """
         generator = random.Random(self.seed)
         indices: dict[int, None] = {}  # a set would lose the order
-        while len(indices) < (self.count or min(self._possible, MOST_MADE)):
+        while len(indices) < (self.count or min(self._possible, MOST_MADE_PROBLEMS)):
             indices[generator.randrange(self._possible)] = None
         low, high = self.operands
         for index in indices:
@@ -97,7 +92,7 @@ class MadeConfig(Strict):
     def _pose_problem(self, first: int, second: int) -> dict[str, str]:
         """The id of a problem, its text and its answer."""
         answer = first * second if self.make == "products" else first + second
-        symbol, word = SIGNS[self.make]
+        symbol, word = OPERATION_WORDS[self.make]
         return {
             "id": f"{first}{symbol}{second}",
             "problem": f"What is {first} {word} {second}?",
@@ -106,14 +101,17 @@ class MadeConfig(Strict):
 
 
 MATH500 = "HuggingFaceH4/MATH-500@6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be:test"
+"""The hub name of MATH-500 with a pinned revision and the split."""
 PATH_VARIABLE = "MATH500_PATH"
+"""The environment variable that names a file to read instead of MATH-500 from the hub."""
 
 
-Needed = Annotated[
+RequiredText = Annotated[
     str, Field(pattern=r"\S"), BeforeValidator(as_text), AfterValidator(refuse_lost_backslash)
 ]
 """Text that is not blank. The pattern refuses half a surrogate pair, which no tokenizer takes."""
-Text = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
+OptionalText = Annotated[str, Field(pattern=""), BeforeValidator(lambda value: str(value or ""))]
+"""Text that may be empty or missing."""
 
 
 def read_level(value: Any) -> int:
@@ -144,7 +142,7 @@ def refuse_other_golds(
         location: The location of the problem, for messages.
 
     Raises:
-        DataError: it differs.
+        DataError: the copy differs.
     """
     text = ", ".join(sorted({*map(fold_text, facts)}))
     first_text, first_location = problems.setdefault(fold_text(question), (text, location))
@@ -176,18 +174,18 @@ class Problem:
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
-    id: Needed
-    problem: Needed
-    answer: Needed
-    solution: Text = ""
-    subject: Text = ""
+    id: RequiredText
+    problem: RequiredText
+    answer: RequiredText
+    solution: OptionalText = ""
+    subject: OptionalText = ""
     level: Annotated[int, BeforeValidator(read_level)] = 0
     cluster: Annotated[
         str, BeforeValidator(lambda value: "" if value is None else as_text(value))
     ] = ""
-    alternatives: tuple[Needed, ...] = ()
+    alternatives: tuple[RequiredText, ...] = ()
     choices: Annotated[
-        tuple[Needed, ...], BeforeValidator(lambda choices: [*choices.values()])
+        tuple[RequiredText, ...], BeforeValidator(lambda choices: [*choices.values()])
     ] = ()
     decimal: Literal["", ","] = ""
     row: Mapping[str, Annotated[str, BeforeValidator(as_text)]] = field(
@@ -243,8 +241,8 @@ class DatasetConfig(Strict):
     """Where to get the file, for the message if it is missing or has other columns."""
 
 
-def _tag(value: Any) -> str:
-    """The form of a `dataset`, so that an error message names only the keys of this form."""
+def _name_schema(value: Any) -> str:
+    """The schema of a `dataset`, so that an error message names only the keys of this form."""
     if not isinstance(value, dict | Strict):
         return str(value)
     return "MadeConfig" if "make" in dict(value) else "DatasetConfig"
@@ -255,7 +253,7 @@ AnyDataset = Annotated[
     | Annotated[DatasetConfig, Tag("DatasetConfig")]
     | Annotated[MadeConfig, Tag("MadeConfig")],
     Discriminator(
-        _tag,
+        _name_schema,
         custom_error_type="dataset",
         custom_error_message="expected math500, {path: FILE}, {make: products} or {make: sums}",
     ),
@@ -279,9 +277,7 @@ class Dataset:
 
 
 def open_dataset(
-    dataset: AnyDataset,
-    columns: Collection[str] = (),
-    question_columns: Collection[str] = (),
+    dataset: AnyDataset, columns: Collection[str] = (), question_columns: Collection[str] = ()
 ) -> Dataset:
     """Open the problems of a config's `dataset`. `MATH500_PATH` may replace MATH-500.
 
@@ -295,10 +291,12 @@ def open_dataset(
             file, the line and the field.
     """
     if isinstance(dataset, MadeConfig):
-        made = DatasetConfig(path=Path(dataset.make), id="id")
+        column_names = DatasetConfig(path=Path(dataset.make), id="id")
         problems = tuple(
             # columns of numbers become texts
-            _PROBLEM.validate_python(_read_fields(f"problem {fields['id']}", fields, made, columns))
+            _PROBLEM.validate_python(
+                _read_fields(f"problem {fields['id']}", fields, column_names, columns)
+            )
             for fields in dataset.problems()
         )
         low, high = dataset.operands

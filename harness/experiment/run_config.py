@@ -32,10 +32,7 @@ from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import ModelConfig, fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompts.prompt import PLAIN_INSTRUCTION, Layout
-from harness.experiment.prompts.template import (
-    Template,
-    parse_template,
-)
+from harness.experiment.prompts.template import Template, parse_template
 from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
@@ -202,8 +199,8 @@ class RunConfig(Strict):
                 yield f"placement: the template has the filler of {condition.name}"
         if Layout.AS_PUBLISHED in self.layouts:
             keys = ("template", "question", "instruction", "fewshot", "other_texts")
-            for asked, key in product((self, *self.conditions), keys):
-                if getattr(asked, key, None) is not None:
+            for owner, key in product((self, *self.conditions), keys):
+                if getattr(owner, key, None) is not None:
                     yield f"{key}: the layout as_published has the authors' prompt"
 
     def _find_example_faults(self) -> Iterator[str]:
@@ -231,12 +228,12 @@ class RunConfig(Strict):
 
     def _find_contrast_faults(self) -> Iterator[str]:
         names = self.condition_names
-        listed = ", ".join(names)
+        listed_names = ", ".join(names)
         pairs = {*map(frozenset, self.tested)}
         # without contrasts a single condition is compared with `wo` of another run
         unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
         for name in sorted(unknown_names):
-            yield f"contrasts: {name} is not a condition of this run: {listed}"
+            yield f"contrasts: {name} is not a condition of this run: {listed_names}"
         contrasts = [contrast_name(*pair) for pair in self.tested]
         if self.contrasts and (len(pairs) < len(contrasts) or min(map(len, pairs)) < 2):
             yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
@@ -245,16 +242,19 @@ class RunConfig(Strict):
             yield f"primary: expected one of the contrasts {expected}, got {self.primary!r}"
         needs_baseline = self.baseline or self.contrasts or self.primary
         if needs_baseline and self.baseline_name not in names:
-            yield f"baseline: expected one of the conditions {listed}, got {self.baseline_name!r}"
+            yield (
+                f"baseline: expected one of the conditions {listed_names}, "
+                f"got {self.baseline_name!r}"
+            )
 
     def _find_model_faults(self) -> Iterator[str]:
-        prefixed = [
+        prefixed_names = [
             condition.name
             for condition in self.all_conditions
             if condition.answer_prefix or getattr(condition, "placement", None) == "answer"
         ]
-        if prefixed and self.model.templates_itself:
-            yield f"{', '.join(prefixed)} begins the answer, which a chat API forbids"
+        if prefixed_names and self.model.templates_itself:
+            yield f"{', '.join(prefixed_names)} begins the answer, which a chat API forbids"
         has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
         if getattr(self.gen_kwargs, "thinking_token_budget", None) and not has_markers:
             yield (
@@ -266,7 +266,7 @@ class RunConfig(Strict):
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
         if self.endpoint != ANSWER_LOGPROB:
             return
-        needs = {
+        requirements = {
             # other backends return no log-probabilities of a prompt
             f"`model.backend: vllm`, not {self.model.backend}": self.model.backend == "vllm",
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
@@ -277,7 +277,7 @@ class RunConfig(Strict):
                 self.answer == "line" or not self.positive_control
             ),
         }
-        if missing := [need for need, is_met in needs.items() if not is_met]:
+        if missing := [need for need, is_met in requirements.items() if not is_met]:
             yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
 
     @property
@@ -518,11 +518,11 @@ def config_of_model(
         ConfigError: a value does not fit; see `load_config`.
     """
     # absolute, because `.` and `..` are not names
-    words = [os.path.basename(os.path.abspath(model))]
+    name_words = [os.path.basename(os.path.abspath(model))]
     if dataset not in (None, "math500"):  # the config's own dataset
-        words.append(Path(str(dataset)).stem)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words))
+        name_words.append(Path(str(dataset)).stem)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(name_words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
-    names = {"name": name, "model.model_args.pretrained": model}
+    model_values = {"name": name, "model.model_args.pretrained": model}
     # the user has not written the file, so it is not named
-    return load_config(path, {**names, **overrides}, where="the options of --model")
+    return load_config(path, {**model_values, **overrides}, where="the options of --model")

@@ -128,7 +128,7 @@ class BuiltPrompt:
         assert self.offsets is not None  # because all callers know the tokenizer
         characters = count_characters(self.text, self.spans, self.offsets)
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
-        # blanks count only where there is nothing else
+        # One visible character outweighs all blanks of the text, so blanks decide only without any.
         roles = (visible * len(self.text) + characters).argmax(axis=1)
         return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
 
@@ -167,12 +167,12 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
         for built in (prompt, baseline)
     )
     originals = np.full(len(tokens), ABSENT, np.int32)
-    paired = 0
+    paired_count = 0
     for position, token in enumerate(tokens):
-        if baseline_tokens[paired : paired + 1] == [token]:
-            originals[position] = paired
-            paired += 1
-    if paired < len(baseline_tokens):
+        if baseline_tokens[paired_count : paired_count + 1] == [token]:
+            originals[position] = paired_count
+            paired_count += 1
+    if paired_count < len(baseline_tokens):
         originals[:] = ABSENT
         # `autojunk` would ignore the tokens that occur most often in a long prompt
         matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
@@ -222,8 +222,8 @@ def measure_prompt(
     """Tokenize a prompt, and find its segments in its tokens.
 
     Args:
-        prompt: The prompt. Without a template a separator stands before the beginning of the
-            answer. If the template opens the reasoning, it is closed there.
+        prompt: The prompt. Its answer's beginning stands after a separator in layouts without a
+            template, and after the end of the reasoning if the prompt opens one.
         settings: The layout `chat` applies the model's template; all others take the text as it is.
         model: The model's tokenizer. None: it is unknown, and nothing is measured.
 
@@ -263,20 +263,20 @@ def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBas
     # two columns also where there is no token
     offsets = np.array(pairs, np.int32).reshape(-1, 2)
     characters = count_characters(built.text, spans, offsets)
-    filler = characters[:, FILLER]
+    filler_characters = characters[:, FILLER]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
     # A token without width, such as an added BOS, lies in no segment.
-    inside = np.flatnonzero(has_width & (filler == widths)).tolist()
-    straddling = (filler > 0) & (filler < widths)
-    in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)
+    inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
+    is_straddling = (filler_characters > 0) & (filler_characters < widths)
+    is_in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)
     return replace(
         built,
         spans=tuple(spans),
         token_ids=token_ids,
         offsets=offsets,
-        problem_token_ids=tuple(token_ids[index] for index in np.flatnonzero(in_problem)),
-        filler_tokens=len(inside),
-        straddling=int(straddling.sum()),
-        filler_span=(inside[0], inside[-1] + 1) if inside else None,
+        problem_token_ids=tuple(token_ids[index] for index in np.flatnonzero(is_in_problem)),
+        filler_tokens=len(inner_positions),
+        straddling=int(is_straddling.sum()),
+        filler_span=(inner_positions[0], inner_positions[-1] + 1) if inner_positions else None,
     )

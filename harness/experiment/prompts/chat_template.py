@@ -18,11 +18,15 @@ PINNED_DATE = date(2024, 7, 26)
 """The date that chat templates print as today's: the default date of Llama 3.1's template."""
 
 _CODE_LETTERS = "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"
-_CODES = map("".join, product("%", ["", *"-_0^#"], _CODE_LETTERS))
+_FORMAT_CODES = map("".join, product("%", ["", *"-_0^#"], _CODE_LETTERS))
 """All format codes of `strftime`. Flags such as that of `%-d` are GNU's."""
 
 # `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
-_PINNED_CODES = {"%%": "\0", **{code: PINNED_DATE.strftime(code) for code in _CODES}, "\0": "%"}
+_PINNED_CODES = {
+    "%%": "\0",
+    **{code: PINNED_DATE.strftime(code) for code in _FORMAT_CODES},
+    "\0": "%",
+}
 """The text of each format code on the pinned date, in the order of their replacement."""
 
 # Templates read the date from the variable `date_string`, or call `strftime_now(format)`.
@@ -139,22 +143,22 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
         PromptMismatchError: the template changed or dropped a turn.
     """
     spans: list[tuple[Role, tuple[int, int]]] = []
-    stop = 0
+    previous_end = 0
     turns = [prompt.segments] if text == prompt.text else prompt.turns
     # Turns stand in order, so each is searched for after the previous one.
     for number, turn in enumerate(turns, start=1):
         turn_text = join_texts(turn)
         if not turn_text.strip():
             continue
-        body = turn_text if text.find(turn_text, stop) >= 0 else turn_text.strip()
+        body = turn_text if text.find(turn_text, previous_end) >= 0 else turn_text.strip()
         is_last = bool(spans) and number == len(turns)
-        start = _find_turn(body, text, stop, is_last=is_last)
-        stop = start + len(body)
+        start = _find_turn(body, text, previous_end, is_last=is_last)
+        previous_end = start + len(body)
         # segments are counted from where the turn would begin if the template had not trimmed it
         position = start - turn_text.index(body)
         for segment in turn:
             end = position + len(segment.text)
-            low, high = max(position, start), min(end, stop)
+            low, high = max(position, start), min(end, previous_end)
             if segment.role != "turn" and (low < high or segment.role != "separator"):
                 spans.append((segment.role, (low, high)))
             position = end
@@ -167,13 +171,13 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
     Raises:
         PromptMismatchError: there is no occurrence.
     """
-    positions, entire = [], []
+    positions, entire_positions = [], []
     position = text.find(body, start)
     while position >= 0:
         positions.append(position)
         edges = (position, position + len(body))
         if not any(_INSIDE_WORD.match(text, edge) for edge in edges):
-            entire.append(position)
+            entire_positions.append(position)
         position = text.find(body, position + 1)
     if not positions:
         raise PromptMismatchError(
@@ -181,4 +185,5 @@ def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
             "in the templated prompt."
         )
     # Entire words first: the problem 2 must not be found in the 12 of an example.
-    return (entire or positions)[-1 if is_last else 0]
+    candidates = entire_positions or positions
+    return candidates[-1] if is_last else candidates[0]

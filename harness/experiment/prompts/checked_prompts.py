@@ -32,8 +32,12 @@ from harness.reasoning_markers import find_opened
 
 BOX = "\\boxed{"
 """The label of an answer in a box."""
-MERGED = "merge with their label, or one of their other answers does: another spelling is scored"
-OTHER_LENGTH = "are compared with answers of another number of tokens, as too few have the same"
+MERGED_REMARK = (
+    "merge with their label, or one of their other answers does: another spelling is scored"
+)
+OTHER_LENGTH_REMARK = (
+    "are compared with answers of another number of tokens, as too few have the same"
+)
 """Remarks on gold answers whose log-probability is measured."""
 
 
@@ -98,10 +102,9 @@ def build_checked_prompts(
     # conditions with the same other changes share their prompts without a filler
     build_reference = cache(build)
     for number, condition in enumerate(conditions):
-        prompts = reference = build_reference(condition.without_filler())
-        if condition.filler:
-            prompts = build(condition)
-        task = ConditionPrompts(
+        references = build_reference(condition.without_filler())
+        prompts = build(condition) if condition.filler else references
+        condition_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
@@ -110,15 +113,18 @@ def build_checked_prompts(
             sample=settings.sample,
         )
         if model is not None:
-            task = _check_prompts(task, reference, model)
+            condition_prompts = _check_prompts(condition_prompts, references, model)
             if number == 0:  # once, because all conditions have the same problems
-                asked = [*problems, *settings.examples]
-                notes = (*_find_control_tokens(asked, model), *task.notes)
-                task = replace(task, notes=notes)
+                problems_and_examples = [*problems, *settings.examples]
+                notes = (
+                    *_find_control_tokens(problems_and_examples, model),
+                    *condition_prompts.notes,
+                )
+                condition_prompts = replace(condition_prompts, notes=notes)
             if settings.scored_form is not None:
-                task = _add_answers(task, settings, model)
-            _refuse_long_prompts(task, model, max_gen_toks)
-        yield task
+                condition_prompts = _add_answers(condition_prompts, settings, model)
+            _refuse_long_prompts(condition_prompts, model, max_gen_toks)
+        yield condition_prompts
 
 
 def _build_prompts(
@@ -143,7 +149,7 @@ def _build_prompts(
 
 
 def _add_answers(
-    task: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
+    condition_prompts: ConditionPrompts, settings: PromptSettings, model: ModelTokenizer
 ) -> ConditionPrompts:
     r"""Add the tokens of all scored answers to the prompts, and notes on merges and lengths.
 
@@ -151,37 +157,41 @@ def _add_answers(
     the answer are scored under every condition. The answer's end is scored with it, because `3`
     also begins `36`.
     A tokenizer may merge the end of the label with the beginning of the answer, as Qwen's does with
-    `{\`. Then another spelling is scored than the one that the model would write. Only a blank at
-    the label's end goes to the answer instead.
+    `{\`. Then another spelling is scored than the one that the model would write. If only the blank
+    at the label's end is merged, it is scored with the answer instead.
 
     Args:
-        task: The prompts of a condition.
+        condition_prompts: The prompts of a condition.
         settings: Their settings.
         model: The tokenizer.
     """
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
     prompts: list[BuiltPrompt] = []
     counts = Counter[str]()
-    for problem, prompt in zip(task.problems, task.prompts, strict=True):
+    for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _make_label(prompt, settings)
-        stem = label.rstrip(" ")
+        bare_label = label.rstrip(" ")
         others = settings.other_answers.get(problem.id, ())
         answers, remarks = [], set()
         for text in map(str.strip, (problem.answer, *problem.alternatives, *others)):
             tokens = AnswerTokens(encode(label), encode(text + end))
             if encode(label + text + end) != tokens.label + tokens.answer:
-                tokens = AnswerTokens(encode(stem), encode(label[len(stem) :] + text + end))
-                if stem == label:
-                    remarks.add(MERGED)
+                tokens = AnswerTokens(
+                    encode(bare_label), encode(label[len(bare_label) :] + text + end)
+                )
+                if bare_label == label:
+                    remarks.add(MERGED_REMARK)
             answers.append(tokens)
             if text in others and len(tokens.answer) != len(answers[0].answer):
-                remarks.add(OTHER_LENGTH)
+                remarks.add(OTHER_LENGTH_REMARK)
         counts.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
     notes = [
         f"{count} of {len(prompts)} gold answers {remark}." for remark, count in counts.items()
     ]
-    return replace(task, prompts=tuple(prompts), notes=(*sorted(notes), *task.notes))
+    return replace(
+        condition_prompts, prompts=tuple(prompts), notes=(*sorted(notes), *condition_prompts.notes)
+    )
 
 
 def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
@@ -198,30 +208,32 @@ def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
     """Find problems and examples with a text that the tokenizer reads as a control token."""
-    added = model.tokenizer.added_tokens_decoder.values()
-    names = [re.escape(token.content) for token in added if token.special]
-    pattern = re.compile("|".join(names) or "$^")
+    added_tokens = model.tokenizer.added_tokens_decoder.values()
+    names = [re.escape(token.content) for token in added_tokens if token.special]
+    pattern = re.compile("|".join(names) or "$^")  # `$^` matches no text of a problem
     for problem in problems:
         if match := pattern.search(f"{problem.problem}\n{problem.choices}\n{problem.answer}"):
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
 
 
 def _check_prompts(
-    task: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
+    condition_prompts: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
 ) -> ConditionPrompts:
     """Add notes and interventions to the prompts of one condition.
 
     Raises:
         PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
     """
-    condition = task.condition
+    condition = condition_prompts.condition
     notes: dict[str, None] = {}  # a set would lose the order
     prompts = []
-    for problem, prompt, reference in zip(task.problems, task.prompts, references, strict=True):
+    for problem, prompt, reference in zip(
+        condition_prompts.problems, condition_prompts.prompts, references, strict=True
+    ):
         location = f"problem {problem.id}"
         for is_violation, text in _find_faults(location, condition, prompt, reference):
-            if is_violation and task.layout is not Layout.AS_PUBLISHED:
-                raise _make_error(task, model, text)
+            if is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
+                raise _make_error(condition_prompts, model, text)
             notes[text] = None
         if condition.intervention:
             parts = find_parts(prompt, reference)
@@ -231,11 +243,12 @@ def _check_prompts(
                 )
             except PromptMismatchError as error:
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
+            _, gap_size = find_gap(changes)
             # with a gap the filler is not in the prompt
-            prompt = reference if find_gap(changes)[1] else prompt
+            prompt = reference if gap_size else prompt
             prompt = replace(prompt, intervention=changes)
         prompts.append(prompt)
-    return replace(task, prompts=tuple(prompts), notes=tuple(notes))
+    return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
 
 
 def _find_faults(
@@ -274,9 +287,11 @@ def _find_faults(
         )
 
 
-def _refuse_long_prompts(task: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int) -> None:
+def _refuse_long_prompts(
+    condition_prompts: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int
+) -> None:
     """Raise PromptMismatchError if the context is too short."""
-    longest = max((prompt.request_length for prompt in task.prompts), default=0)
+    longest = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
     if model.context_length is not None and longest + max_gen_toks > model.context_length:
         fault = (
             f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
@@ -284,10 +299,13 @@ def _refuse_long_prompts(task: ConditionPrompts, model: ModelTokenizer, max_gen_
             f"{longest + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
             "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
         )
-        raise _make_error(task, model, fault)
+        raise _make_error(condition_prompts, model, fault)
 
 
-def _make_error(task: ConditionPrompts, model: ModelTokenizer, fault: str) -> PromptMismatchError:
+def _make_error(
+    condition_prompts: ConditionPrompts, model: ModelTokenizer, fault: str
+) -> PromptMismatchError:
     return PromptMismatchError(
-        f"Condition {task.condition.name!r}, layout {task.layout}, {model.name}: {fault}"
+        f"Condition {condition_prompts.condition.name!r}, layout {condition_prompts.layout}, "
+        f"{model.name}: {fault}"
     )

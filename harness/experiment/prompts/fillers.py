@@ -6,7 +6,7 @@ from itertools import cycle, islice
 
 from harness.errors import ConfigError
 
-ATTEMPTS = 100
+DRAW_ATTEMPTS = 100
 """Attempts to draw words with exactly the required number of tokens."""
 
 PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
@@ -43,16 +43,16 @@ def draw_words(
     generator: random.Random,
 ) -> str:
     """Draw random words with this number of tokens. The first word follows no blank."""
-    for _ in range(ATTEMPTS if words else 0):
-        chosen = generator.choices(words, k=token_count)
-        while chosen:
-            text = " ".join(chosen)
+    for _ in range(DRAW_ATTEMPTS if words else 0):
+        drawn_words = generator.choices(words, k=token_count)
+        while drawn_words:
+            text = " ".join(drawn_words)
             tokens = count_tokens(text)
             if tokens == token_count:
                 return text
             if tokens < token_count:
                 break
-            chosen.pop()
+            drawn_words.pop()
     raise ConfigError(
         f"No draw of random words has exactly {token_count} tokens in this tokenizer. "
         "Choose another count."

@@ -21,18 +21,13 @@ from typing import Any, Literal
 from harness.constants import SEPARATOR
 from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.choices import letter_lines
-from harness.experiment.conditions import (
-    REFERENCE_FIELDS,
-    Condition,
-    FilledCondition,
-    Placement,
-)
+from harness.experiment.conditions import REFERENCE_FIELDS, Condition, FilledCondition, Placement
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.template import (
     CHOICES,
     FILLER,
     PROBLEM,
-    Form,
+    ParsedTemplate,
     Pieces,
     fill_columns,
     parse_template,
@@ -183,8 +178,10 @@ class PromptSettings:
                 return instruction
         return AS_PUBLISHED_INSTRUCTION if self.layout is Layout.AS_PUBLISHED else INSTRUCTION
 
-    def parse_templates(self, condition: Condition, problem: Problem) -> tuple[Form, Form]:
-        """The forms of examples and of the question for a problem under a condition.
+    def parse_templates(
+        self, condition: Condition, problem: Problem
+    ) -> tuple[ParsedTemplate, ParsedTemplate]:
+        """The parsed templates of examples and of the question for a problem under a condition.
 
         Raises:
             ConfigError: only the problem or only a template has choices.
@@ -197,8 +194,8 @@ class PromptSettings:
         example, question = (
             parse_template(str(template), condition.filler is not None) for template in templates
         )
-        for form in (example, question):
-            if (CHOICES in form.question) != bool(problem.choices):
+        for parsed in (example, question):
+            if (CHOICES in parsed.question) != bool(problem.choices):
                 raise ConfigError(
                     "template: the question needs {choices} if problems have choices, and only "
                     f"then; problem {problem.id} has {len(problem.choices)}."
@@ -207,11 +204,7 @@ class PromptSettings:
 
 
 def build_prompt(
-    problem: Problem,
-    condition: Condition,
-    *,
-    filler_text: str,
-    settings: PromptSettings,
+    problem: Problem, condition: Condition, *, filler_text: str, settings: PromptSettings
 ) -> Prompt:
     """Build the prompt for one problem under one condition.
 
@@ -223,18 +216,18 @@ def build_prompt(
     """
     row, layout = problem.row, settings.layout
     separator = Segment("separator", "" if layout is Layout.AS_PUBLISHED else SEPARATOR)
-    example_form, question_form = settings.parse_templates(condition, problem)
+    parsed_example, parsed_question = settings.parse_templates(condition, problem)
     is_chat, is_raw = layout is Layout.CHAT, layout is Layout.RAW
     instruction = fill_columns(settings.choose_instruction(condition), row)
     system = [Segment("instruction", instruction), separator]
     body = []
     for example in settings.examples:
-        body += _fill_example(example_form, example, filler_text, is_chat=is_chat)
-    body += _fill(question_form.question, problem, filler_text)
+        body += _fill_example(parsed_example, example, filler_text, is_chat=is_chat)
+    body += _fill(parsed_question.question, problem, filler_text)
     answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
     if isinstance(condition, FilledCondition) and FILLER not in (
-        *example_form.pieces,
-        *question_form.pieces,
+        *parsed_example.pieces,
+        *parsed_question.pieces,
     ):
         # a filler that no template mentions, with the separator after it
         insertion = [Segment("filler", fill_columns(filler_text, row)), separator]
@@ -248,14 +241,14 @@ def build_prompt(
             case _:
                 # before the first example, which is the question itself if there are no examples
                 body = insertion + body
-    system_segments = _join_roles(system)
-    ending = [piece.text for piece in example_form.answer if piece.kind != "name"]
+    system_segments = _merge_same_role(system)
+    ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
     return Prompt(
-        segments=(*system_segments, *_join_roles(body)),
+        segments=(*system_segments, *_merge_same_role(body)),
         system_size=len(system_segments) if settings.has_system_turn else 0,
-        answer=_join_roles(answer),
-        blank=question_form.blank if is_raw else "",
-        end="".join(ending) + example_form.end if is_raw and settings.examples else "\n",
+        answer=_merge_same_role(answer),
+        blank=parsed_question.blank if is_raw else "",
+        end="".join(ending) + parsed_example.end if is_raw and settings.examples else "\n",
     )
 
 
@@ -284,21 +277,21 @@ def _fill(
 
 
 def _fill_example(
-    form: Form, example: Problem, filler_text: str, *, is_chat: bool
+    parsed: ParsedTemplate, example: Problem, filler_text: str, *, is_chat: bool
 ) -> list[Segment]:
     """The segments of an example, with the separator or the turns that end it."""
     question, answer = (
         _fill(pieces, example, filler_text, is_example=True)
-        for pieces in (form.question, form.answer)
+        for pieces in (parsed.question, parsed.answer)
     )
     if is_chat:
         end = Segment("turn", SEPARATOR)
         return [*question, end, *answer, end]
-    blank, end = Segment("demonstration", form.blank), Segment("separator", form.end)
+    blank, end = Segment("demonstration", parsed.blank), Segment("separator", parsed.end)
     return [*question, blank, *answer, end]
 
 
-def _join_roles(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+def _merge_same_role(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """The segments that have a text. Neighbours of the same role are joined."""
     with_text = [segment for segment in segments if segment.text]
     groups = groupby(with_text, key=lambda segment: segment.role)
@@ -313,9 +306,9 @@ def _insert_at_random(
     A boundary is a single blank between two words, since a cut there does not change the tokens on
     either side, or the boundary after the instruction.
     """
-    problem = [segment.role for segment in body].index("problem")
-    boundaries = [(body, 0, 0)]
-    for segments, index in ((system, 0), (body, problem)):
+    problem_index = [segment.role for segment in body].index("problem")
+    boundaries = [(body, 0, 0)]  # the boundary after the instruction
+    for segments, index in ((system, 0), (body, problem_index)):
         for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
             boundaries.append((segments, index, match.start()))
     segments, index, position = random.Random(seed).choice(boundaries)
@@ -324,6 +317,7 @@ def _insert_at_random(
         return
     role, text = segments[index].role, segments[index].text
     start, rest = Segment(role, text[:position]), Segment(role, text[position:])
+    # `insertion` ends with a separator; another one stands before the filler
     segments[index : index + 1] = [start, insertion[-1], *insertion, rest]
 
 
@@ -372,8 +366,8 @@ def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
         target: Its gold answer.
     """
     # what a condition adds does not change the problem
-    added = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS, "shown"} if is_ours(document) else ()
-    problem = {name: value for name, value in document.items() if name not in added}
+    added_fields = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS, "shown"} if is_ours(document) else ()
+    problem = {name: value for name, value in document.items() if name not in added_fields}
     return hash_text(json.dumps([problem, target], sort_keys=True))
 
 

@@ -16,9 +16,9 @@ from harness.constants import SEPARATOR
 
 TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
-_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
+_ROW_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
 # A gap stands after a filler, or before one that ends the template.
-_PIECES = re.compile(
+_PIECE = re.compile(
     r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
     r"|\{(?P<name>[^{}]+)\}"
     r"|(?P<text>(?:\{\{|\}\}|[^{}\s]|\s(?!\s*\{filler\}\Z))+)"
@@ -43,14 +43,14 @@ Pieces = tuple[Piece, ...]
 PROBLEM, FILLER, CHOICES, ANSWER = (Piece("name", name) for name in TEMPLATE_NAMES)
 
 
-class Form(NamedTuple):
+class ParsedTemplate(NamedTuple):
     """The parts of a parsed template.
 
     Attributes:
         question: The pieces before the answer.
-        blank: The blank between both, which belongs to the first token of the answer.
+        blank: The blank between question and answer; it belongs to the answer's first token.
         answer: The answer and the pieces after it.
-        end: The blanks and line breaks after these.
+        end: The blanks and line breaks at the end of the template.
     """
 
     question: Pieces
@@ -65,7 +65,7 @@ class Form(NamedTuple):
 
 
 @cache
-def parse_template(template: str, has_filler: bool = True) -> Form:
+def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
     """Parse a template.
 
     Args:
@@ -77,14 +77,14 @@ def parse_template(template: str, has_filler: bool = True) -> Form:
             occurs twice, or the question, which ends before the answer, lacks the problem.
     """
     pieces = []
-    for match in _PIECES.finditer(template):
+    for match in _PIECE.finditer(template):
         kind = str(match.lastgroup)
         text = match[kind]
         if kind == "brace":
             raise ValueError(f"expected a name in braces or a doubled brace, got {template!r}")
         if kind == "text":
             text = text.replace("{{", "{").replace("}}", "}")
-        elif kind == "name" and text not in TEMPLATE_NAMES and not _COLUMN.fullmatch(match[0]):
+        elif kind == "name" and text not in TEMPLATE_NAMES and not _ROW_COLUMN.fullmatch(match[0]):
             names = ", ".join(f"{{{name}}}" for name in (*TEMPLATE_NAMES, "row.COLUMN"))
             raise ValueError(f"expected a name of {names}, got {match[0]}")
         pieces.append(Piece(kind, text))
@@ -92,16 +92,16 @@ def parse_template(template: str, has_filler: bool = True) -> Form:
         raise ValueError(f"expected {{answer}} once, got {template!r}")
     if not has_filler:
         pieces = [piece for piece in pieces if piece != FILLER and piece.kind != "gap"]
-    index = pieces.index(ANSWER) if ANSWER in pieces else len(pieces)
-    question, blank = _cut_end(pieces[:index], " ")
-    answer, end = _cut_end(pieces[index:], None)
+    answer_index = pieces.index(ANSWER) if ANSWER in pieces else len(pieces)
+    question, blank = _cut_end(pieces[:answer_index], " ")
+    answer, end = _cut_end(pieces[answer_index:], None)
     if not {piece.text for piece in question if piece.kind == "name"} - {"filler", "choices"}:
         raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
-    return Form(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
+    return ParsedTemplate(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
 
 
 def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, str]:
-    """The pieces without these characters, by default blanks, at their end, and these."""
+    """Cut these characters, by default blanks, off the end of pieces, and return both parts."""
     if not pieces or pieces[-1].kind == "name":
         return tuple(pieces), ""
     *first_pieces, (kind, text) = pieces
@@ -115,9 +115,9 @@ Template = Annotated[str, AfterValidator(lambda text: parse_template(text) and t
 
 def fill_columns(text: str, row: Mapping[str, str]) -> str:
     """A text with the columns of a row in place of their names."""
-    return _COLUMN.sub(lambda match: row[match[1]], text)
+    return _ROW_COLUMN.sub(lambda match: row[match[1]], text)
 
 
 def find_columns(values: Any) -> set[str]:
     """The names of the columns in all texts of a config."""
-    return {*_COLUMN.findall(json.dumps(values, ensure_ascii=False))}
+    return {*_ROW_COLUMN.findall(json.dumps(values, ensure_ascii=False))}

@@ -65,26 +65,26 @@ class ModelTokenizer:
         """
         weights = arguments.get("pretrained")
         if not weights:
-            served = str(arguments.get("model") or "")
-            weights = served if served and Path(served).is_dir() else None
+            served_name = str(arguments.get("model") or "")
+            weights = served_name if served_name and Path(served_name).is_dir() else None
         name = arguments.get("tokenizer") or weights
         if not isinstance(name, str) or not isinstance(weights, str | None):
             return None
         tokenizer = load_tokenizer(name, arguments)
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
-        length = _stated_length(arguments)
+        context_length = _stated_length(arguments)
         # The model's own limit counts too, except where overrides of its config, such as those of
-        # RoPE, come with a stated length. Of another model's tokenizer it is not known.
-        if weights == name and not (length and arguments.get("hf_overrides")):
+        # RoPE, come with a stated length. With another model's tokenizer the limit is unknown.
+        if weights == name and not (context_length and arguments.get("hf_overrides")):
             config = load_model_config(name, arguments)
-            lengths = (length, getattr(config, "max_position_embeddings", None))
-            length = min(filter(None, lengths), default=None)
+            lengths = (context_length, getattr(config, "max_position_embeddings", None))
+            context_length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
         model = cls(
             name=name,
             tokenizer=tokenizer,
-            context_length=length,
+            context_length=context_length,
             switches=switches,
             template_names=sorted(templates) if isinstance(templates, Mapping) else (),
         )
@@ -100,19 +100,19 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     Without `max_length`, lm-eval assumes 2048 for a completions API, reserves 2047 for prompt and
     completion, and cuts the front of longer prompts. So it must be stated there.
     """
-    length = arguments.get("max_model_len", arguments.get("max_length"))
+    context_length = arguments.get("max_model_len", arguments.get("max_length"))
     base_url = str(arguments.get("base_url") or "").rstrip("/")
     is_completions = bool(base_url) and not base_url.endswith("chat/completions")
-    if length is None and not is_completions:
+    if context_length is None and not is_completions:
         return None
-    if not str(length).isdigit() or not int(str(length)):
+    if not str(context_length).isdigit() or not int(str(context_length)):
         reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions else ""
         raise ConfigError(
             f"The context length, model.model_args.max_model_len or max_length{reason}: "
-            f"expected a whole number above 0, got {length!r}."
+            f"expected a whole number above 0, got {context_length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
-    return int(str(length)) - is_completions
+    return int(str(context_length)) - is_completions
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
@@ -129,7 +129,7 @@ def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTo
     from transformers import AutoTokenizer
 
     revision = arguments.get("tokenizer_revision") or arguments.get("revision")
-    tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, name, revision, arguments)
+    tokenizer: PreTrainedTokenizerBase = _load_pretrained(AutoTokenizer, name, revision, arguments)
     # some classes load without the files, and read every text as nothing or as unknown tokens
     if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
         raise ModelError(f"{name} has no tokenizer: expected tokenizer.json or tokenizer.model.")
@@ -153,7 +153,9 @@ def refuse_missing_folder(name: str) -> None:
         )
 
 
-def _load(loader: Any, name: str, revision: str | None, arguments: Mapping[str, Any]) -> Any:
+def _load_pretrained(
+    loader: Any, name: str, revision: str | None, arguments: Mapping[str, Any]
+) -> Any:
     """What a class of transformers loads.
 
     Raises:
@@ -183,7 +185,9 @@ def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> Pretraine
     from transformers import AutoConfig
 
     name = smollm2_model.resolve_model(name)
-    config: PretrainedConfig = _load(AutoConfig, name, arguments.get("revision"), arguments)
+    config: PretrainedConfig = _load_pretrained(
+        AutoConfig, name, arguments.get("revision"), arguments
+    )
     return config.get_text_config()
 
 
@@ -252,13 +256,13 @@ def fit_filler(
                     "random_ids out."
                 )
             generator = random.Random(f"{seed}:{key}" if key else seed)
-            return draw_words(_words(tokenizer), token_count, count_tokens, generator)
+            return draw_words(_list_words(tokenizer), token_count, count_tokens, generator)
         case _:
             return ""
 
 
 @lru_cache(maxsize=1)
-def _words(tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
+def _list_words(tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
     """The words of the vocabulary that are one token after a blank, in the order of their ids."""
     vocabulary = tokenizer.get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -272,5 +276,5 @@ def _count_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> 
     encoded = tokenizer(
         f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False
     )
-    # also a token that the filler shares with a separator, so that such a merge is found
+    # a token that the filler shares with a separator counts too, so that such a merge is found
     return sum(low < high and low < end and begin < high for low, high in encoded["offset_mapping"])
