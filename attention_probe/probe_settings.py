@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.model.first_layers import LoadedModel, default_device, load_model
 from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_gap
 from harness import smollm2_model
@@ -57,7 +57,7 @@ class ProbeSettings:
     model: str | None = None
     layers: tuple[int, ...] = (0,)
     conditions: tuple[str, ...] = ()
-    record: RecordOptions = field(default_factory=RecordOptions)
+    record: MeasurementOptions = field(default_factory=MeasurementOptions)
     dtype: Dtype = "float32"
     device: str | None = None
     engine: JsonObject | None = None
@@ -141,7 +141,7 @@ class ProbeSettings:
             layers=self.layers,
             dtype=getattr(torch, dtype),
             device=str(self.device),
-            arguments=self.arguments,
+            model_arguments=self.arguments,
         )
 
 

@@ -41,13 +41,17 @@ def open_model(
         checks = self_check(loaded, every_prompt, record, float32_model)
         yield partial(measure_problem, loaded, record=record), checks
         return
-    sizes = [len(prompt) + find_gap(prompt.intervention)[1] for prompt in every_prompt]
+    longest = 0
+    for prompt in every_prompt:
+        _, gap_size = find_gap(prompt.intervention)
+        longest = max(longest, len(prompt) + gap_size)
     arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,
         # memory is reserved for the longest prompt and the token that the engine generates
-        "max_model_len": 1 + max(sizes),
+        "max_model_len": 1 + longest,
     }
+    # the sets that are averaged, and one for each stored row
     set_count = AVERAGES + max(map(record.count_rows, every_prompt))
     layers = settings.opened | {"recorded": sorted(settings.layers)}
     with closing(open_recorder(arguments, layers, set_count)) as engine:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.model.attention_function import switched_attention
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture, softmax_layers
@@ -24,7 +24,7 @@ LayerSums = Mapping[int, Tensor]
 def self_check(
     loaded: LoadedModel,
     prompts: Sequence[TokenizedPrompt],
-    record: RecordOptions,
+    record: MeasurementOptions,
     float32_model: LoadedModel | None = None,
 ) -> dict[str, Any]:
     """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.

@@ -73,7 +73,7 @@ def probe(
 ) -> None:
     """Rerun chosen prompts through the first layers and record every head in a folder of traces."""
     from attention_probe import probe_run
-    from attention_probe.measure.prompt_fields import RecordOptions
+    from attention_probe.measure.prompt_fields import MeasurementOptions
     from attention_probe.probe_settings import ProbeSettings
     from attention_probe.prompts.prompts_config import PromptsConfig
     from harness.display.progress import progress_bar
@@ -98,7 +98,7 @@ def probe(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
         conditions=split_words(conditions),
-        record=RecordOptions(activations=activations, norms=norms, rows=rows),
+        record=MeasurementOptions(activations=activations, norms=norms, rows=rows),
         dtype=dtype,
         device=device,
         engine={} if engine else None,

@@ -102,10 +102,10 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         table: From `read_activations`, of all models.
     """
     if config.kind == "histogram":
-        draw, heights, y_label = _draw_histogram, (2.0, 1.4), "Activations per bin (%)"
+        heights, y_label = (2.0, 1.4), "Activations per bin (%)"
         explanation = f"{ACTIVATION_BINS} equal bins from 0 to 1, and on grey one for all larger."
     else:
-        draw, heights, y_label = _draw_token_classes, (1.6, 1.2), "Activations near zero (%)"
+        heights, y_label = (1.6, 1.2), "Activations near zero (%)"
         factors = ", ".join(f"{model.c:g} ({model.title})" for model in config.models)
         explanation = (
             f"Near zero: |a| below 1.4826 MAD c of the prompt without filler, c = {factors}."
@@ -119,7 +119,11 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
     with figure_style.drawing(0.6 + sum(all_heights), note) as figure:
         panels = figure.subplots(len(all_heights), height_ratios=all_heights)
         for model, above, below in zip(config.models, panels[::2], panels[1::2], strict=True):
-            draw((above, below), table[table["panel"] == model.title], model.c)
+            points = table[table["panel"] == model.title]
+            if config.kind == "histogram":
+                _draw_histogram((above, below), points)
+            else:
+                _draw_token_classes((above, below), points, model.c)
             above.set_title(model.title, pad=3)
             above.set_ylabel(y_label)
             below.set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
@@ -140,13 +144,13 @@ def _draw_marks(
         (above, WITH, with_filler, x + shift),
         (below, _CHANGE, with_filler, x),
     ):
-        mean, low, high = _percent(table, quantities, condition)
+        mean, low, high = 100 * _read_intervals(table, quantities, condition)
         name = figure_style.wrapped_label(condition) if axes is above else None
         axes.vlines(positions, low, high, color=look.colour, linewidth=0.9)
         axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=name)
 
 
-def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
+def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame) -> None:
     """The share of each bin on a logarithmic axis, and its change."""
     above, below = panel
     _draw_marks(panel, table, ["histogram"], (_EDGES[:-1] + _EDGES[1:]) / 2, 0)
@@ -154,10 +158,9 @@ def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame, c: float) ->
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         above.set_yscale("log")
     above.yaxis.set_major_formatter("{x:g}")
-    # `_percent` multiplies by 100, but this is an activation: the factor is taken back below
-    threshold, _, _ = _percent(table, ["histogram_top"], WITHOUT)
+    end, _, _ = _read_intervals(table, ["histogram_top"], WITHOUT)
     quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
-    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {threshold.item() / 100:.3g})")
+    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {end.item():.3g})")
     for axes in panel:
         axes.set_xlim(0, _EDGES[-1])
         axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
@@ -178,8 +181,8 @@ def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float
         axes.set_xlim(-0.5, len(CLASSES) - 0.5)
 
 
-def _percent(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:
-    """Mean, low and high of quantities, [3, row], times 100. A histogram has a row for each bin."""
+def _read_intervals(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:
+    """Mean, low and high of quantities, [3, row]. A histogram has a row for each bin."""
     rows = table[table["condition"] == condition].set_index("quantity").loc[quantities]
     values: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
-    return 100 * values.T
+    return values.T

@@ -10,7 +10,7 @@ from attention_probe.figures.activation_figures import draw_activations, read_ac
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.figures.figure_numbers import read_bars, read_curves
-from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.probe_run import Advance, run_probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.prompts_config import PromptsConfig, open_source
@@ -50,7 +50,7 @@ def make_figure(
             model=model,
             layers=layers,
             conditions=config.conditions,
-            record=RecordOptions(activations=config.kind != "curves"),
+            record=MeasurementOptions(activations=config.kind != "curves"),
             device=device,
         )
         path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)

@@ -71,6 +71,8 @@ _LEXEMES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+"""The lexemes of a text. Alternatives without a name consume text that stays `other`, so that no
+named alternative matches within it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ The numbers are those of `prompt_fields`, without position gaps and activations.
 from attention_probe.measure.prompt_fields import (
     AVERAGES,
     FieldsByCondition,
-    RecordOptions,
+    MeasurementOptions,
     average_sums,
     query_sets,
 )
@@ -20,7 +20,7 @@ from harness.engines.vllm_engine import VLLMEngine
 
 
 def measure_in_engine(
-    engine: VLLMEngine, prompts: PromptsByCondition, record: RecordOptions
+    engine: VLLMEngine, prompts: PromptsByCondition, record: MeasurementOptions
 ) -> FieldsByCondition:
     """Measure a problem as `measure_problem` does: each stored row is a set with a single query."""
     common = common_tokens(prompts)

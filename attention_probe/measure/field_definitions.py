@@ -28,19 +28,17 @@ MEASURES: dict[str, Quantity] = {
         SHARE, "Mean attention on the examples, without the separators between them."
     ),
     "mass_other": Quantity(SHARE, "Mean attention on everything else: template and separators."),
-    "lambda": Quantity(
-        "share", "Mean attention on the tokens that are not inserted: 1 - m without interventions."
-    ),
+    "lambda": Quantity("share", "Mean attention on the tokens that are not inserted."),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition: the
 problem's tokens. Queries before a filler within or after the problem do not see it: their
 attention on it counts as 0.
 
-Without an intervention the six masses add up to 1; m is the mass on all inserted tokens, the
-filler and its separator. The contrast of a prompt with filler and one without is not a finding:
-softmax takes the filler's mass from the other tokens whatever is inserted, and later positions
-shift by its length (so that the mass of a single region may even grow). Between two fillers it can
-be one.
+Without an intervention the six masses add up to 1, and `lambda` is 1 - m, with m the mass on all
+inserted tokens: the filler and its separator. The contrast of a prompt with filler and one without
+is not a finding: softmax takes the filler's mass from the other tokens whatever is inserted, and
+later positions shift by its length (so that the mass of a single region may even grow). A contrast
+between two fillers can be a finding.
 """
 
 _TOKEN, _CURVE = ("position",), ("layer", "head", "position")

@@ -63,7 +63,7 @@ def load_model(
     layers: Iterable[int],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
-    arguments: Mapping[str, Any] = {},
+    model_arguments: Mapping[str, Any] = {},
 ) -> LoadedModel:
     """Read the embeddings and the layers from the first to the deepest requested one.
 
@@ -74,7 +74,7 @@ def load_model(
         layers: Indices from 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
-        arguments: Of these `revision` and `trust_remote_code` are used.
+        model_arguments: Of these `revision` and `trust_remote_code` are used.
 
     Raises:
         ModelError: the checkpoint has no safetensors, is quantised, lacks a tensor, has unexpected
@@ -83,7 +83,7 @@ def load_model(
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
     try:
-        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, arguments)
+        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, model_arguments)
         loaded.model.to(device)
     except HarnessError:
         raise
@@ -102,12 +102,12 @@ def default_device() -> str:
 
 
 def _load_checkpoint(
-    name: str, layers: list[int], dtype: torch.dtype, arguments: Mapping[str, Any]
+    name: str, layers: list[int], dtype: torch.dtype, model_arguments: Mapping[str, Any]
 ) -> LoadedModel:
     """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
     is_folder = Path(name).is_dir()
-    trust = trusts_code(arguments)
-    revision = arguments.get("revision")
+    trust = trusts_code(model_arguments)
+    revision = model_arguments.get("revision")
     config_path = Path(str(cached_file(name, "config.json", revision=revision)))
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name

@@ -31,7 +31,7 @@ def regrade(
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        grades = regrade_logs(run, metric=metric, columns=columns, decimal=decimal)
+        grades = regrade_logs(run, metric=metric, columns=columns, decimal_sign=decimal)
         typer.echo(describe_grades(grades))
         return
     files = RunFiles(run)

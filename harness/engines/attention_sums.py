@@ -68,7 +68,9 @@ def recorded_prompt(
 
 def single_queries(query_count: int, token_count: int, set_count: int) -> list[list[int]]:
     """Sets of queries [set, token]: each of the last queries alone, and empty sets."""
-    sets = np.eye(set_count, token_count, token_count - query_count, dtype=int)
+    first_query = token_count - query_count
+    # row i is 1 at the query first_query + i; further rows would have it after the prompt's end
+    sets = np.eye(set_count, token_count, k=first_query, dtype=int)
     return list(sets.tolist())
 
 
@@ -83,13 +85,17 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights
 
 
 def means(sums: Weights, sets: ArrayLike) -> Weights:
-    """The mean weight [layer, set, head, key] over the queries of each set but the last.
+    """The mean weight [layer, set, head, key] over the queries of each set.
 
     It is NaN where a key has no later query in the set.
+
+    Args:
+        sums: [layer, set, head, key] Without a query's attention to its own token.
+        sets: [set, token] Whether a query is in the set.
     """
-    queries = np.array(sets, dtype=np.float32)[:-1]
+    queries = np.array(sets, dtype=np.float32)
     # [set, key] the queries of a set that come after a key
     later = np.cumsum(queries[:, ::-1], axis=1)[:, ::-1] - queries
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_weights: Weights = (sums[:, :-1] / later[None, :, None]).astype(np.float32)
+        mean_weights: Weights = (sums / later[None, :, None]).astype(np.float32)
     return mean_weights

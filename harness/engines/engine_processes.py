@@ -35,6 +35,9 @@ PLUGIN = "mless"
 RECORD = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
+LATER_SETS = 2
+"""The number of sets of recorded queries, from the first, in which a query's attention to its own
+token does not count."""
 OPERATION = "mless::change_rows"
 """The operation in vLLM's graphs that changes activations."""
 

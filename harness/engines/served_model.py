@@ -35,8 +35,8 @@ SERVED_BUSY = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
 means no answer, with 200 gateways send errors and pages, and those from 520 on are of Cloudflare
 and Anthropic."""
 SERVED_REPEATS = 3
-"""How often a request is sent again whose reply is not a whole completion. Then the sample has no
-verdict."""
+"""How often a request is sent again whose reply is not a whole completion. If the last reply is not
+whole either, its sample has no verdict."""
 SERVED_FAILURES = 20
 """Samples in a row without a completion after which the server counts as broken."""
 SERVED_CONNECT_SECONDS = 30.0
@@ -227,27 +227,36 @@ class ServedModel:
         return {field: models[name].get(field) for field in fields}
 
     async def _generate(self, request: Request) -> Completion:
-        attempts, clock = 0, asyncio.get_running_loop().time
+        """Send a request until its completion is whole, or no further attempt is allowed.
+
+        An incomplete completion of the last attempt is returned. Pauses that a server without a
+        completion asks for are not limited in number, but in time.
+
+        Raises:
+            EngineError: the last reply has no completion.
+        """
+        retries, clock = 0, asyncio.get_running_loop().time
         while True:
             status, body, pause = await self._read("POST", self._path, json=self._payload(request))
-            repeats = self._arguments.max_retries
             completion = read_reply(status, body, request.sampling.stop)
+            if completion and read_reason(completion.finish_reason) != "broken":
+                self._reply_time = clock()
+                return completion
+            # an incomplete completion has status 200, which is in SERVED_BUSY
+            may_retry = status in SERVED_BUSY
+            most_retries = self._arguments.max_retries
             if completion:
-                if read_reason(completion.finish_reason) != "broken":
-                    self._reply_time = clock()
-                    return completion
-                repeats = min(repeats, SERVED_REPEATS)
-            elif pause > 0 and status in SERVED_BUSY:
-                # there is an end to waiting for a server that asks for one pause after another
-                if clock() + pause > self._reply_time + self._arguments.timeout:
-                    break
-                await asyncio.sleep(max(pause, 1.0))
-                continue
-            if status not in SERVED_BUSY or attempts >= repeats:
+                most_retries = min(most_retries, SERVED_REPEATS)
+            if may_retry and pause > 0 and not completion:
+                may_retry = clock() + pause <= self._reply_time + self._arguments.timeout
+                seconds = max(pause, 1.0)
+            else:
+                may_retry = may_retry and retries < most_retries
+                seconds = 2.0**retries  # 1, 2, 4
+                retries += 1
+            if not may_retry:
                 break
-            # in seconds: 1, 2, 4
-            await asyncio.sleep(2**attempts)
-            attempts += 1
+            await asyncio.sleep(seconds)
         if completion:
             return completion
         code = f"HTTP {status}: " if status else ""

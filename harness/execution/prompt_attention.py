@@ -25,6 +25,7 @@ from harness.engines.attention_sums import (
     recorded_prompt,
     single_queries,
 )
+from harness.engines.engine_processes import LATER_SETS
 from harness.engines.interventions.open_layers import opened_layers
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import (
@@ -129,22 +130,22 @@ def attention(
         layer_count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
         layers = f"1-{layer_count}"
     numbers = sorted(parse_numbers(layers, "layers"))
-    # All requests must have the same number of sets: all queries, the set that `means` leaves out,
-    # and each row alone.
-    set_count = max(row_counts, default=0) + 2
+    # All requests must have the same number of sets: all queries, an empty one, and each row alone.
+    # The empty one makes up LATER_SETS, because rows include a query's attention to its own token.
+    set_count = LATER_SETS + max(row_counts, default=0)
     requests = []
     for number, ((token_ids, _), row_count) in enumerate(zip(tokenized, row_counts, strict=True)):
         size = len(token_ids)
-        sets = [[1] * size, [0] * size, *single_queries(row_count, size, set_count - 2)]
+        sets = [[1] * size, [0] * size, *single_queries(row_count, size, set_count - LATER_SETS)]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
     opened = {**opened_layers({}), "recorded": [number - 1 for number in numbers]}
     with closing(open_recorder(arguments, opened, set_count)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums[:, :2], np.ones((2, sums.shape[-1])))[:, 0] for sums in prompt_sums
+        means(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
     result.rows = [
-        sums[:, 2 : 2 + row_count].swapaxes(1, 2).copy()
+        sums[:, LATER_SETS : LATER_SETS + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)
     ]
     result.tokens = [texts for _, texts in tokenized]

@@ -135,7 +135,7 @@ def regrade_logs(
     *,
     metric: str | None,
     columns: str | None = None,
-    decimal: DecimalSign | None = None,
+    decimal_sign: DecimalSign | None = None,
 ) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
@@ -143,7 +143,7 @@ def regrade_logs(
         path: A sample log, a folder of logs, or a file that `harness_logs.read_scores` reads.
         metric: The metric of a log: see `Run.load`.
         columns: The columns of a table: see `Run.load`.
-        decimal: The decimal sign of the gold answers, if it is known.
+        decimal_sign: The decimal sign of the gold answers, if it is known.
 
     Returns:
         A row for each completion: `name`, `cluster`, `gold`, `answer`, `form` (see
@@ -161,9 +161,9 @@ def regrade_logs(
         logs = [path]
     if logs and columns:
         raise ConfigError("--columns: expected a table, got logs of lm-eval.")
-    jobs = [job for log in logs for job in _make_jobs([*_read_log(log, metric)], log, decimal)]
+    jobs = [job for log in logs for job in _make_jobs([*_read_log(log, metric)], log, decimal_sign)]
     if not logs:
-        jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal)
+        jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
     if not jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
@@ -177,7 +177,7 @@ def regrade_logs(
 
 
 def _make_jobs(
-    answers: Sequence[LoggedAnswer], path: Path, decimal: DecimalSign | None
+    answers: Sequence[LoggedAnswer], path: Path, decimal_sign: DecimalSign | None
 ) -> list[tuple[JsonObject, GradeJob]]:
     """The beginning of each row of `regrade_logs`, and its job.
 
@@ -188,7 +188,7 @@ def _make_jobs(
     questions: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start([logged.completion for logged in answers])
     cells = [(logged.location, logged.golds) for logged in answers]
-    columns = read_gold_column(cells, path, decimal)
+    columns = read_gold_column(cells, path, decimal_sign)
     for logged, (gold, *alternatives) in zip(answers, columns, strict=True):
         refuse_other_golds(questions, logged.question, [gold, *alternatives], logged.location)
         completion = hidden_start + logged.completion
@@ -206,7 +206,7 @@ def _make_jobs(
             target=gold.strip(),
             alternatives=tuple(alternatives),
             line=True,
-            decimal=decimal,
+            decimal=decimal_sign,
         )
         row = {
             "name": logged.name,

@@ -21,8 +21,8 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
 
     An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
     first line is read, this holds only if the prefix begins a box. If the prompt opened the
-    reasoning, its start is put before the completion, so that nothing is read before its end. The
-    completion ends before the first question that the model adds.
+    reasoning, the marker of its start is put before the completion, so that nothing is read before
+    the reasoning ends. The completion ends before the first question that the model adds.
 
     Args:
         prompt: The sample's prompt.
@@ -80,7 +80,8 @@ class Scorer:
         if sample.answer_score is None:
             self._pool.submit(key, grade_job(self._prompts[self._index.find(sample)], sample))
             return
-        verdict: Verdict = "correct" if sample.answer_score.is_first else "incorrect"
+        verdict: Verdict = "correct" if sample.answer_score.gold_is_likeliest else "incorrect"
+        # through the pool too, so that `poll` and `finish` store and return all scores
         self._pool.submit(key, Grade(verdict=verdict, answer=None, audit_reason=NO_AUDIT))
 
     def poll(self) -> list[Score]:

@@ -237,7 +237,7 @@ class AnswerScore(Struct, gc=False):
         return _add_logprobs(self.tokens)
 
     @property
-    def is_first(self) -> bool:
+    def gold_is_likeliest(self) -> bool:
         """Whether the gold answer is likelier than every other. If it is as likely, it is not."""
         return self.total > max(self.others)
 

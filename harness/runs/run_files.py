@@ -88,12 +88,12 @@ class RunFiles:
     @cached_property
     def identity(self) -> Identity:
         """The journal's first line."""
-        journal = self.path / JOURNAL
+        journal_path = self.path / JOURNAL
         if not self.journal.header:
             raise JournalError(
-                f"{journal} is empty, or its first line is incomplete. Restore it from a copy."
+                f"{journal_path} is empty, or its first line is incomplete. Restore it from a copy."
             )
-        return fit(Identity, self.journal.header, journal)
+        return fit(Identity, self.journal.header, journal_path)
 
     @property
     def has_sample(self) -> bool:

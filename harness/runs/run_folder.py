@@ -42,8 +42,8 @@ GROWING_SETTINGS = (
     "question",
     "fewshot",
 )
-"""Keys of a config that may add samples to a run, or only shape its prompts. These and the ids of
-its examples show whether they change anything else."""
+"""Keys of a config that may add samples to a run, or only shape its prompts. Whether they change
+anything else is seen from the prompts and the ids of the examples."""
 
 
 class RunFolder:
@@ -61,7 +61,7 @@ class RunFolder:
 
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> None:
         self.path, self.identity, self.prompts = path, identity, prompts
-        journal = path / JOURNAL
+        journal_path = path / JOURNAL
         with clear_messages(path), ExitStack() as stack:
             refuse_foreign(path)
             path.mkdir(parents=True, exist_ok=True)
@@ -80,13 +80,13 @@ class RunFolder:
                 (path / RECEIPT).unlink(missing_ok=True)
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
-                    # the header is replaced before the old prompts, so that a full disk leaves the
-                    # old run whole
-                    replace_header(journal, header)
+                    # The old prompts are replaced only when this block ends. If the disk is too
+                    # full for the header's copy, the old run stays whole.
+                    replace_header(journal_path, header)
             else:
                 # an earlier mless may have written further fields, which now mean nothing
                 header = files.journal.header
-            self.journal = stack.enter_context(Journal(journal, header))
+            self.journal = stack.enter_context(Journal(journal_path, header))
             try:
                 read_prompts(path, self.identity)
             except JournalError:
@@ -183,8 +183,8 @@ def extend_identity(
         return identity
     if {*stored_identity.contrasts} <= {*identity.contrasts}:
         # if the new primary contrast belongs to an added condition, keep the stored one
-        is_own = identity.primary in stored_identity.contrasts
-        primary = identity.primary if is_own else stored_identity.primary
+        is_stored_contrast = identity.primary in stored_identity.contrasts
+        primary = identity.primary if is_stored_contrast else stored_identity.primary
         identity = replace(identity, contrasts=stored_identity.contrasts, primary=primary)
     changes = _describe_changes(files, identity, prompts)
     if changes:
@@ -207,10 +207,11 @@ def _describe_changes(
 ) -> list[str]:
     """Each setting that may not change when a run continues, with its old and new value.
 
-    Permitted growth is first copied into `header`, so that it is not listed.
+    The requested identity is compared with the stored one after permitted growth, so that growth is
+    not listed.
     """
     stored_identity = files.identity
-    header, requested_header = as_json(stored_identity), as_json(identity)
+    grown_header, requested_header = as_json(stored_identity), as_json(identity)
     requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
     changed_prompts: dict[str, None] = {}  # without repeats, as conditions differ in the same way
     for prompt in files.prompts:
@@ -221,24 +222,24 @@ def _describe_changes(
         elif requested_prompt != prompt:
             for change in differences(as_json(prompt), as_json(requested_prompt)):
                 changed_prompts[f"problem {problem_id}, {change}"] = None
-    # a higher limit is allowed, so it is not listed even if other changes are refused
-    if (identity.limit or math.inf) > (stored_identity.limit or math.inf):
-        header["limit"] = identity.limit
+    has_higher_limit = (identity.limit or math.inf) > (stored_identity.limit or math.inf)
+    # a lower limit is listed if problems are missing, a higher one never
+    if has_higher_limit or not changed_prompts:
+        grown_header["limit"] = identity.limit
     if not changed_prompts:
-        header |= {
-            "limit": requested_header["limit"],
-            "prompts_sha256": requested_header["prompts_sha256"],
-        }
-        header["dataset"] = requested_header["dataset"] | {"name": stored_identity.dataset.name}
-        tasks, requested_tasks = header["arms"], requested_header["arms"]
+        grown_header["prompts_sha256"] = identity.prompts_sha256
+        dataset_name = stored_identity.dataset.name
+        grown_header["dataset"] = requested_header["dataset"] | {"name": dataset_name}
+        # files have tasks under the key `arms`: see `Identity.tasks`
+        tasks, requested_tasks = grown_header["arms"], requested_header["arms"]
         for name, task in tasks.items():
             for key in ("samples", "replicates"):
                 task[key] = max(task[key], requested_tasks[name][key])
         if all(requested_tasks[name] == task for name, task in tasks.items()):
-            header["arms"] = requested_tasks
+            grown_header["arms"] = requested_tasks
             for key in GROWING_SETTINGS:
-                header["config"][key] = requested_header["config"].get(key)
-    return [*changed_prompts, *differences(header, requested_header)]
+                grown_header["config"][key] = requested_header["config"].get(key)
+    return [*changed_prompts, *differences(grown_header, requested_header)]
 
 
 def set_old_scores_aside(files: RunFiles) -> None:

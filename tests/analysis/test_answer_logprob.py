@@ -231,7 +231,7 @@ def test_the_likeliest_accepted_answer_counts_and_a_tie_is_not_first(
     accepted, rest, total, others, is_first
 ):
     score = AnswerScore.of([[*map(tuple, tokens)] for tokens in (*accepted, *rest)], 4)
-    assert (score.total, score.others, score.is_first) == (total, others, is_first)
+    assert (score.total, score.others, score.gold_is_likeliest) == (total, others, is_first)
     assert score.log_share == pytest.approx(total - np.logaddexp.reduce([total, *others]))
 
 

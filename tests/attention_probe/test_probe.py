@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.prompts.token_roles import ROLES
@@ -159,7 +159,7 @@ def test_activation_thresholds_are_those_of_the_baseline(traces):
 def test_an_interrupted_probe_continues_and_gives_the_same_traces(traces, path):
     source, criterion = read_source(GREEDY_RUN), Criterion(n=5)
     settings = ProbeSettings(
-        layers=tuple(LAYERS), record=RecordOptions(activations=True, norms=True)
+        layers=tuple(LAYERS), record=MeasurementOptions(activations=True, norms=True)
     )
 
     def interrupt(finished, total):

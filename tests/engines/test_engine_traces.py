@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.measure.prompt_fields import RecordOptions
+from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.probe_run import run_probe
 from attention_probe.probe_settings import ProbeSettings
 from attention_probe.traces import AttentionTraces
@@ -44,7 +44,7 @@ def test_traces_of_the_engine_are_those_of_the_probe(model_type, rows, tmp_path)
         model=str(model),
         layers=(0, 1, 2),
         conditions=("mless", "random"),
-        record=RecordOptions(rows=rows),
+        record=MeasurementOptions(rows=rows),
     )
     run_probe(source, criterion, settings, tmp_path / "probe")
     settings = replace(settings, engine={"enforce_eager": True, **gpu_share()})
@@ -80,7 +80,7 @@ def read_interventions(weight=10):
 @with_cases
 def test_attention_under_interventions_follows_from_attention_without_them(engine, tmp_path):
     path, names = tmp_path / "t.traces", ("slashes", "sink", "hidden", "bias", "phantom")
-    record = RecordOptions(rows="last:9")
+    record = MeasurementOptions(rows="last:9")
     settings = ProbeSettings(layers=(0, 1, 2), conditions=names, record=record, engine=engine)
     run_probe(read_interventions(), Criterion(), settings, path)
     with AttentionTraces(path) as traces:

@@ -175,18 +175,18 @@ def distance(
     It is taken up to the first token that differs, and infinite if the reference has no near-tie
     there.
     """
-    largest = 0.0
+    largest_difference = 0.0
     columns = [reference[name] for name in ("tokens", "logprobs", "leads")]
     steps = zip(reply["tokens"], reply["logprobs"], *columns, strict=True)
     for token, logprob, reference_token, reference_logprob, lead in steps:
         # After two different tokens the answers have different prompts, so nothing more can be
         # compared.
         if token != reference_token:
-            return largest if lead <= bound else math.inf
+            return largest_difference if lead <= bound else math.inf
         if math.isnan(logprob):  # no number is larger, so the maximum would hide it
             return math.inf
-        largest = max(largest, abs(logprob - reference_logprob))
-    return largest
+        largest_difference = max(largest_difference, abs(logprob - reference_logprob))
+    return largest_difference
 
 
 def compare_with_reference(
@@ -207,12 +207,12 @@ def compare_with_reference(
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompts, faults, largest = {}, [], 0.0
+    prompts, faults, largest_difference = {}, [], 0.0
     for name, arm_replies in replies.items():
         pairs = zip(arm_replies, reference["answers"][name], strict=True)
         distances = [distance(reply, expected, bound) for reply, expected in pairs]
         prompts[name] = len(distances)
-        largest = max([largest, *distances])
+        largest_difference = max([largest_difference, *distances])
         agreeing = sum(difference <= bound for difference in distances)
         if agreeing < len(distances):
             faults.append(f"{name} {agreeing} of {len(distances)}")
@@ -221,7 +221,7 @@ def compare_with_reference(
             "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
             f"{', '.join(faults)}."
         )
-    return {"prompts": prompts, "bound": bound, "largest": largest}
+    return {"prompts": prompts, "bound": bound, "largest": largest_difference}
 
 
 def describe_agreement(agreement: JsonObject) -> str:

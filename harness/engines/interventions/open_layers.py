@@ -27,8 +27,8 @@ _UNSUPPORTED = {
     "pipeline_parallel_size": "pipeline parallel",
     "worker_cls": "another worker class",
 }
-"""Model arguments that exclude open layers, unless they have a value of _DEFAULTS."""
-_DEFAULTS = (None, False, 1, "1", "auto")
+"""Model arguments that exclude open layers, unless they have a value of _UNUSED_VALUES."""
+_UNUSED_VALUES = (None, False, 1, "1", "auto")
 
 
 def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
@@ -131,12 +131,12 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequenc
     for name, feature in _UNSUPPORTED.items():
         value = arguments.get(name)
         # in Python True equals 1, but 1 is a default of sizes, not of switches
-        if value is True or value not in _DEFAULTS:
+        if value is True or value not in _UNUSED_VALUES:
             raise ConfigError(
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
                 f"{feature}."
             )
-    if layers["activations"] and arguments.get("tensor_parallel_size") not in _DEFAULTS:
+    if layers["activations"] and arguments.get("tensor_parallel_size") not in _UNUSED_VALUES:
         raise ConfigError(
             "Changed activations need all units of a layer on one GPU: remove tensor_parallel_size."
         )

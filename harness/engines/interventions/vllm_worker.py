@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import OPERATION, PLUGIN, RECORD
+from harness.engines.engine_processes import LATER_SETS, OPERATION, PLUGIN, RECORD
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -39,8 +39,6 @@ from harness.engines.interventions.arithmetic import (
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
 from harness.experiment.intervention_settings import TARGETS, find_gap
 
-LATER_SETS = 2
-"""In this number of sets, from the first, a query's attention to its own token does not count."""
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
 float32: 100 MB."""
@@ -353,10 +351,10 @@ class WorkerInterventions:
             weights = plain_weights(query, keys, factor, log_weights)
         # [head, query, key]
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
-        own_sums = queries.sets[LATER_SETS:] @ weights
+        sums_with_own_token = queries.sets[LATER_SETS:] @ weights
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
         later_sums = queries.sets[:LATER_SETS] @ weights
-        sums = torch.cat([later_sums, own_sums], 1).transpose(0, 1)
+        sums = torch.cat([later_sums, sums_with_own_token], 1).transpose(0, 1)
         recording.add(self._recorded_layers.index(layer), sums)
         self.applied += len(queries.indices)
 

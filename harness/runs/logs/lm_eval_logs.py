@@ -41,11 +41,11 @@ def read_logs(
         ComparisonError: the logs are of several task versions or settings, or have different
             problems under one id.
     """
-    named_logs = [(condition, read_log(file, metric=metric)) for condition, file in files]
-    logs = [log for _, log in named_logs]
+    logs_with_condition = [(condition, read_log(file, metric=metric)) for condition, file in files]
+    logs = [log for _, log in logs_with_condition]
     _refuse_other_settings(logs)
     problems = _merge_problems(logs)
-    logs_by_condition = _group_logs(name, named_logs)
+    logs_by_condition = _group_logs(name, logs_with_condition)
     about = _describe_logs(name, logs, logs_by_condition, len(problems))
     order = [BASELINE, *NAMED_CONDITIONS, *(condition for condition, _ in logs_by_condition)]
     # a log may have lost its results file, which names the model
