@@ -21,12 +21,12 @@ from harness.execution.prepared_run import run
 from harness.experiment.run_config import load_config
 
 LARGEST_DIFFERENCE = 1e-4
-"""Between attention weights of the engine and of Hugging Face in float32: ten times what tests
-allow on a CPU, because a GPU adds in another order."""
+"""The largest difference between attention weights of the engine and of Hugging Face in float32.
+It is ten times what tests allow on a CPU, because a GPU adds in another order."""
 
 
 def check_model(model: str) -> tuple[str, bool]:
-    """What was seen, with the receipt and the failure, and whether there was one.
+    """The report on a model, and whether a check failed; the report then ends with the failure.
 
     Args:
         model: A folder, a hub name, or `smollm2`.
@@ -50,7 +50,8 @@ def _check_answers(model: str, folder: Path) -> str:
     return make_table([run(config, output=folder / "run")], TableOptions(explain=False))
 
 
-def _check_attention(_: str, folder: Path) -> str:
+def _check_attention(_model: str, folder: Path) -> str:
+    # the run of `_check_answers` names the model
     means = []
     for name, engine in (("reference", None), ("engine", {})):
         settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine)

@@ -52,8 +52,8 @@ def run_probe(
 ) -> JsonObject:
     """Measure every selected prompt that the folder lacks, and return the receipt.
 
-    It is that of this session, or that of the folder if no trace is missing. Then no model is
-    loaded.
+    The receipt is that of this session. If no trace is missing, no model is loaded, and the receipt
+    is that of the folder.
 
     Args:
         source: The problems and their prompts.

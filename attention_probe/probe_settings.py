@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from attention_probe.measure.prompt_fields import MeasurementOptions
@@ -233,13 +232,12 @@ def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPro
     record = settings.record
     if record.rows is None:
         return
-    lengths = np.array(list(map(len, prompts)))
-    rows = np.array(list(map(record.count_rows, prompts)))
-    row_bytes = len(set(settings.layers)) * int(config.num_attention_heads) * 4  # float32
-    size = row_bytes * int(rows @ lengths)
+    head_count = len(set(settings.layers)) * int(config.num_attention_heads)
+    weight_count = sum(record.count_rows(prompt) * len(prompt) for prompt in prompts)
+    size = 4 * head_count * weight_count  # in float32
     if size > ROW_BYTES:
         raise ConfigError(
-            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(lengths)} prompts, and "
+            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(prompts)} prompts, and "
             f"{ROW_BYTES / 1e9:.1f} GB are the most: expected fewer rows, problems, conditions or "
             "layers."
         )

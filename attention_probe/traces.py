@@ -225,7 +225,8 @@ class AttentionTraces:
         """The number of each problem's cluster, from 0 without gaps."""
         names = {entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()}
         clusters = [names[problem_id] for problem_id in problem_ids]
-        return np.unique(clusters, return_inverse=True)[1]
+        _, numbers = np.unique(clusters, return_inverse=True)
+        return numbers
 
     def entries(self) -> list[PromptFacts]:
         """The facts of all traces, in the order in which they were added."""

@@ -27,7 +27,7 @@ from harness.experiment.prompts.built_prompts import FILLER
 
 BAND_RESAMPLES = 2000
 """Bootstrap samples of a curve's band."""
-BAND = 0.95
+BAND_LEVEL = 0.95
 """Level of a curve's band."""
 
 _FIRST_TOKEN_SINKS = ("llama", "gemma")
@@ -235,7 +235,7 @@ def bootstrap_band(
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
         means = (weights @ np.where(has_value, table, 0.0)) / counts
         # some samples have no prompt at an x, so their mean is NaN
-        low, high = np.nanquantile(means, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
+        low, high = np.nanquantile(means, [(1 - BAND_LEVEL) / 2, (1 + BAND_LEVEL) / 2], axis=0)
     is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
     low[is_lone] = high[is_lone] = np.nan
     return low, high

@@ -182,14 +182,15 @@ def weight_blocks(
         queries = slice(start, min(start + size, length))
         query_count = queries.stop - queries.start
         # with a sliding window, no query of the block sees an earlier key
-        first = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
-        keys = slice(first, queries.stop)
-        span = keys.stop - keys.start
-        scores = buffer[: batch * heads * query_count * span].view(batch * kv_heads, -1, span)
+        first_key = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
+        keys = slice(first_key, queries.stop)
+        key_count = queries.stop - first_key
+        scores = buffer[: batch * heads * query_count * key_count]
+        scores = scores.view(batch * kv_heads, -1, key_count)
         grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
         torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
-        scores = scores.view(batch, heads, query_count, span).float()
+        scores = scores.view(batch, heads, query_count, key_count).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
         if mask.is_plain:
@@ -209,10 +210,10 @@ def weight_blocks(
         yield queries, keys, weights
 
 
-def _block_size(row: int, device: torch.device) -> int:
-    """The number of queries in a block, each with `row` float32 weights."""
+def _block_size(row_size: int, device: torch.device) -> int:
+    """The number of queries in a block, each with this number of float32 weights of all heads."""
     kind = "cpu" if device.type == "cpu" else "cuda"
-    return max(FEWEST_QUERIES, min(MOST_QUERIES[kind], BLOCK_BYTES[kind] // (4 * row)))
+    return max(FEWEST_QUERIES, min(MOST_QUERIES[kind], BLOCK_BYTES[kind] // (4 * row_size)))
 
 
 @contextmanager

@@ -70,8 +70,8 @@ def single_queries(query_count: int, token_count: int, set_count: int) -> list[l
     """Sets of queries [set, token]: each of the last queries alone, and empty sets."""
     first_query = token_count - query_count
     # row i is 1 at the query first_query + i; further rows would have it after the prompt's end
-    sets = np.eye(set_count, token_count, k=first_query, dtype=int)
-    return list(sets.tolist())
+    sets: list[list[int]] = np.eye(set_count, token_count, k=first_query, dtype=int).tolist()
+    return sets
 
 
 def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights]:

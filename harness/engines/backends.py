@@ -64,7 +64,7 @@ def open_backend(
     *,
     sampled: bool,
     engines: int | str,
-    most: int,
+    request_count: int,
     log: Path,
 ) -> AbstractContextManager[VLLMEngine | EnginePool | served_model.ServedModel | LmEvalBackend]:
     """Load the model; it is shut down at the end of the context.
@@ -75,7 +75,7 @@ def open_backend(
         arguments: lm-eval's model arguments.
         sampled: Whether any request will be sampled.
         engines: The number of engines, or `auto`; only for `vllm`.
-        most: The number of requests, and so the largest number of engines.
+        request_count: The number of requests, and so the largest number of engines.
         log: A file that takes what the libraries of several engines print.
 
     Raises:
@@ -83,7 +83,9 @@ def open_backend(
         ModelError: no such model, or the backend does not start.
     """
     if backend == "vllm":
-        return closing(open_engines(arguments, engines, sampled=sampled, most=most, log=log))
+        return closing(
+            open_engines(arguments, engines, sampled=sampled, request_count=request_count, log=log)
+        )
     if backend in served_model.PATHS:
         return closing(served_model.ServedModel(backend, arguments))
     options = {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}

@@ -58,7 +58,8 @@ FinishedRequests = list[tuple[Request, Completion]]
 def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
     # a gap in the positions uses up context too
-    size = len(request.prompt_token_ids or ()) + find_gap(request.intervention)[1]
+    _, gap_size = find_gap(request.intervention)
+    size = len(request.prompt_token_ids or ()) + gap_size
     if size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
             f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "

@@ -13,7 +13,7 @@ answers, two idle cores)."""
 FEW_CORES = 4
 """Up to this number of cores vLLM reserves none. The core that it would reserve mostly waits, and
 is at least a quarter of them."""
-RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+RESERVED_CORES = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 """vLLM's variable for the number of cores that it reserves for itself; 1 by default."""
 
 
@@ -34,6 +34,6 @@ def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def use_all_cores() -> None:
-    """Let vLLM compute on all cores where there are few, unless the user has set RESERVED."""
+    """Let vLLM compute on all cores where there are few, unless the user has set RESERVED_CORES."""
     if count_cores() <= FEW_CORES:
-        os.environ.setdefault(RESERVED, "0")
+        os.environ.setdefault(RESERVED_CORES, "0")

@@ -11,7 +11,9 @@ from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError
 
 AUTO = "auto"
+"""The number of engines that stands for one on each GPU, or for one without a GPU."""
 DATA_PARALLEL = "data_parallel_size"
+"""lm-eval's model argument for the number of engines."""
 ENGINES_PER_CORE, ENGINES_ON_FEW_CORES = 4, 8
 """Most engines without a GPU: the user decides how many fit, but nothing else would stop 9999
 processes."""
@@ -44,7 +46,7 @@ def open_engines(
     engines: int | str,
     *,
     sampled: bool,
-    most: int,
+    request_count: int,
     log: Path,
 ) -> VLLMEngine | EnginePool:
     """One engine in this process, or several in Ray actors.
@@ -53,7 +55,7 @@ def open_engines(
         arguments: lm-eval's model arguments, for each engine.
         engines: Their number, or `auto`: as many as the GPUs allow, one where there are none.
         sampled: Whether any request will be sampled.
-        most: The number of requests, and so the largest number of engines.
+        request_count: The number of requests, and so the largest number of engines.
         log: A file that takes what the libraries of several engines print, where an actor can write
             it.
 
@@ -69,17 +71,18 @@ def open_engines(
     sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     engine_gpus = math.prod(int(size or 1) for size in sizes)
     carrier = RayCarrier(arguments, sampled=sampled, engine_gpus=engine_gpus, log=log)
-    room, size = max(ENGINES_ON_FEW_CORES, ENGINES_PER_CORE * carrier.cores), 1
+    largest_count = max(ENGINES_ON_FEW_CORES, ENGINES_PER_CORE * carrier.cores)
+    engine_count = 1  # of `auto` without a GPU
     if carrier.gpus:
-        room = size = sum(gpus // engine_gpus for gpus in carrier.gpus)
+        engine_count = largest_count = sum(gpus // engine_gpus for gpus in carrier.gpus)
     if engines != AUTO:
-        size = int(engines)
-    if not 1 <= size <= room:
+        engine_count = int(engines)
+    if not 1 <= engine_count <= largest_count:
         carrier.close()
         raise ConfigError(
-            f"The number of engines is {engines}, and there is room for {room}: each has "
+            f"The number of engines is {engines}, and there is room for {largest_count}: each has "
             f"{engine_gpus} GPUs of one machine, and the machines have {carrier.gpus}, with "
             f"{carrier.cores} CPU cores."
         )
     compiles = not arguments.get("enforce_eager")
-    return EnginePool(carrier, min(size, most), compiles=compiles)
+    return EnginePool(carrier, min(engine_count, request_count), compiles=compiles)

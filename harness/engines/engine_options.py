@@ -37,6 +37,7 @@ ENGINE_DEFAULTS = {
     "disable_log_stats": True,  # as in vLLM's own `LLM`: nobody reads them, and they take time
     "worker_extension_cls": WORKER_EXTENSION,
 }
+"""Engine arguments that have these values unless the user sets them."""
 
 
 def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,10 +89,10 @@ def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:
         options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     options.setdefault("block_size", CPU_BLOCK_SIZE)
     if not options.setdefault("enable_chunked_prefill", False):
-        length = int(options.get("max_model_len") or 0)
-        if length:  # without chunks the longest prompt must fit into one step
+        context = int(options.get("max_model_len") or 0)
+        if context:  # without chunks the longest prompt must fit into one step
             batched_tokens = int(options.get("max_num_batched_tokens") or 0)
-            options["max_num_batched_tokens"] = max(batched_tokens, length, CPU_BATCHED_TOKENS)
+            options["max_num_batched_tokens"] = max(batched_tokens, context, CPU_BATCHED_TOKENS)
     elif sampled:
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is "

@@ -243,15 +243,16 @@ class ServedModel:
                 self._reply_time = clock()
                 return completion
             # an incomplete completion has status 200, which is in SERVED_BUSY
-            may_retry = status in SERVED_BUSY
+            if status not in SERVED_BUSY:
+                break
             most_retries = self._arguments.max_retries
             if completion:
                 most_retries = min(most_retries, SERVED_REPEATS)
-            if may_retry and pause > 0 and not completion:
+            if pause > 0 and not completion:
                 may_retry = clock() + pause <= self._reply_time + self._arguments.timeout
                 seconds = max(pause, 1.0)
             else:
-                may_retry = may_retry and retries < most_retries
+                may_retry = retries < most_retries
                 seconds = 2.0**retries  # 1, 2, 4
                 retries += 1
             if not may_retry:

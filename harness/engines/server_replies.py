@@ -11,9 +11,10 @@ from harness.finish_reasons import read_reason
 def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | None:
     """The completion in a reply.
 
-    It may be empty if it reached its limit, or ended at its first token or stop string; else the
-    finish reason is `no text`. That of a reply with an error is `error`. A server that was not told
-    the stop strings (`omit`) goes on after them.
+    A completion may be empty if it reached its limit, or ended at its first token or stop string;
+    any other empty completion has the finish reason `no text`. The completion of a reply with an
+    error has the finish reason `error`. Text after a stop string is cut off, as a server that was
+    not told the stop strings (`omit`) goes on after them.
 
     Args:
         status: The status code.
@@ -21,7 +22,7 @@ def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | Non
         stops: The stop strings.
 
     Returns:
-        None if it is not a reply of a model: an error of the server, or a gateway's page.
+        None if the reply is not from a model: an error of the server, or a gateway's page.
     """
     code = str(_find(body, "error", "code"))
     if read_reason(code) == "filtered":  # Azure refuses prompts with an error
@@ -79,6 +80,7 @@ def _find_text(value: Any, name: str) -> str:
 
 def describe_error(body: Any) -> str:
     """A server's own message, on one line."""
+    # servers wrap the message as {"error": {"message": TEXT}}, or in one of the two alone
     for key in ("error", "message"):
         body = _find(body, key) or body
     return quote(body).rstrip(". ")

@@ -105,7 +105,9 @@ _SEE_ABOVE = re.compile(
     r"initialization failed|See root cause above|See stack trace|EngineCore failed to start"
     r"|RuntimeError: cancelled"  # of a call to a worker that has died, so not the cause
 )
+"""Messages of errors that only follow from another error."""
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
+"""The line of a traceback that names the exception."""
 
 
 def _last_error(text: str) -> str:

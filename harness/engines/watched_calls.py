@@ -82,6 +82,7 @@ class WatchedCalls:
                 for _ in range(INTERRUPTED_TURNS):
                     for process in list(self._processes):
                         process.kill()
+                    # after a process has died, the call may never end
                     if wait([future], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
                         break
             raise

@@ -68,9 +68,10 @@ class _Session:
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._facts = session_facts(plan)
-        self._setting, self._task_lines = folder.identity.hash_setting(), plan.lines
+        self._setting_hash, self._task_lines = folder.identity.hash_setting(), plan.lines
         self._requests = {
-            sample_key(request, self._setting): request for request in make_requests(plan, sampling)
+            sample_key(request, self._setting_hash): request
+            for request in make_requests(plan, sampling)
         }
         if unknown_keys := sorted(folder.sample_keys - self._requests.keys()):
             raise JournalError(
@@ -126,7 +127,7 @@ class _Session:
                     arguments,
                     sampled=not self._sampling.greedy,
                     engines=engines,
-                    most=len(self.missing),
+                    request_count=len(self.missing),
                     log=log,
                 )
             )
@@ -185,7 +186,8 @@ class _Session:
         self.show(scorer.finish())
 
     def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
-        key, tokens = sample_key(request, self._setting), completion.completion_tokens
+        """Store and grade the sample of a completion, if all answers of the sample are scored."""
+        key, tokens = sample_key(request, self._setting_hash), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         if not (self._plan.thinking or self._plan.lacks_markers or self._has_reasoning):
             self._has_reasoning = skip_reasoning(completion.text) != completion.text
@@ -198,7 +200,8 @@ class _Session:
             server_tokens=completion.prompt_tokens,
         )
         if request.scored_tokens:
-            tokens = len(request.prompt_token_ids or ())  # which take the time
+            # nothing is generated: the time goes into the prompt, which ends with the answer
+            tokens = len(request.prompt_token_ids or ())
             scores = self._answer_scores[key]
             scores[request.answer_index] = list(
                 completion.prompt_logprobs[-request.scored_tokens :]

@@ -236,7 +236,7 @@ def describe_problem_differences(old: Run, new: Run) -> str:
             reason = f"different {role}s have the ids {list_first(changed_ids)}"
             texts = old_texts[changed_ids[0]], new_texts[changed_ids[0]]
             return reason if role == HASH else f"{reason}: {texts[0]!r:.60} and {texts[1]!r:.60}"
-        if role != "cluster":
+        if role == "gold":
             golds = {old_texts[name] for name in shared_ids}
     are_numbers = old.about.get("is_index") and new.about.get("is_index")
     if are_numbers and not {*roles} - {"cluster"} and old.name != new.name:

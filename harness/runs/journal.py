@@ -29,11 +29,11 @@ SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
-_CHOSEN = re.compile(
+_USER_CHANGE = re.compile(
     r"config\.|limit|contrasts|primary"
     r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
 )
-"""Changes that follow from no other change."""
+"""Matches the changes that a user made, and not those that follow from them, such as hashes."""
 _HEADER_DECODER = msgspec.json.Decoder(JsonObject)
 
 
@@ -56,7 +56,7 @@ class Journal:
     def __init__(self, path: Path, header: JsonObject) -> None:
         self.path = path
         self.keys: set[str] = set()
-        self._synced = time.monotonic()
+        self._sync_time = time.monotonic()
         with clear_messages(path), ExitStack() as stack:
             # without a buffer of Python, so that what was written survives a kill of this process
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -76,14 +76,14 @@ class Journal:
 
     def sync_if_due(self) -> None:
         """Make all records safe from a power cut, if the last sync was `SYNC_SECONDS` ago."""
-        if time.monotonic() - self._synced >= SYNC_SECONDS:
+        if time.monotonic() - self._sync_time >= SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Make all records safe from a power cut."""
         with clear_messages(self.path):
             os.fsync(self._file)
-        self._synced = time.monotonic()
+        self._sync_time = time.monotonic()
 
     def close(self) -> None:
         """Sync and close."""
@@ -134,8 +134,8 @@ class StoredJournal(Generic[_Record]):
 
     Args:
         path: The file, plain or compressed.
-        form: The form of its records, `records.Sample` or `records.Score`; `records.Keyed` for the
-            keys alone.
+        record_type: The type of its records, `records.Sample` or `records.Score`; `records.Keyed`
+            for the keys alone.
 
     Attributes:
         header: The first line; empty if even that line is torn.
@@ -147,8 +147,8 @@ class StoredJournal(Generic[_Record]):
         JournalError: there is no journal, or its first line is damaged.
     """
 
-    def __init__(self, path: Path, form: type[_Record]) -> None:
-        self._path, self._form = path, form
+    def __init__(self, path: Path, record_type: type[_Record]) -> None:
+        self._path, self._record_type = path, record_type
         self._begin()
 
     def _begin(self) -> None:
@@ -181,12 +181,12 @@ class StoredJournal(Generic[_Record]):
 
     @cached_property
     def records(self) -> list[_Record]:
-        """Every record in its form, without the header, notes and a torn last line.
+        """Every record, without the header, notes and a torn last line.
 
         Raises:
-            JournalError: a complete line is damaged, does not fit the form, or repeats a key.
+            JournalError: a complete line is damaged, does not fit the type, or repeats a key.
         """
-        decoder = msgspec.json.Decoder(self._form)
+        decoder = msgspec.json.Decoder(self._record_type)
         records: dict[str, Any] = {}
         try:
             for number, line in self._lines:
@@ -241,7 +241,7 @@ def changed_settings(path: Path, changes: list[str]) -> JournalError:
     It names the settings that the user changed. What follows from them (hashes, generation
     arguments) is named only if nothing else changed.
     """
-    named_changes = [change for change in changes if _CHOSEN.match(change)] or changes
+    named_changes = [change for change in changes if _USER_CHANGE.match(change)] or changes
     text = "; ".join(named_changes[:4])
     if len(named_changes) > 4:
         text += f"; and {len(named_changes) - 4} more"

@@ -30,7 +30,7 @@ from harness.reasoning_markers import Markers, family_markers, find_opened
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
 
-_Form = TypeVar("_Form")
+_Record = TypeVar("_Record")
 
 SESSION, TIMING = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
@@ -144,11 +144,13 @@ class StoredPrompt(Struct, omit_defaults=True):
             # a bare word may stand anywhere
             if not start.isalpha()
         )
+        opening, _ = find_opened(self.prompt, self.thinking)
         # with the prompt's end, because the completion may begin a line or be reasoning
-        end = find_opened(self.prompt, self.thinking)[0] + (self.prompt or "\n")[-1:]
+        prompt_end = opening + (self.prompt or "\n")[-1:]
         question = rf"\n[ \t]*{re.escape(beginning)}.*"
-        text = re.sub(rf"(?s)({reasoning})|{question}", r"\1", end + completion)
-        return text[len(end) :]
+        # reasoning is matched first and kept, so a question within it is not cut off
+        text = re.sub(rf"(?s)({reasoning})|{question}", r"\1", prompt_end + completion)
+        return text[len(prompt_end) :]
 
     def _find_beginning(self) -> str:
         """The format's text before the problem, the same with and without a filler between them."""
@@ -224,11 +226,11 @@ class AnswerScore(Struct, gc=False):
                 )
 
     @staticmethod
-    def of(answers: Sequence[TokenScores], others: int) -> AnswerScore:
+    def of(answers: Sequence[TokenScores], other_count: int) -> AnswerScore:
         """The score that all answers of a problem make: accepted ones, then a number of others."""
         return AnswerScore(
-            tokens=max(answers[:-others], key=_add_logprobs),
-            others=[*map(_add_logprobs, answers[-others:])],
+            tokens=max(answers[:-other_count], key=_add_logprobs),
+            others=[*map(_add_logprobs, answers[-other_count:])],
         )
 
     @property
@@ -475,14 +477,14 @@ def as_json(record: Struct) -> JsonObject:
     return values
 
 
-def fit(form: type[_Form], value: object, origin: object) -> _Form:
-    """A JSON value in its form.
+def fit(record_type: type[_Record], value: object, origin: object) -> _Record:
+    """A JSON value as a record.
 
     Raises:
         RunError: it does not fit; the message names its origin (file or line) and the first wrong
             field.
     """
     try:
-        return msgspec.convert(value, form)
+        return msgspec.convert(value, record_type)
     except msgspec.ValidationError as error:
         raise RunError(f"{origin}: {error}.") from None

@@ -138,17 +138,17 @@ class RunFiles:
                     f"{sample.task}, has no score. Run `mless regrade` on the folder."
                 )
             graded_samples[index.find(sample)].append((sample, self.scores[sample.key]))
-        names, expected_count = [], 0
+        incomplete, expected_count = [], 0
         for prompt, pairs in zip(self.prompts, graded_samples, strict=True):
             task = self.identity.tasks[prompt.task]
             expected_count += task.replicates * task.samples
             if len(pairs) < task.replicates * task.samples:
-                names.append(f"{prompt.doc['id']} ({prompt.task})")
-        if names:
+                incomplete.append(f"{prompt.doc['id']} ({prompt.task})")
+        if incomplete:
             raise JournalError(
                 f"{self.path}: samples are missing: expected {expected_count}, got "
-                f"{len(self.journal.records)}, too few of problem {list_first(names)}. Repeat the "
-                "command that began the run."
+                f"{len(self.journal.records)}, too few of problem {list_first(incomplete)}. "
+                "Repeat the command that began the run."
             )
         return graded_samples
 
@@ -171,8 +171,7 @@ class RunFiles:
         timings = [timing for timing in timings if timing.get("samples")] or timings
         if not timings:
             return sessions, {}
-        del timings[-1]["key"]
-        return sessions, timings[-1]
+        return sessions, {name: value for name, value in timings[-1].items() if name != "key"}
 
 
 def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:

@@ -348,7 +348,7 @@ def _answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
     """
     answered_prompts = []
     for prompt, pairs in zip(files.prompts, files.graded_samples, strict=True):
-        first_pairs = [pair for pair in pairs if pair[0].replicate == 0]
+        first_pairs = [(sample, score) for sample, score in pairs if not sample.replicate]
         first_pairs.sort(key=lambda pair: pair[0].sample_index)
         fields = structs.asdict(prompt)
         answered_prompts.append(AnsweredPrompt(**fields, graded_samples=tuple(first_pairs)))

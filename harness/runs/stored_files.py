@@ -67,16 +67,18 @@ def hash_stored(path: Path) -> str:
 
 
 def expand(folder: Path, keep: Container[str] = ()) -> None:
-    """Unpack compressed files, for a process that will write to all files but those to `keep`.
+    """Unpack compressed files, so that a process can write to them.
+
+    Files whose names are in `keep` stay compressed.
 
     Raises:
         JournalError: a compressed file is damaged.
     """
     for packed_path in sorted(folder.glob(f"*.jsonl{PACKED}")):
-        file = packed_path.with_suffix("")
-        if file.exists() or file.name in keep:
+        path = packed_path.with_suffix("")
+        if path.exists() or path.name in keep:
             continue
-        with open_atomic(file) as target, open_stored(packed_path) as source, clear_messages(file):
+        with open_atomic(path) as target, open_stored(packed_path) as source, clear_messages(path):
             shutil.copyfileobj(source, target)
         packed_path.unlink()
 
@@ -89,9 +91,9 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def open_atomic(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to write to. It becomes `path` if the block succeeds, else it is removed.
+    """Open a file to write to. When the block ends it becomes `path`, or is removed after an error.
 
-    Its content is on the disk before that. A missing folder is made.
+    Its content is on the disk before it becomes `path`. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced

@@ -115,7 +115,7 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", environment)
     devices.use_all_cores()
-    assert environment.get(devices.RESERVED) == reserved
+    assert environment.get(devices.RESERVED_CORES) == reserved
 
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_its_type(

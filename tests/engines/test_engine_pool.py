@@ -252,11 +252,11 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
     carrier.gpus, carrier.cores = gpus, cores
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
     for engines in fit:
-        open_engines(arguments, engines, most=1000, **OPTIONS)
+        open_engines(arguments, engines, request_count=1000, **OPTIONS)
     assert not carrier.closed
     message = f"number of engines is {too_many}, and there is room for "
     with pytest.raises(ConfigError, match=message):
-        open_engines(arguments, too_many, most=1000, **OPTIONS)
+        open_engines(arguments, too_many, request_count=1000, **OPTIONS)
     assert carrier.closed
 
 
@@ -268,7 +268,7 @@ def test_if_a_model_is_compiled_one_engine_loads_it_before_the_others_start(
     carrier = FakeCarrier(at_once=1, load={0: ModelError("killed")})
     carrier.gpus, carrier.cores = [3], 1
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
-    pool = open_engines({"enforce_eager": eager}, "auto", most=9, **OPTIONS)
+    pool = open_engines({"enforce_eager": eager}, "auto", request_count=9, **OPTIONS)
     counts = [len(carrier.engines) for _ in pool.stream(make_requests(9))]
     assert counts[: len(engines)] == engines
 

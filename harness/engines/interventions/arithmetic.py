@@ -194,20 +194,23 @@ def change_outputs(outputs: Tensor, is_changed: Tensor, change: Change, source: 
         source: [unit] or [token, unit] The output in the same layer of the last token of the
             change's `source`.
     """
-    own, source, units = outputs.float(), source.float(), source.shape[-1]
-    numbers = draw(torch.zeros(1, device=source.device, dtype=torch.long), units, change["seed"])[0]
-    norm, order = source.norm(dim=-1, keepdim=True), numbers.argsort(stable=True)
+    unchanged, replacement = outputs.float(), source.float()
+    # the numbers of position 0, for all tokens
+    position = torch.zeros(1, device=source.device, dtype=torch.long)
+    (numbers,) = draw(position, source.shape[-1], change["seed"])
+    norm, order = replacement.norm(dim=-1, keepdim=True), numbers.argsort(stable=True)
     if change["from"] == "random":
         # normal numbers have no preferred direction; 0 and 1 would be infinite
         direction = torch.special.ndtri(numbers.clamp(1e-6, 1 - 1e-6))
-        source = direction * norm / direction.norm()
+        replacement = direction * norm / direction.norm()
     elif change["from"] == "permuted":
-        source = source[..., order]
+        replacement = replacement[..., order]
     elif change["from"] == "permuted_own":
-        source = own[:, order]
+        replacement = unchanged[:, order]
     elif change["from"] == "removed":
-        source = own - (own * source).sum(-1, keepdim=True) / norm**2 * source
-    return torch.where(is_changed[:, None], source.to(outputs.dtype), outputs)
+        projection = (unchanged * replacement).sum(-1, keepdim=True) / norm**2 * replacement
+        replacement = unchanged - projection
+    return torch.where(is_changed[:, None], replacement.to(outputs.dtype), outputs)
 
 
 def redistribute(

@@ -23,7 +23,8 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.experiment.intervention_settings import find_gap
 
-NAME = "mless_interventions"
+ATTENTION = "mless_interventions"
+"""The name of the attention function in the registry of Hugging Face."""
 
 
 class ReferenceModel:
@@ -49,9 +50,9 @@ class ReferenceModel:
         """The last outputs of the sources of changes."""
         # no mask function is registered under this name, so no mask is made; all attention here is
         # causal
-        AttentionInterface.register(NAME, self._attention)
+        AttentionInterface.register(ATTENTION, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=NAME, revision=revision
+            folder, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, revision=revision
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
@@ -155,3 +156,4 @@ class ReferenceModel:
 
 
 load_reference = cache(ReferenceModel)
+"""Makes a `ReferenceModel`, only once for the same arguments: each arm is a separate call."""

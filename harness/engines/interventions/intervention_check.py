@@ -207,11 +207,11 @@ def compare_with_reference(
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompts, faults, largest_difference = {}, [], 0.0
+    prompt_counts, faults, largest_difference = {}, [], 0.0
     for name, arm_replies in replies.items():
         pairs = zip(arm_replies, reference["answers"][name], strict=True)
         distances = [distance(reply, expected, bound) for reply, expected in pairs]
-        prompts[name] = len(distances)
+        prompt_counts[name] = len(distances)
         largest_difference = max([largest_difference, *distances])
         agreeing = sum(difference <= bound for difference in distances)
         if agreeing < len(distances):
@@ -221,14 +221,14 @@ def compare_with_reference(
             "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
             f"{', '.join(faults)}."
         )
-    return {"prompts": prompts, "bound": bound, "largest": largest_difference}
+    return {"prompts": prompt_counts, "bound": bound, "largest": largest_difference}
 
 
 def describe_agreement(agreement: JsonObject) -> str:
     """A sentence on how close the engine's answers are."""
-    prompts = agreement["prompts"]
-    most = max(prompts.values())
+    counts = agreement["prompts"].values()
+    most = max(counts)
     return (
-        f"{len(prompts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
+        f"{len(counts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
         f"log-probabilities differ by {agreement['largest']:.1g} at most."
     )

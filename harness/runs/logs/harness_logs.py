@@ -96,6 +96,7 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
         texts = [sample.input]
         if isinstance(sample.input, list):
             texts = [message.text for message in sample.input if message.role == "user"]
+        # without a name, the first sample chooses the metric of all
         metric, value = _choose_score(location, values, metric)
         row = {
             "item": sample.id,

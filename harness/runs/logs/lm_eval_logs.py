@@ -76,12 +76,14 @@ def _describe_logs(
     metrics = dict.fromkeys(log.metric for log in logs if log.metric)
     filters = dict.fromkeys(name for log in logs for name in log.other_filters)
     hashes = [prompt.prompt_sha256 for log in logs for prompt in log.prompts]
-    first = logs[0].results
-    created = first.date and datetime.fromtimestamp(first.date, UTC).isoformat(timespec="seconds")
+    first_results = logs[0].results
+    created = first_results.date and datetime.fromtimestamp(first_results.date, UTC).isoformat(
+        timespec="seconds"
+    )
     return {
         "source": "lm-eval",
         "run": name,
-        "model": first.label,
+        "model": first_results.label,
         "problems": problem_count,
         "task_version": versions.pop() if len(versions) == 1 else None,
         "metric": ", ".join(metrics),
@@ -90,12 +92,12 @@ def _describe_logs(
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
-        "backend": first.config.model,
+        "backend": first_results.config.model,
         "reference_conditions": _reference_conditions(logs_by_condition),
-        "seed": first.config.random_seed,
+        "seed": first_results.config.random_seed,
         "created": created,
-        "versions": {"lm-eval": first.lm_eval_version},
-        "git_revision": first.git_hash,
+        "versions": {"lm-eval": first_results.lm_eval_version},
+        "git_revision": first_results.git_hash,
         "logs": {", ".join(key): str(log.path) for key, (log, _) in logs_by_condition.items()},
     }
 
@@ -138,12 +140,12 @@ def _group_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Logs
             prompts.append(prompt)
             if prompt.surroundings is None:
                 continue
-            first = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
-            if prompt.surroundings != first.surroundings:
+            first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
+            if prompt.surroundings != first_prompt.surroundings:
                 raise ComparisonError(
                     f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text "
-                    f"around its document's than in {first.task}. lm_eval --cache_requests sends "
-                    "prompts of earlier commands; run it without."
+                    f"around its document's than in {first_prompt.task}. lm_eval --cache_requests "
+                    "sends prompts of earlier commands; run it without."
                 )
     return logs_by_condition
 
@@ -152,16 +154,16 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     """Raise ComparisonError if two logs were made with different settings, as far as is known."""
     logs = [log for log in logs if log.settings]
     for log in logs[1:]:
-        first = logs[0]
-        old, new = dict(first.settings), dict(log.settings)
+        first_log = logs[0]
+        old, new = dict(first_log.settings), dict(log.settings)
         # all tasks of mless have the same version; each of the other tasks has its own
-        are_ours = is_ours(log.prompts[0].doc) and is_ours(first.prompts[0].doc)
-        if are_ours or log.results.task == first.results.task:
-            old["task_version"] = first.results.task_version
+        are_ours = is_ours(log.prompts[0].doc) and is_ours(first_log.prompts[0].doc)
+        if are_ours or log.results.task == first_log.results.task:
+            old["task_version"] = first_log.results.task_version
             new["task_version"] = log.results.task_version
         if difference := describe_differences(old, new):
             raise ComparisonError(
-                f"{log.path} was made with other settings than {first.path}: {difference}."
+                f"{log.path} was made with other settings than {first_log.path}: {difference}."
             )
 
 
@@ -198,6 +200,8 @@ def _read_samples(label: str, prompts: Sequence[AnsweredPrompt]) -> pandas.DataF
                 f"{prompt.task}: the log has no verdict. Use --metric to name a metric that is 0 "
                 "or 1."
             )
-        graded_samples.append([pair for pair in prompt.graded_samples if pair[1].verdict])
+        graded_samples.append(
+            [(sample, score) for sample, score in prompt.graded_samples if score.verdict]
+        )
     receipt = {"config": {"model": {"label": label}, "conditions": ()}}
     return make_frame(receipt, prompts, graded_samples)

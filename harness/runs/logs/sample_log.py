@@ -187,7 +187,8 @@ def _read_prompt(
         if not results.task_config.num_fewshot:
             chunks = [segment.text for segment in prompt.segments]
         is_known = results.config.model is not None
-        is_raw = text and not results.chat_template if is_known else text == prompt.text
+        # without a results file only the text shows whether a template was applied
+        is_raw = (text and not results.chat_template) if is_known else text == prompt.text
         layout = Layout.CHAT
         if is_raw:
             is_published = doc["layout"] == Layout.AS_PUBLISHED
@@ -258,11 +259,12 @@ def _read_question(line: LogLine, results: ResultsFile) -> str:
 
 
 def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
-    """The prompt's text, the start of reasoning that ends its messages, and whether it is answered.
+    """Four facts of a line's prompt.
 
-    The text is empty where chat messages were sent, because only the server knows their text. A
-    prompt that is not answered has a continuation that was scored. The last text is the prompt's,
-    or that of all messages.
+    They are the prompt's text, which is empty where chat messages were sent, because only the
+    server knows it; the start of reasoning that ends the messages; whether the prompt was answered,
+    and not only scored with a continuation; and the text that was sent: the prompt's, or that of
+    all messages.
 
     Raises:
         RunError: the line has no prompt.

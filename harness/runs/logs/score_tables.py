@@ -54,7 +54,8 @@ COLUMNS_SHOWN = 12
 """The number of columns that a message names."""
 UNKNOWN = "subject level answer completion_tokens finish_reason next_question".split()
 """Columns of samples that no table has."""
-_SAMPLE = ["model", "condition", "problem_id"]
+_SAMPLE_COLUMNS = ["model", "condition", "problem_id"]
+"""The columns that name a sample, without its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         ComparisonError: an item occurs twice, or has two texts or gold answers.
     """
     frame = _make_frame(condition, table)
-    is_double = frame.duplicated([*_SAMPLE, "sample"])
+    is_double = frame.duplicated([*_SAMPLE_COLUMNS, "sample"])
     if is_double.any():
         row = frame[is_double].iloc[0]
         raise ComparisonError(
@@ -239,13 +240,13 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
         "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
         "completion": "",
     }
-    frame = pandas.DataFrame(facts).astype(dict.fromkeys(_SAMPLE, str))
+    frame = pandas.DataFrame(facts).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
     frame = frame.reindex(columns=[*frame, *UNKNOWN, *GRADERS])
     # a table of several models without conditions compares the models
     if "condition" not in values and frame["model"].nunique() > 1:
         models = " / ".join(frame["model"].unique())
         frame = frame.assign(condition=frame["model"], model=models)
-    index = frame.groupby(_SAMPLE).cumcount()
+    index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
     # only the user can know that rows without a number are samples
     sample = values.get("sample", index if "sample" in table.chosen else 0)
     return frame.assign(sample_index=index, sample=sample)
