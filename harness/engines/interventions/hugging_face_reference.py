@@ -23,7 +23,7 @@ from harness.engines.interventions.arithmetic import (
 )
 from harness.experiment.intervention_settings import find_gap
 
-ATTENTION = "mless_interventions"
+REFERENCE_ATTENTION = "mless_interventions"
 """The name of the attention function in the registry of Hugging Face."""
 
 
@@ -50,9 +50,12 @@ class ReferenceModel:
         """The last outputs of the sources of changes."""
         # no mask function is registered under this name, so no mask is made; all attention here is
         # causal
-        AttentionInterface.register(ATTENTION, self._attention)
+        AttentionInterface.register(REFERENCE_ATTENTION, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), attn_implementation=ATTENTION, revision=revision
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=REFERENCE_ATTENTION,
+            revision=revision,
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
