@@ -184,8 +184,8 @@ class AttentionTraces:
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         # A damaged file may have been deleted, so the next number is not the number of files.
-        last = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
-        trace_path = self.path / f"{last + 1:08d}.safetensors"
+        last_number = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
+        trace_path = self.path / f"{last_number + 1:08d}.safetensors"
         with clear_messages(trace_path), open_atomic(trace_path) as file:
             file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
         self._add_entry(trace_path, facts)

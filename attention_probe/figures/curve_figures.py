@@ -24,12 +24,14 @@ QUERIES = {
     "common": "common queries",
     "published": "published definition",
 }
+"""The queries of each definition, as an axis names them."""
 EXPLANATIONS = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt "
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
     "inserted ones too.",
 }
+"""The sentence of a figure's note on each definition."""
 
 
 def draw_figure(
@@ -175,7 +177,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
         axes.bar_label(bars, fmt=number_format, padding=1)
     axes.set_ylim(limits)
     # Below its bars each model has this many letters in a line: all bars together take four fifths
-    # of the figure's width.
+    # of the figure's width, and an inch has 72 points.
     letters = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
     names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)

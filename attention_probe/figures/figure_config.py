@@ -17,6 +17,7 @@ from harness.experiment.prompts.tokenizer import load_model_config
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
 Limits = tuple[float, float]
+"""The lower and the upper end of an axis."""
 MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
 """Keys whose values hold only for the model that a config names."""
 

@@ -42,13 +42,13 @@ def read_view(path: Path) -> AttentionView:
         packed: list[str] = []
         for problem_id in shared_problems(traces, conditions):
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
-            first = by_condition[conditions[0]]
+            first_trace = by_condition[conditions[0]]
             problems.append(
                 {
                     "id": problem_id,
-                    "gold_answer": first.gold_answer,
-                    "outcome": first.outcome,
-                    "control": first.control,
+                    "gold_answer": first_trace.gold_answer,
+                    "outcome": first_trace.outcome,
+                    "control": first_trace.control,
                     "masses": {name: _list_masses(trace) for name, trace in by_condition.items()},
                 }
             )

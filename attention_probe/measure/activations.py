@@ -196,8 +196,8 @@ def gini(counts: NDArray[np.int32]) -> float:
     if not ordered.any():
         return float("nan")
     # the coefficients of the sorted values in the sum of all differences between two values
-    rank = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
-    return float(rank @ ordered / (len(ordered) * ordered.sum()))
+    coefficients = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
+    return float(coefficients @ ordered / (len(ordered) * ordered.sum()))
 
 
 @cache

@@ -167,7 +167,7 @@ def without_gap(name: str, conditions: Collection[str]) -> str:
 
 
 def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
-    """Which tokens of each prompt all prompts have; in order they are the same tokens."""
+    """By condition, which tokens of its prompt are in all prompts; in order these are the same."""
     original_positions = [set(prompt.original_pos.tolist()) for prompt in prompts.values()]
     shared = list(set.intersection(*original_positions) - {ABSENT})
     return {name: np.isin(prompt.original_pos, shared) for name, prompt in prompts.items()}

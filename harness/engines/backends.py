@@ -131,12 +131,12 @@ class LmEvalBackend:
                     settings["seed"] = request.seed
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
-            first = batch[0]
-            if not first.sampling.greedy and first.seed is None:
+            first_request = batch[0]
+            if not first_request.sampling.greedy and first_request.seed is None:
                 # local models draw a whole batch from torch's one generator, so the first sample
                 # seeds it
-                name = f"{first.task}:{first.problem_id}"
-                set_seed(sample_seed(0, name, first.sample_index, first.replicate))
+                name = f"{first_request.task}:{first_request.problem_id}"
+                set_seed(sample_seed(0, name, first_request.sample_index, first_request.replicate))
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # a server or a library may raise any error

@@ -119,7 +119,7 @@ class RayCarrier:
             if isinstance(path, str) and Path(path).is_dir():
                 arguments[name] = str(Path(path).absolute())
         threads = os.environ.get("OMP_NUM_THREADS")
-        self._load = arguments, sampled, str(log.absolute()), threads
+        self._load_arguments = arguments, sampled, str(log.absolute()), threads
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._connect()
         try:
@@ -191,7 +191,7 @@ class RayCarrier:
     def start(self) -> tuple[Any, Hashable]:
         """Start an actor; return it, and its call of `EngineActor.load`."""
         actor = self._actor.remote()
-        return actor, actor.load.remote(*self._load)
+        return actor, actor.load.remote(*self._load_arguments)
 
     @_explained_errors()
     def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Any:

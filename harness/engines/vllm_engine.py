@@ -161,7 +161,7 @@ class VLLMEngine:
                 engine_processes.started_processes() as processes,
             ):
                 step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-                self._calls = WatchedCalls(processes, step_seconds, self._died)
+                self._calls = WatchedCalls(processes, step_seconds, self._make_death_error)
                 self._engine = self._calls.start(load)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
             exit_codes = [process.exitcode for process in processes]
@@ -223,7 +223,7 @@ class VLLMEngine:
                 lost.
         """
         if self._is_aborted:
-            raise self._died()
+            raise self._make_death_error()
         outputs = self._calls.call(self._take_steps)
         if self._layers and not self._engine.has_unfinished_requests():
             # each step checks the rows of the step before, so those of the last step are checked
@@ -266,7 +266,7 @@ class VLLMEngine:
             # [layer, set, head, key]: tensor parallelism splits the heads
             self._attention[name] = np.concatenate(arrays, axis=2)
 
-    def _died(self) -> EngineError:
+    def _make_death_error(self) -> EngineError:
         cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
         return EngineError(
             f"The engine process died in the middle of the run. {cause} {engine_processes.CONTINUE}"

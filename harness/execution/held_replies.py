@@ -30,7 +30,7 @@ class HeldReplies:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._has_reply = False
+        self._has_whole_reply = False
         self._counts: set[int | None] = set()
         self._differences: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""
@@ -41,7 +41,7 @@ class HeldReplies:
         Raises:
             EngineError: the server cut or changed a prompt.
         """
-        self._has_reply |= read_reason(sample.finish_reason) != "broken"
+        self._has_whole_reply |= read_reason(sample.finish_reason) != "broken"
         if sample.added_tokens is None:
             return
         self._counts.add(sample.server_tokens)
@@ -71,14 +71,14 @@ class HeldReplies:
                             server_tokens=completion.prompt_tokens,
                         )
                     )
-                if self._has_reply and not self._may_be_cut():
+                if self._has_whole_reply and not self._may_be_cut():
                     yield held
                     held = []
                 else:
                     yield []
         if self._may_be_cut():
             self._refuse_differences()
-        if held and not self._has_reply:
+        if held and not self._has_whole_reply:
             request, completion = held[0]
             raise EngineError(
                 f"The server gives no whole completion, such as that of problem "
@@ -92,14 +92,14 @@ class HeldReplies:
         return len(self._counts) == 1 and max(self._differences) <= 0 > min(self._differences)
 
     def _refuse_differences(self) -> None:
-        least, most = min(self._differences), max(self._differences)
-        if least == most:
+        lowest, highest = min(self._differences), max(self._differences)
+        if lowest == highest:
             return
-        sample = self._differences[least]
+        sample = self._differences[lowest]
         task = self._plan.tasks[sample.task]
         raise EngineError(
             f"The server counts {sample.server_tokens} tokens in the prompt of problem "
             f"{sample.problem_id} under {task.condition.name}, which has {sample.prompt_tokens}. "
-            f"Its count of other prompts differs by {most:+}, so it cuts or changes prompts, or "
+            f"Its count of other prompts differs by {highest:+}, so it cuts or changes prompts, or "
             "model.model_args.tokenizer is not its tokenizer."
         )

@@ -138,7 +138,7 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
     docs = [prompt.doc for prompt in prompts]
     label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
-    words = {
+    categorical_columns = {
         "model": [label] * len(prompts),
         "condition": [prompt.condition for prompt in prompts],
         "layout": [prompt.layout for prompt in prompts],
@@ -153,11 +153,11 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
     for prompt in prompts:
         first_prompts.setdefault(prompt.doc["id"], prompt)
     for name in ("cluster", "question"):
-        words[name] = [getattr(first_prompts[doc["id"]], name) for doc in docs]
+        categorical_columns[name] = [getattr(first_prompts[doc["id"]], name) for doc in docs]
     facts = pandas.DataFrame(
         {
             name: pandas.Categorical(values, categories=list(dict.fromkeys(values)), ordered=True)
-            for name, values in words.items()
+            for name, values in categorical_columns.items()
         }
     )
     if any(prompt.draw for prompt in prompts):

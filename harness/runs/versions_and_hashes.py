@@ -56,8 +56,8 @@ def git_revision() -> str | None:
         # an installed wheel may lie in another repository: only a tracked file is a proof
         git("ls-files", "--error-unmatch", Path(__file__).name)
         # tracked files only, because new files do not change the code that ran
-        changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
-        return git("rev-parse", "HEAD") + ("+changed" if changed else "")
+        changed_files = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("+changed" if changed_files else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -71,7 +71,7 @@ class Chunk:
         request: The request's index in the batch.
         changes: The changes of the request's intervention.
         recording: The prompt's recording if any tokens are queries that have not come before.
-        first: The index of the first such query.
+        first_query: The index of the first such query.
     """
 
     row: int
@@ -80,7 +80,7 @@ class Chunk:
     request: int
     changes: Sequence[Change]
     recording: Recording | None
-    first: int
+    first_query: int
 
 
 class RecordedQueries:

@@ -88,7 +88,7 @@ class WorkerInterventions:
             self._open(layer)
         for layer in layers["activations"]:
             mlp = self._decoder.layers[layer].mlp
-            mlp.act_fn = _Changed(mlp.act_fn, layer, is_activation=True)
+            mlp.act_fn = _ChangedModule(mlp.act_fn, layer, is_activation=True)
             name = getattr(config, "hidden_activation", None) or config.hidden_act
             self._activation = ACT2FN[name]
         for layer in layers.get("outputs", ()):
@@ -97,7 +97,7 @@ class WorkerInterventions:
                 raise RuntimeError(
                     f"vLLM's {config.model_type} has no `mlp`, whose output is changed"
                 )
-            block.mlp = _Changed(block.mlp, layer, is_activation=False)
+            block.mlp = _ChangedModule(block.mlp, layer, is_activation=False)
         _installed[:] = [self]
 
     def _hook_runner(self) -> None:
@@ -114,7 +114,7 @@ class WorkerInterventions:
         Raises:
             RuntimeError: recording may need all of them.
         """
-        recording = self._largest_bytes() if self._recorded_layers else 0
+        recording = self._count_recording_bytes() if self._recorded_layers else 0
         if recording and available <= recording:
             sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
             raise RuntimeError(
@@ -208,7 +208,7 @@ class WorkerInterventions:
             if chunk.recording:
                 end = min(chunk.index + chunk.token_count, len(chunk.recording))
                 size = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
-                for first in range(chunk.first, end, size):
+                for first in range(chunk.first_query, end, size):
                     stop = min(first + size, end)
                     queries = RecordedQueries(chunk, first, stop, self._runner.device)
                     self._recorded_queries.append(queries)
@@ -246,7 +246,7 @@ class WorkerInterventions:
         self.expected += (stop - first) * len(self._recorded_layers)
         return recording, first
 
-    def _largest_bytes(self) -> int:
+    def _count_recording_bytes(self) -> int:
         """The most memory that recording may take.
 
         These are the sums of a step's prompts and their copy, the keys of two prompts in chunks,
@@ -398,8 +398,8 @@ class WorkerInterventions:
         self._send_sums()
         self._files = [write.result() for write in self._writes]  # open until the next call
         self._writes.clear()
-        places, self._sent_sums = self._sent_sums, {}
-        return places
+        locations, self._sent_sums = self._sent_sums, {}
+        return locations
 
     def _phantoms_of(self, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [request, token, head, unit], padded to the longest filler.
@@ -488,7 +488,7 @@ def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
     return None
 
 
-class _Changed(nn.Module):
+class _ChangedModule(nn.Module):
     """An MLP's activation and product with `up`, or a whole MLP, whose output may be changed."""
 
     def __init__(self, module: nn.Module, layer: int, is_activation: bool) -> None:
