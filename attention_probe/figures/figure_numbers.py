@@ -34,7 +34,7 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all
             conditions.
     """
-    tables: list[pandas.DataFrame] = []
+    curves = []
     for panel in config.panels:
         if panel.head.model != model:
             continue
@@ -49,7 +49,7 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
         )
         for condition in conditions:
             curve = average_curve(traces, settings, condition=condition, problem_ids=problem_ids)
-            curve = curve.assign(
+            labelled_curve = curve.assign(
                 row=panel.row,
                 kind="curve",
                 on_outcome=traces.header.flip is not None,
@@ -58,8 +58,8 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
                 panel=panel.title,
                 column=panel.column,
             )
-            tables.append(curve)
-    return pandas.concat(tables, ignore_index=True)
+            curves.append(labelled_curve)
+    return pandas.concat(curves, ignore_index=True)
 
 
 def read_bars(config: BarsConfig) -> pandas.DataFrame:
@@ -86,8 +86,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
                     f"bars: {run.name} has the endpoint {run.endpoint}, expected accuracy."
                 )
         table = make_leaderboard(runs).comparison
-        table = table[["model", "condition", *columns]].rename(columns=columns)
-        table = table.assign(kind="bar")
+        table = table[["model", "condition", *columns]].rename(columns=columns).assign(kind="bar")
     else:
         rows = []
         for model, accuracies in config.published.items():

@@ -39,7 +39,7 @@ def read_view(path: Path) -> AttentionView:
     with AttentionTraces(path) as traces:
         header, conditions = traces.header, traces.conditions
         problems: list[JsonObject] = []
-        packed: list[str] = []
+        packed = []
         for problem_id in shared_problems(traces, conditions):
             by_condition = {name: traces.get(problem_id, name) for name in conditions}
             first_trace = by_condition[conditions[0]]

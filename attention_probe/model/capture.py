@@ -17,7 +17,7 @@ from harness.errors import ModelError
 from harness.layers_and_heads import count_from_one
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig
 
     from attention_probe.model.first_layers import LoadedModel
 
@@ -48,7 +48,15 @@ def capture(
             activations.
     """
     model = loaded.model
-    refuse_without_positions(model)
+    parameters = inspect.signature(model.forward).parameters
+    takes_any_argument = any(
+        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+    )
+    if "position_ids" not in parameters or not takes_any_argument:
+        raise ModelError(
+            f"{type(model).__name__} takes no positions, or no further arguments: "
+            "it cannot be probed."
+        )
     input_ids = token_ids[None].to(model.device)
     if positions is None:
         positions = torch.arange(len(token_ids))
@@ -69,19 +77,6 @@ def capture(
         )
     refuse_incomplete(captured, loaded)
     return captured
-
-
-def refuse_without_positions(model: PreTrainedModel) -> None:
-    """Raise ModelError if the model cannot receive positions and the capture."""
-    parameters = inspect.signature(model.forward).parameters
-    has_further_arguments = any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
-    if "position_ids" not in parameters or not has_further_arguments:
-        raise ModelError(
-            f"{type(model).__name__} takes no positions, or no further arguments: "
-            "it cannot be probed."
-        )
 
 
 def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:

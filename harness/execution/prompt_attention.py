@@ -132,14 +132,14 @@ def attention(
     numbers = sorted(parse_numbers(layers, "layers"))
     # All requests must have the same number of sets: all queries, an empty one, and each row alone.
     # The empty one makes up LATER_SETS, because rows include a query's attention to its own token.
-    set_count = LATER_SETS + max(row_counts, default=0)
+    most_rows = max(row_counts, default=0)
     requests = []
     for number, ((token_ids, _), row_count) in enumerate(zip(tokenized, row_counts, strict=True)):
         size = len(token_ids)
-        sets = [[1] * size, [0] * size, *single_queries(row_count, size, set_count - LATER_SETS)]
+        sets = [[1] * size, [0] * size, *single_queries(row_count, size, most_rows)]
         requests.append(recorded_prompt(token_ids, sets, name=str(number)))
     opened = {**opened_layers({}), "recorded": [number - 1 for number in numbers]}
-    with closing(open_recorder(arguments, opened, set_count)) as engine:
+    with closing(open_recorder(arguments, opened, LATER_SETS + most_rows)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
         means(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums

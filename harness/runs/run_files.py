@@ -171,7 +171,9 @@ class RunFiles:
         timings = [timing for timing in timings if timing.get("samples")] or timings
         if not timings:
             return sessions, {}
-        return sessions, {name: value for name, value in timings[-1].items() if name != "key"}
+        timing = dict(timings[-1])
+        del timing["key"]
+        return sessions, timing
 
 
 def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
