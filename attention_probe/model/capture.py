@@ -116,7 +116,7 @@ def _recorded_states(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
     """Record the first MLP's activations and the norms of hidden states, if they are requested."""
 
     def record_activations(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
-        # with an axis of size 1 in most architectures
+        # most architectures give activations a leading axis of size 1
         captured.activations = activations.flatten(0, -2)
         captured.stop_if_complete()
 

@@ -127,7 +127,8 @@ class FewshotConfig(Strict):
             clusters.setdefault(problem.counts_with, []).append(problem)
         ids, sizes = stored_ids, [self.num_fewshot] * self.draws
         if ids is None or [*map(len, ids.example_sets)] != sizes:
-            # a run with other numbers is refused later, with both numbers
+            # The config asks for other numbers of examples or draws than the run has: choose anew.
+            # The run is then refused with a message that names both numbers.
             ids = self._choose_examples(clusters)
         problem_by_id = {problem.id: problem for problem in problems}
         if missing := sorted({*ids.pool} - problem_by_id.keys()):

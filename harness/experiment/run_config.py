@@ -230,7 +230,8 @@ class RunConfig(Strict):
         names = self.condition_names
         listed_names = ", ".join(names)
         pairs = {*map(frozenset, self.tested)}
-        # without contrasts a single condition is compared with `wo` of another run
+        # only written contrasts are checked: the default one of a single condition names `wo`,
+        # which may be in another run
         unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
         for name in sorted(unknown_names):
             yield f"contrasts: {name} is not a condition of this run: {listed_names}"

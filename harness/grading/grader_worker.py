@@ -211,7 +211,7 @@ def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
         audits: Whether to load the other graders.
     """
     # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end processes that hang. The kernel
-    # kills the process with the worker's thread, which waits for it.
+    # sends the signal when the parent's thread ends, and that thread waits for this process.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)

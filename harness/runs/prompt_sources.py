@@ -64,7 +64,7 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
             return [("prompt", self.prompt)]
         try:
             spans = find_segments(requested, self.prompt)
-        except PromptMismatchError:  # the template of a server, which is unknown here
+        except PromptMismatchError:  # a server's template is unknown here, so parts are not found
             spans = []
         chunks, position = [], 0
         for role, (start, end) in spans:

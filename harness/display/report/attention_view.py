@@ -145,6 +145,6 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
         role_elements = list(group)
         if role == FILLER:
-            # from the start of the first element to the end of the last
+            # the whole filler is an element too, before its single tokens
             yield role_elements[0][0], role_elements[-1][1]
         yield from role_elements
