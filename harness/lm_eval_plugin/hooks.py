@@ -51,7 +51,7 @@ def _make_documents(
         make_document(problem, prompt.prompt, condition, layout)
         for problem, prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
-    # `from_list` would take the keys of the first document only
+    # made of a list of documents, a dataset would have the keys of the first one only
     keys = dict.fromkeys(chain.from_iterable(documents))
     columns = {key: [document.get(key) for document in documents] for key in keys}
     return {"test": datasets.Dataset.from_dict(columns)}

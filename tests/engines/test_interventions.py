@@ -308,7 +308,9 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(row=0, token_count=1, index=5, request=0, changes=[ON], recording=None, first=0)
+    chunk = Chunk(
+        row=0, token_count=1, index=5, request=0, changes=[ON], recording=None, first_query=0
+    )
     group = Group([[ON]])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
@@ -403,7 +405,7 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     worker._activation, worker._groups, worker.applied = torch.relu, {}, 0
     worker._new_source, worker._sources = None, {(7,): {0: torch.tensor([0.0, 9.0])}}
     worker._chunks = [
-        Chunk(row, 1, index=5, request=row, changes=changes, recording=None, first=0)
+        Chunk(row, 1, index=5, request=row, changes=changes, recording=None, first_query=0)
         for row, changes in enumerate(lists)
     ]
     worker._group_chunks()
