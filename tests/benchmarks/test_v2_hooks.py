@@ -73,8 +73,8 @@ def arms(tmp_path_factory):
     halve = {"kind": "function", "layers": "1-2", "file": str(folder / "halve.py")}
     function = {"name": "function", "intervention": [halve, ARM["intervention"]]}
     settings = config([*json.loads(text), function], **PRODUCTS)
-    plan, requests = plan_requests(settings, 2)
-    reference = ask_reference(plan, requests, folder, print)
+    plan, _ = plan_requests(settings, 2)
+    reference = ask_reference(plan, print)
     return json.dumps([reference, opened_layers(settings.interventions)])
 
 
