@@ -1,6 +1,6 @@
 """The engines of one shape, which take turns, and the figures that `benchmarks.engine` describes.
 
-Both engines are open on the one device all the time, so what makes the machine slower for a while
+All engines are open on the one device all the time, so what makes the machine slower for a while
 does not make one of them slower. After each side all figures are written to session.json, so that
 little is lost if the machine is.
 """
@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from attention_probe.measure.prompt_fields import AVERAGES
 from benchmarks.runs import read_json, run_mless_here, say, write_json
+from harness.engines import vllm_engine
 from harness.engines.completions import sampling_parameters
 from harness.engines.engine_options import engine_arguments
 from harness.engines.interventions.open_layers import opened_layers
@@ -110,7 +119,7 @@ class Side(NamedTuple):
 
     Attributes:
         name: What is served.
-        kind: `raw`, `mless`, `hooks`, `recording` or `intervention`.
+        kind: `raw`, `mless`, `hooks`, `v2_hooks`, `recording` or `intervention`.
         reference: The side whose time is 1; empty if this one is not compared.
         engine: Serves all requests.
         serve: Hands the requests to the engine, and waits for all completions.
@@ -154,10 +163,10 @@ class Session:
     def measure(self, side: Side) -> None:
         """Measure one side: its engine answers all requests."""
         say(side.name)
-        vllm_engine = side.engine._engine
-        if not vllm_engine.reset_prefix_cache():
+        engine = side.engine._engine
+        if not engine.reset_prefix_cache():
             raise EngineError("Requests of the side before are still running.")
-        times = StepTimes(vllm_engine)
+        times = StepTimes(engine)
         with times.recorded():
             side.serve(times)
         figures = {"kind": side.kind, "reference": side.reference, **times.figures()}
@@ -165,7 +174,7 @@ class Session:
         write_json(self.folder / "session.json", self.figures)
 
 
-def list_sides(session: Session, plain: VLLMEngine, hooks: VLLMEngine) -> list[Side]:
+def list_sides(session: Session, engines: Mapping[str, VLLMEngine]) -> list[Side]:
     """The sides in the order in which they are measured; those with hooks have no journal."""
     requests, greedy = (session.requests("mless", is_greedy=flag) for flag in (False, True))
     # of each set of queries, all queries
@@ -173,6 +182,7 @@ def list_sides(session: Session, plain: VLLMEngine, hooks: VLLMEngine) -> list[S
         replace(request, record=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
         for request in requests
     ]
+    plain, hooks = engines["plain"], engines["hooks"]
     layer_count = hooks._engine.vllm_config.model_config.hf_text_config.num_hidden_layers
     generate, stream = partial(generate_raw, session, plain), partial(stream_with_hooks, hooks)
     sides = [
@@ -188,6 +198,13 @@ def list_sides(session: Session, plain: VLLMEngine, hooks: VLLMEngine) -> list[S
     for condition, effect in ARMS.items():
         serve = partial(stream, session.requests(condition), 0)
         sides.append(Side(effect, "intervention", RAW, hooks, serve))
+    if v2_hooks := engines.get("V2 hooks"):
+        stream = partial(stream_with_hooks, v2_hooks)
+        serve = partial(stream, requests, 0)
+        sides.append(Side("V2 hooks unused", "v2_hooks", RAW, v2_hooks, serve))
+        for condition, effect in ARMS.items():
+            serve = partial(stream, session.requests(condition), 0)
+            sides.append(Side(f"{effect}, V2 hooks", "intervention", RAW, v2_hooks, serve))
     return sides
 
 
@@ -266,20 +283,37 @@ def run_session(folder: Path, request_count: int) -> dict[str, Any]:
     """
     session = Session(folder, request_count)
     layer_count = read_json(folder / "model" / "config.json")["num_hidden_layers"]
+    layers = opened_layers(session.config.interventions)
     recording = {"recorded": list(range(layer_count)), "set_count": AVERAGES}
-    layers = opened_layers(session.config.interventions) | recording
-    options = {"plain": {}, "hooks": {"interventions": {"layers": layers}}}
+    options = {"plain": {}, "hooks": {"interventions": {"layers": layers | recording}}}
+    if find_spec("triton"):
+        options["V2 hooks"] = {"interventions": {"layers": layers}}
     with ExitStack() as stack:
-        engines = []
-        for name in options:
+        engines = {}
+        for name, engine_options in options.items():
+            hooks = v2_hooks(session) if name == "V2 hooks" else nullcontext()
             started = time.monotonic()
-            engine = VLLMEngine(session.config.model_arguments() | options[name])
-            engines.append(stack.enter_context(closing(engine)))
+            with hooks:
+                engine = VLLMEngine(session.config.model_arguments() | engine_options)
+            engines[name] = stack.enter_context(closing(engine))
             session.figures["load_seconds"][name] = time.monotonic() - started
-        session.figures["facts"] = engines[0].facts()
-        sides = list_sides(session, *engines)
-        for side in (sides[0], sides[-1]):
+        session.figures["facts"] = engines["plain"].facts()
+        sides = list_sides(session, engines)
+        # an engine's first side is slower, because kernels are compiled in it
+        warm_ups = {side.engine: side for side in sides if side.reference == RAW}
+        for side in warm_ups.values():
             session.measure(side._replace(name="warm-up"))
         for side in (*sides * ROUNDS, sides[0]):
             session.measure(side)
     return session.figures
+
+
+def v2_hooks(session: Session) -> AbstractContextManager[Any]:
+    """Within the context mless's engine opens layers by the hooks of vLLM's V2 runner."""
+    from benchmarks.v2_hooks.worker import open_layers
+
+    changes = [
+        request.intervention or [] for condition in ARMS for request in session.requests(condition)
+    ]
+    open_v2_layers = partial(open_layers, interventions=changes)
+    return patch.object(vllm_engine, "open_layers", open_v2_layers)
