@@ -271,7 +271,7 @@ def test_the_source_of_outputs_ends_with_a_text(origin, text):
 
 
 @with_cases
-def test_a_planted_output_is_that_of_the_first_token_alone(change):
+def test_a_planted_output_is_that_of_the_first_token_alone(changes):
     """Against the hidden states of Hugging Face's model, without our arithmetic."""
     reference, recorded = ReferenceModel(TOY_MODEL, "float32", []), {}
     block = reference.model.model.layers[1]
@@ -282,7 +282,7 @@ def test_a_planted_output_is_that_of_the_first_token_alone(change):
     alone(torch.tensor([[5]]))
     # after the hook that changes outputs; the first pass is that of the source
     block.mlp.register_forward_hook(lambda *call: recorded.update({call[-1].shape[1]: call[-1][0]}))
-    reference.generate([5, 6, 7, 8, 9], [change], 1)
+    reference.generate([5, 6, 7, 8, 9], changes, 1)
     recorded["changed"] = recorded[5]
     assert_near(recorded["changed"][2:4], recorded["alone"].expand(2, -1))
     assert (recorded["changed"][4] - recorded["alone"]).abs().max() > 1e-3

@@ -41,7 +41,7 @@ class ReferenceModel:
         self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
         self._changes: Sequence[Mapping[str, Any]] = ()
-        self._positions = torch.zeros(0)
+        self._indices = self._positions = torch.zeros(0)
         self._phantom: Sequence[Tensor] = ()
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
         self._last_outputs: dict[int, Tensor] = {}
@@ -82,8 +82,8 @@ class ReferenceModel:
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
         ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
-            indices = start + torch.arange(ids.shape[1], device=ids.device)
-            self._positions = add_gap(indices, *find_gap(self._changes))
+            self._indices = start + torch.arange(ids.shape[1], device=ids.device)
+            self._positions = add_gap(self._indices, *find_gap(self._changes))
             output = self.model(
                 ids,
                 position_ids=self._positions[None],
@@ -124,7 +124,7 @@ class ReferenceModel:
         changed = outputs
         for change in changes_of(self._changes, layer, "outputs"):
             source = self._sources[tuple(change["source"])][layer]
-            is_changed = torch.isin(self._positions, copy_to(outputs.device, change["tokens"]))
+            is_changed = torch.isin(self._indices, copy_to(outputs.device, change["tokens"]))
             changed = change_outputs(changed[0], is_changed, change, source)[None]
         if isinstance(outputs, Tensor):  # experts may also return the choice of them
             self._last_outputs[layer] = changed[0, -1].clone()
