@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mless
 from benchmarks.report import Figures, Row, row
 from benchmarks.runs import PROBLEMS, read_json, run_benchmark, run_logged, run_mless, write_json
 from harness import resources
@@ -131,8 +132,9 @@ def measure(folder: Path, small: bool) -> Figures:
         output = folder / "calls" / name.replace(" ", "-")
         batch_size = "auto" if name == FASTEST else "1"
         calls[name] = run_lm_eval(called, output, log, batch_size=batch_size, limit=limit)
-    correct = read_accuracies(folder / "mless", [f"demo_{condition}" for condition in CONDITIONS])
-    return _figures(mless_call, correct, calls)
+    samples = mless.load_run(folder / "mless")
+    correct = samples.groupby("condition", sort=False)["correct"].mean()
+    return _figures(mless_call, correct[list(CONDITIONS)].tolist(), calls)
 
 
 def _figures(mless_call: Call, correct: list[float], calls: dict[str, Call]) -> Figures:
