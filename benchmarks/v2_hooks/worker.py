@@ -21,7 +21,7 @@ from benchmarks.v2_hooks.attention_kernel import (
     tabulate_row,
 )
 from harness.constants import JsonObject
-from harness.engines.engine_processes import OPERATION, PLUGIN
+from harness.engines.engine_processes import OPERATION, PLUGIN, WorkerFacts
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -251,7 +251,7 @@ class V2Interventions(WorkerInterventions):
                 yield changes, is_changed
 
 
-class V2Worker(OpenWorker):
+class V2Worker(OpenWorker, WorkerFacts):  # a direct base, which vLLM does not add again
     """A worker whose V2 runner has the interventions."""
 
     def load_model(self, *arguments: Any, **options: Any) -> None:
