@@ -15,12 +15,12 @@ from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.model.first_layers import LoadedModel, default_device, load_model
 from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_gap
 from harness import smollm2_model
-from harness.constants import BASELINE, STUDIED, Dtype, JsonObject
+from harness.constants import BASELINE, STUDY_CONDITION, Dtype, JsonObject
 from harness.engines.interventions.open_layers import opened_layers
 from harness.engines.interventions.user_functions import refuse_change
 from harness.errors import ConfigError, PromptMismatchError, list_near, print_message
 from harness.experiment.intervention_settings import Intervention
-from harness.experiment.model_settings import loader_arguments
+from harness.experiment.model_settings import select_loader_arguments
 from harness.experiment.prompts.tokenizer import ModelTokenizer, load_model_config
 from harness.runs.prompt_sources import Source
 
@@ -90,8 +90,8 @@ class ProbeSettings:
         if not conditions:
             excluded = source.interventions if self.engine is None else {}
             conditions = [name for name in source.conditions if name not in excluded]
-            if STUDIED in conditions and self.engine is None:
-                conditions.append(f"{STUDIED}{GAP}")
+            if STUDY_CONDITION in conditions and self.engine is None:
+                conditions.append(f"{STUDY_CONDITION}{GAP}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         bases = check_conditions(source, conditions)
@@ -113,7 +113,7 @@ class ProbeSettings:
             return completed
         arguments, engine = source.model_arguments, self.engine
         if engine is None or not source.is_vllm:  # vLLM knows no arguments of other backends
-            arguments = loader_arguments(arguments)
+            arguments = select_loader_arguments(arguments)
         return replace(
             completed,
             model=self.model or source.model,

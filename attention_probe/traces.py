@@ -25,7 +25,7 @@ from attention_probe.prompts.token_roles import PromptFacts, TokenizedPrompt
 from harness.array_types import Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
-from harness.layers_and_heads import count_from_one
+from harness.layers_and_heads import list_numbers
 from harness.runs.journal import changed_settings, differences
 from harness.runs.records import fit
 from harness.runs.run_folder import lock, refuse_foreign
@@ -92,7 +92,7 @@ class TraceHeader:
         if index not in recorded:
             raise ConfigError(
                 f"{axis.title()} {index + 1} is not in these traces: counted from 1, they hold "
-                f"{count_from_one(recorded)}."
+                f"{list_numbers(recorded)}."
             )
         return recorded.index(index)
 

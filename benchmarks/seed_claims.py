@@ -30,13 +30,13 @@ from attention_probe.traces import AttentionTraces, Trace
 from benchmarks.report import table
 from benchmarks.runs import make_parser, work_folder
 from harness.analysis.problem_selection import select
-from harness.constants import Definition, View
+from harness.constants import CurveDefinition, CurveView
 from harness.errors import HarnessError
 from harness.runs import versions_and_hashes
 
 Floats = NDArray[np.float64]
 FILLED = ("mless", "mful", "random")
-DEFINITIONS: tuple[Definition, ...] = ("published", "common")
+DEFINITIONS: tuple[CurveDefinition, ...] = ("published", "common")
 LAYERS = (0, 1, 2)
 Traces = dict[str, list[Trace]]
 """A trace of each prompt, by condition."""
@@ -61,7 +61,7 @@ class Curves:
 
 
 def average(
-    traces: Traces, definition: Definition, view: View = "aligned", *, layer: int = 0
+    traces: Traces, definition: CurveDefinition, view: CurveView = "aligned", *, layer: int = 0
 ) -> Curves:
     """Average the curves of all conditions, or in the full view of those with a filler.
 
@@ -158,7 +158,7 @@ def layers_table(measured: Traces) -> Iterator[list[str]]:
         yield [f"correlation over the {role}", definition, *correlations]
 
 
-def numbers(measured: Traces, definition: Definition) -> Iterator[tuple[str, str]]:
+def numbers(measured: Traces, definition: CurveDefinition) -> Iterator[tuple[str, str]]:
     """The other numbers of the page, of Layer 1, each with the letters of its figures."""
     curves, full = average(measured, definition), average(measured, definition, "full")
     in_filler = full.roles == ROLES.index("filler")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     from importlib import import_module
 
-    MODULES = {
+    MODULE_BY_NAME = {
         "attention": "execution.prompt_attention",
         "RunConfig": "experiment.run_config",
         "load_config": "experiment.run_config",
@@ -26,12 +26,12 @@ else:
     }
     """The public names, each with its module, which is imported when the name is first used:
     `mless --help` needs none."""
-    __all__ = sorted(MODULES)
+    __all__ = sorted(MODULE_BY_NAME)
 
     def __getattr__(name):
-        if name not in MODULES:
+        if name not in MODULE_BY_NAME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{MODULE_BY_NAME[name]}"), name)
         globals()[name] = value  # Python then no longer calls this function for the name
         return value
 

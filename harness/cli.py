@@ -103,7 +103,7 @@ for modules in COMMANDS.values():
 
 _PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """Errors of the operating system about a path from the user that is of the wrong kind."""
-INTERRUPTED = 130
+INTERRUPTED_EXIT_CODE = 130
 """The exit code after an interruption, as in shells."""
 
 
@@ -125,7 +125,7 @@ def main() -> None:
         # it may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")
         if isinstance(error, RunInterrupted):
-            exit_code = INTERRUPTED
+            exit_code = INTERRUPTED_EXIT_CODE
     except OSError as error:
         if isinstance(error, _PATH_ERRORS) and error.filename is not None:
             message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
@@ -142,7 +142,7 @@ def main() -> None:
             raise
         message = f"{error}. {remedy}"
     except KeyboardInterrupt:
-        message, exit_code = "interrupted", INTERRUPTED
+        message, exit_code = "interrupted", INTERRUPTED_EXIT_CODE
     print_message(message)
     sys.exit(exit_code)
 

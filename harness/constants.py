@@ -16,7 +16,7 @@ Row = dict[str, Any]
 # The study: arXiv 2510.01032
 BASELINE = "wo"
 """The condition without a filler, the default baseline."""
-STUDIED = "mless"
+STUDY_CONDITION = "mless"
 """The condition with the filler of the study, the default of commands."""
 DEFAULT_SEED = 1234
 """The default seed of everything drawn at random: filler tokens, positions, samples, sign flips,
@@ -51,17 +51,17 @@ GOLD_FIRST = "gold_first"
 the others."""
 ANSWER_SHARE = "answer_share"
 """The column of the logarithm of the gold answer's share of the probability of all its answers."""
-OTHER_ANSWERS = 4
+OTHER_ANSWER_COUNT = 4
 """The number of other answers that are scored after each prompt."""
-CHANCE = 100 / (1 + OTHER_ANSWERS)
+CHANCE_PERCENTAGE = 100 / (1 + OTHER_ANSWER_COUNT)
 """The percentage of gold answers that come first by chance."""
 NATS_MARGIN = 0.1
 """The equivalence margin of log-probabilities: the gold answer becomes a tenth more likely or less
 likely."""
-SCORE = "table_score"
+SCORE_COLUMN = "table_score"
 """The column of a table's scores, which may be numbers of any meaning."""
-BETTER, HIGHER = ("better", "worse"), ("higher", "lower")
-PASSED = (*BETTER, *HIGHER)
+BETTER_OR_WORSE, HIGHER_OR_LOWER = ("better", "worse"), ("higher", "lower")
+SIGNIFICANT_VERDICTS = (*BETTER_OR_WORSE, *HIGHER_OR_LOWER)
 """Verdicts that need a significant test; only these are bold. Whether a larger `table_score` is
 better is unknown, so such scores are only higher or lower."""
 NOT_SHOWN = "not shown"
@@ -76,30 +76,30 @@ DecimalSign = Literal[",", "."]
 """The sign between the whole part of a number and its decimals."""
 AnswerKind = Literal["letter", "text", "index0", "index1"]
 """What the answers of data with choices are: letters, texts, or numbers that count from 0 or 1."""
-Format = Literal["text", "markdown", "latex", "csv", "json"]
+TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
 """Output format of tables."""
-Definition = Literal["common", "published"]
+CurveDefinition = Literal["common", "published"]
 """Which queries an attention curve averages over. `common`: those that the prompt without filler
 has too. `published`: all later ones, filler included, so that instruction tokens fall merely
 because filler queries join the average."""
 Flip = Literal["wrong_to_right", "right_to_wrong", "both_right", "both_wrong"]
 """The outcome of a problem from one condition to another."""
-Choice = Literal[Flip, "changed"]
+FlipChoice = Literal[Flip, "changed"]
 """Selected problems: those with one outcome, or those that changed in either direction."""
-View = Literal["aligned", "full"]
+CurveView = Literal["aligned", "full"]
 """A curve without the filler's positions, or over the full prompt."""
 Dtype = Literal["float32", "bfloat16", "float16"]
 """Number type of the probe's layers."""
 
 
-class Split(StrEnum):
+class SplitColumn(StrEnum):
     """A column that splits a comparison. Typer accepts lists of enumerations, not of literals."""
 
     SUBJECT = "subject"
     LEVEL = "level"
 
 
-class Kind(StrEnum):
+class FigureKind(StrEnum):
     """A kind of figure of differences."""
 
     FOREST = "forest"

@@ -26,7 +26,7 @@ from harness.errors import DataError, explain_hub_error, name_similar_files, quo
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
 CSV_SUFFIXES = (".csv", ".tsv")
-_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
+_HUB_NAME_PATTERN = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
 
 _ESCAPE_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
@@ -82,17 +82,17 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
             raise DataError(
                 f"Data folder {path}: expected one that `datasets` saved, or FOLDER:SPLIT."
             )
-        yield from _read_rows(path, *map(_read_file, files))
+        yield from _read_tables(path, *map(_read_arrow_file, files))
         return
-    hub_name = _HUB_NAME.fullmatch(str(path))
+    hub_name = _HUB_NAME_PATTERN.fullmatch(str(path))
     if hub_name and not path.exists():
-        yield from _read_rows(path, _read_hub(*hub_name.groups()))
+        yield from _read_tables(path, _read_hub_table(*hub_name.groups()))
         return
     suffix = _find_suffix(path)
     try:
         with _open_text(path) as stream:
             if suffix in (".parquet", ".arrow"):
-                records = _read_rows(path, _read_file(path))
+                records = _read_tables(path, _read_arrow_file(path))
             elif suffix in CSV_SUFFIXES:
                 records = _read_csv(path, stream)
             elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
@@ -129,7 +129,7 @@ def find_delimiter(path: Path) -> str:
         return max(",;\t", key=stream.readline().count)
 
 
-def _read_hub(name: str, revision: str | None, configuration: str | None, split: str) -> Any:
+def _read_hub_table(name: str, revision: str | None, configuration: str | None, split: str) -> Any:
     """A split of a dataset of the hub as a table of pyarrow."""
     import datasets
     import huggingface_hub
@@ -146,7 +146,7 @@ def _read_hub(name: str, revision: str | None, configuration: str | None, split:
     return rows.with_format("arrow")[:]
 
 
-def _read_file(path: Path) -> Any:
+def _read_arrow_file(path: Path) -> Any:
     """A table of parquet or arrow."""
     import pyarrow
     from pyarrow import ipc, parquet
@@ -162,20 +162,20 @@ def _read_file(path: Path) -> Any:
         raise DataError(f"{path} cannot be loaded: {quote(error)}") from None
 
 
-def _read_rows(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
+def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
     """The rows of tables of pyarrow; `path` is for messages."""
     import pyarrow
 
-    def as_text(column_type: Any) -> Any:
+    def choose_type(column_type: Any) -> Any:
         """Text for 32-bit numbers, because such a 0.1 is 0.10000000149011612 in 64 bits."""
         if isinstance(
             column_type, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
         ):
-            return pyarrow.list_(as_text(column_type.value_type))
+            return pyarrow.list_(choose_type(column_type.value_type))
         return pyarrow.string() if column_type == pyarrow.float32() else column_type
 
     table = pyarrow.concat_tables(tables)
-    types = [(column.name, as_text(column.type)) for column in table.schema]
+    types = [(column.name, choose_type(column.type)) for column in table.schema]
     for number, row in enumerate(table.cast(pyarrow.schema(types)).to_pylist()):
         yield f"{path}, row {number}", row
 

@@ -6,7 +6,7 @@ _GROUPED_NUMBER = re.compile(
     r"(?<![\d.,])(?:[1-9]\d{0,2}(?:[.']\d{3})+|\d+)(?:(?:,|\{,\})\d+)?(?!\.?\d|,\d)"
 )
 """A number whose digits may be grouped by dots or apostrophes."""
-DECIMAL_COMMA = re.compile(
+DECIMAL_COMMA_NUMBER = re.compile(
     r"(?!\D*[1-9]\d{0,2},\d{3}(?!\d))[^\d,()\[\]]*[\d.]*\d(?:,|\{,\})\d+[^\d,()\[\]]*"
 )
 """A text that looks like one number with a decimal comma.

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-QUOTED_CHARACTERS = 500
+MOST_QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
-EXPECTED_TABLE = "A table of the columns item, condition and score is read as it is."
+TABLE_HINT = "A table of the columns item, condition and score is read as it is."
 
 
 class HarnessError(Exception):
@@ -71,7 +71,7 @@ def print_message(message: str) -> None:
 
 def quote(message: object) -> str:
     """The beginning of another program's message, on one line."""
-    return " ".join(str(message).split())[:QUOTED_CHARACTERS]
+    return " ".join(str(message).split())[:MOST_QUOTED_CHARACTERS]
 
 
 def quote_error(error: BaseException) -> str:

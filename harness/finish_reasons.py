@@ -6,7 +6,7 @@ They are stored as they came; this module alone says what they mean.
 import re
 from functools import cache
 
-_NAMES = {
+_REASONS_BY_MEANING = {
     # The model ended its turn or wrote a stop string. vLLM ends a `repetition` in the same way.
     "stop": "stop eos eostoken eosfound endoftext endofturn endturn stopsequence stopstring "
     "stopsequencereached stopstringfound stopped stoptoken word finish finished complete completed "
@@ -23,7 +23,9 @@ _NAMES = {
     "contentmoderation moderation language alternativestatuscontentfilter",
     None: "null none unspecified",
 }
-_MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+_MEANING_BY_REASON = {
+    name: meaning for meaning, names in _REASONS_BY_MEANING.items() for name in names.split()
+}
 
 
 @cache
@@ -39,4 +41,4 @@ def read_reason(reason: str | None) -> str | None:
         `abort`, `error` or `network_error`, which end a request without a whole completion.
     """
     name = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
-    return _MEANINGS.get(name, "broken") if name else None
+    return _MEANING_BY_REASON.get(name, "broken") if name else None

@@ -56,6 +56,6 @@ def count_rows(rows: str, token_count: int) -> int:
     return token_count
 
 
-def count_from_one(indices: Iterable[int]) -> str:
+def list_numbers(indices: Iterable[int]) -> str:
     """Indices as messages have them: `1, 2, 3`."""
     return ", ".join(str(index + 1) for index in indices)

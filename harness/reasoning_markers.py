@@ -10,12 +10,12 @@ import yaml
 Markers = tuple[tuple[str, str], ...]
 """Texts with which a model's reasoning begins and ends: a pair for each form that it may have."""
 
-NO_MARKERS = (
+NO_MARKERS_NOTE = (
     "No chat template states the markers of this model's reasoning, so those of all known families "
     "count. Others can be set: `thinking: {start: ..., end: ...}`."
 )
 """The note on a model that reasons between unknown markers."""
-HIDDEN_SHARE = 0.1
+MOST_MISTAKEN_SHARE = 0.1
 """If more completions than this share end reasoning that they do not begin, the prompts began it.
 Fewer may be mistakes of the model."""
 _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>]*</\1>")
@@ -38,7 +38,7 @@ def read_markers(template: str) -> Markers:
     return family_markers(template) or tuple((f"<{tag}>", f"</{tag}>") for tag in tags)
 
 
-def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
+def find_open_reasoning(prompt: str, markers: Markers = ()) -> tuple[str, str]:
     """The markers whose start ends a prompt, so that its completion is reasoning; else no text.
 
     Args:
@@ -56,13 +56,13 @@ def find_opened(prompt: str, markers: Markers = ()) -> tuple[str, str]:
 def find_hidden_start(completions: Sequence[str]) -> str:
     """The start of reasoning that stands in the unknown prompts of completions; else no text.
 
-    All prompts have it if more completions than `HIDDEN_SHARE` end reasoning without its start.
+    All prompts have it if more than MOST_MISTAKEN_SHARE of completions end reasoning without it.
     """
     for start, end in family_markers():
         reasoning = [text.partition(end)[0] for text in completions if end in text]
         hidden_count = sum(start not in text for text in reasoning)
         # a marker of several words may stand in any text
-        if " " not in end and hidden_count > HIDDEN_SHARE * len(completions):
+        if " " not in end and hidden_count > MOST_MISTAKEN_SHARE * len(completions):
             return start
     return ""
 

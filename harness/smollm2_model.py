@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness import resources
-from harness.errors import QUOTED_CHARACTERS, ModelError, print_message
+from harness.errors import MOST_QUOTED_CHARACTERS, ModelError, print_message
 
 SMOLLM2 = "smollm2"
 """The short name of the model."""
@@ -138,7 +138,7 @@ def _run_python(work: Path, failure: str, *arguments: str) -> None:
     errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
     reasons = [f"it ended with code {process.returncode}", *lines, *errors]
     reason = reasons[-1].removeprefix("ERROR: ").strip()
-    raise ModelError(f"{failure}: {reason[:QUOTED_CHARACTERS]}")
+    raise ModelError(f"{failure}: {reason[:MOST_QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:

@@ -46,12 +46,12 @@ class _Loader(yaml.SafeLoader):
             raise ConfigError(f"line {node.start_mark.line + 1}: {error}.") from None
 
 
-_UNKNOWN_KEY = "unknown_key"
+_UNKNOWN_KEY_TYPE = "unknown_key"
 """The type of the error of `Strict`."""
-_OUR_ERRORS = (_UNKNOWN_KEY, "value_error")
+_OUR_ERROR_TYPES = (_UNKNOWN_KEY_TYPE, "value_error")
 """The types of the errors that we raise, which are more specific than pydantic's."""
 _PATTERN_TEXT = "String should match pattern "
-_PLAIN_MESSAGES = {
+_PLAIN_MESSAGE_BY_MESSAGE = {
     rf"{_PATTERN_TEXT}'\S'": "is empty",
     f"{_PATTERN_TEXT}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
     f"{_PATTERN_TEXT}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
@@ -80,7 +80,7 @@ class Strict(BaseModel):
         if unknown_keys := [str(key) for key in keys if key not in public_keys]:
             near = list_near(unknown_keys[0], [*public_keys, *cls.inner_keys])
             raise PydanticCustomError(
-                _UNKNOWN_KEY, "{near}", {"key": unknown_keys[0], "near": near}
+                _UNKNOWN_KEY_TYPE, "{near}", {"key": unknown_keys[0], "near": near}
             )
         return values
 
@@ -190,14 +190,14 @@ def explain(error: ValidationError, where: str) -> str:
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
     # alternative which fits best.
     deepest_error = max(
-        details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OUR_ERRORS)
+        details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OUR_ERROR_TYPES)
     )
     key = _name_key(deepest_error)
-    if deepest_error["type"] == _UNKNOWN_KEY:
+    if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
         return f"{where}: unknown key {key!r}: expected one of {deepest_error['msg']}."
     # a tuple is Python's name of a list in YAML
     messages = [
-        _PLAIN_MESSAGES.get(detail["msg"], detail["msg"]).replace(
+        _PLAIN_MESSAGE_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
             "valid tuple", "list, such as [a, b]"
         )
         for detail in details
@@ -212,7 +212,7 @@ def explain(error: ValidationError, where: str) -> str:
 
 def _locate(detail: Any) -> tuple[Any, ...]:
     """The path to the key of an error, with the schemas that pydantic tried."""
-    unknown_key = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY else ()
+    unknown_key = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY_TYPE else ()
     return (*detail["loc"], *unknown_key)
 
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from attention_probe.analysis.average_curves import CurveSettings, average_curve, chosen_problems
-from attention_probe.prompts.token_roles import FILLER
+from attention_probe.prompts.token_roles import FILLER_INDEX
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness import Run, compare, load_config
 from harness.analysis.result_tables import make_leaderboard
@@ -417,7 +417,7 @@ def make_trace(problem_id="p0", condition="wo", *, size=9, start=3, seed=0, **ch
         "tokens": tuple(f"{condition}{index}" for index in range(total)),
         "filler_span": (start, start + inserted) if inserted else None,
         "token_ids": random.integers(0, 1000, total).astype(np.int32),
-        "roles": np.where(original < 0, FILLER, 0).astype(np.int8),
+        "roles": np.where(original < 0, FILLER_INDEX, 0).astype(np.int8),
         "original_pos": original,
         "positions": np.arange(total, dtype=np.int32),
         "mean_all": mean_all,

@@ -21,9 +21,9 @@ import pandas
 from attention_probe.measure.field_definitions import SHARE
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.array_types import Floats, Integers
-from harness.constants import DEFAULT_SEED, Definition, View
+from harness.constants import DEFAULT_SEED, CurveDefinition, CurveView
 from harness.errors import ConfigError
-from harness.experiment.prompts.built_prompts import FILLER
+from harness.experiment.prompts.built_prompts import FILLER_INDEX
 
 BAND_RESAMPLES = 2000
 """Bootstrap samples of a curve's band."""
@@ -50,8 +50,8 @@ class CurveSettings:
 
     layer: int
     head: int
-    view: View = "aligned"
-    definition: Definition = "common"
+    view: CurveView = "aligned"
+    definition: CurveDefinition = "common"
     exclude_first: bool | None = False
 
     def first_x(self, header: TraceHeader) -> int:
@@ -123,7 +123,7 @@ def average_curve(
     filler: Integers | tuple[()] = ()
     if settings.view == "full":
         records = _records_with_common_region(records)
-        filler = np.flatnonzero(records[0].roles == FILLER)
+        filler = np.flatnonzero(records[0].roles == FILLER_INDEX)
     note = None
     if len(records) < len(problem_ids):
         note = (
@@ -198,7 +198,7 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
 def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
     """The prompts whose filler tokens stand at the most common positions."""
     # as bytes, which can be counted
-    regions = [np.flatnonzero(record.roles == FILLER).tobytes() for record in records]
+    regions = [np.flatnonzero(record.roles == FILLER_INDEX).tobytes() for record in records]
     ((common_region, count),) = Counter(regions).most_common(1)
     if 2 * count <= len(records):
         raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import LayoutName, Metric, ProbeDevice
-from harness.constants import Choice, Dtype, JsonObject
+from harness.constants import Dtype, FlipChoice, JsonObject
 
 
 def probe(
@@ -30,7 +30,7 @@ def probe(
         str | None, typer.Option(help="Conditions, such as mless,random; default: the run's.")
     ] = None,
     flip: Annotated[
-        Choice | None,
+        FlipChoice | None,
         typer.Option(help="Only problems with this outcome; `changed`: in either direction."),
     ] = None,
     controls: Annotated[
@@ -111,7 +111,7 @@ def probe(
 def show_traces(output: Path, receipt: JsonObject) -> None:
     """Print what a folder of traces holds, and how exact it is."""
     from attention_probe.traces import AttentionTraces
-    from harness.layers_and_heads import count_from_one
+    from harness.layers_and_heads import list_numbers
 
     errors = [
         f"{name.removesuffix('_error')} {check:.1e}"
@@ -123,7 +123,7 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
             *(["selected on outcome"] if traces.header.flip else []),
             f"self-check (largest error): {', '.join(errors) or 'none in an engine'}",
             f"traces  {output}",
-            f"layers  {count_from_one(traces.header.layers)}",
+            f"layers  {list_numbers(traces.header.layers)}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
             f"next    mless heads {output} -o page.html",
         ]

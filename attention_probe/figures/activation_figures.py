@@ -21,12 +21,12 @@ from attention_probe.measure.activations import (
 )
 from attention_probe.traces import AttentionTraces, Trace
 from harness.array_types import Floats
-from harness.constants import BASELINE, STUDIED
+from harness.constants import BASELINE, STUDY_CONDITION
 from harness.display.figures import figure_style
 from harness.display.value_texts import LEVEL
 from harness.experiment.conditions import contrast_name
 
-WITHOUT, WITH = _PAIR = (BASELINE, STUDIED)
+WITHOUT, WITH = _PAIR = (BASELINE, STUDY_CONDITION)
 _CHANGE = contrast_name(WITH, WITHOUT)
 _EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
 """Edges of the bins in the figure. The last bin, of all larger values, has room for a name."""

@@ -9,7 +9,7 @@ from pydantic import Field, StrictInt, model_validator
 
 from attention_probe.measure.activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.prompts_config import PromptsConfig
-from harness.constants import BASELINE, STUDIED, Definition, View
+from harness.constants import BASELINE, STUDY_CONDITION, CurveDefinition, CurveView
 from harness.display.figures.figure_style import Look, looks
 from harness.display.value_texts import label
 from harness.experiment.model_settings import label_model
@@ -35,7 +35,7 @@ class SeriesConfig(Strict):
 class RowConfig(Strict):
     """One row of panels."""
 
-    view: View
+    view: CurveView
     """`full` (all tokens) or `aligned` (those of all prompts)."""
     series: dict[str, SeriesConfig] = Field(min_length=1)
     """The lines of a panel: each condition with its settings, `{}` if it has none."""
@@ -154,7 +154,7 @@ class FigureConfig(Strict):
     """The averaged prompts."""
     traces: UserPath | None = None
     """Stored traces to draw, as `mless probe` writes them."""
-    definition: Definition = "common"
+    definition: CurveDefinition = "common"
     """Whose queries are averaged: those that all conditions have (`common`), or all later ones."""
     y_label: str = "Average attention"
     """The vertical axis's label."""
@@ -207,7 +207,7 @@ class FigureConfig(Strict):
     @property
     def conditions(self) -> tuple[str, ...]:
         """Every condition that must be measured, the baseline first."""
-        names = list(chain.from_iterable(row.series for row in self.rows)) or [STUDIED]
+        names = list(chain.from_iterable(row.series for row in self.rows)) or [STUDY_CONDITION]
         return tuple(dict.fromkeys((BASELINE, *names)))
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attention_probe.model.attention_function import ATTENTION, switched_attention
 from attention_probe.model.attention_statistics import Capture, CaptureFinished, CaptureRequest
 from harness.errors import ModelError
-from harness.layers_and_heads import count_from_one
+from harness.layers_and_heads import list_numbers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -83,10 +83,10 @@ def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
     """Raise ModelError if a layer gave no attention weights, or weights that are not finite."""
     missing = [layer for layer in captured.layer_indices if layer not in captured.layers]
     if missing:
-        available = count_from_one(softmax_layers(loaded.config)) or "none known"
+        available = list_numbers(softmax_layers(loaded.config)) or "none known"
         raise ModelError(
             f"{type(loaded.model).__name__} gave no attention weights for Layer "
-            f"{count_from_one(missing)}; layers that have, counted from 1: {available}."
+            f"{list_numbers(missing)}; layers that have, counted from 1: {available}."
         )
     for layer, result in captured.layers.items():
         # A mean over heads would hide such numbers, or spread them.
@@ -96,7 +96,7 @@ def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
             dtype = str(loaded.model.dtype).removeprefix("torch.")
             raise ModelError(
                 f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head "
-                f"{count_from_one(heads)}, counted from 1, in {dtype}: broken weights, or an "
+                f"{list_numbers(heads)}, counted from 1, in {dtype}: broken weights, or an "
                 "overflow."
             )
 

@@ -29,7 +29,7 @@ from harness.errors import (
     quote_error,
 )
 from harness.experiment.prompts.tokenizer import refuse_missing_folder, trusts_code
-from harness.layers_and_heads import count_from_one
+from harness.layers_and_heads import list_numbers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -123,7 +123,7 @@ def _load_checkpoint(
         )
     layer_count = config.num_hidden_layers
     if layers[-1] >= layer_count:
-        requested = count_from_one(layers)
+        requested = list_numbers(layers)
         raise ModelError(f"{name} has Layers 1 to {layer_count}, counted from 1; got {requested}.")
     layers_path = _find_layers(config, name, trust)
     cut_config = copy.deepcopy(config)

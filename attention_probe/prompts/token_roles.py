@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 from harness.constants import BASELINE, JsonObject
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.prompts import built_prompts
-from harness.experiment.prompts.built_prompts import ABSENT, FILLER, BuiltPrompt, find_originals
+from harness.experiment.prompts.built_prompts import (
+    ABSENT,
+    FILLER_INDEX,
+    BuiltPrompt,
+    find_originals,
+)
 from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.tokenizer import token_texts
 from harness.runs.prompt_sources import AnsweredProblem
@@ -139,7 +144,7 @@ def tokenize_problem(
         built = _build_prompt(problem, source, tokenizer)
         # the model's tokenizer is known, so both are set
         assert built.token_ids is not None and built.offsets is not None
-        in_filler = np.flatnonzero(built.token_roles == FILLER)
+        in_filler = np.flatnonzero(built.token_roles == FILLER_INDEX)
         prompt = TokenizedPrompt(
             problem_id=problem.id,
             condition=source,

@@ -12,7 +12,7 @@ from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED, Choice, Flip
+from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION, Flip, FlipChoice
 from harness.errors import ConfigError, list_near
 from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.yaml_settings import Strict
@@ -31,11 +31,11 @@ class Criterion(Strict):
         ConfigError: a condition compared with itself, or controls without a flip.
     """
 
-    flip: Choice | None = None
+    flip: FlipChoice | None = None
     """Only problems with this outcome from `baseline` to `condition`; `changed` is either flip."""
     baseline: str = BASELINE
     """The condition before a flip."""
-    condition: str = STUDIED
+    condition: str = STUDY_CONDITION
     """The condition after a flip. Of several samples, more or fewer are then correct."""
     ids: tuple[str, ...] = ()
     """Only these problems."""
@@ -156,7 +156,7 @@ def _require_verdicts(source: Source, criterion: Criterion) -> None:
     Raises:
         ConfigError: the source lacks one of the two conditions, or has no verdicts.
     """
-    for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDIED)):
+    for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDY_CONDITION)):
         if name not in source.conditions and (criterion.flip or name != default):
             near = list_near(name, source.conditions)
             raise ConfigError(f"{source.name} has no condition {name!r}: expected one of {near}.")

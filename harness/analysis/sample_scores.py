@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE, GOLD_FIRST, SCORE
+from harness.constants import (
+    ANSWER_LOGPROB,
+    ANSWER_SHARE,
+    CHANCE_PERCENTAGE,
+    GOLD_FIRST,
+    SCORE_COLUMN,
+)
 from harness.errors import ComparisonError, ConfigError
 
 FRACTION, NUMBER = "fraction", "number"
@@ -30,7 +36,7 @@ SCORE_MEANINGS = {
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
     GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
-    f"are scored; by chance {CHANCE:g}, with choices 100 divided by their number",
+    f"are scored; by chance {CHANCE_PERCENTAGE:g}, with choices 100 divided by their number",
     FRACTION: f"mean of the scores in percent, whose better direction is unknown; {NUMBER_TEST}",
     NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_TEST}",
 }
@@ -73,19 +79,19 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
                 f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
             )
         return score or GOLD_FIRST
-    scale = _find_scale(frame) if SCORE in frame else None
+    scale = _find_scale(frame) if SCORE_COLUMN in frame else None
     if score:
         read_score(score)
         if scale:
             raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
-        if score.startswith("maj") and SCORE in frame and frame["answer"].isna().all():
+        if score.startswith("maj") and SCORE_COLUMN in frame and frame["answer"].isna().all():
             raise ConfigError(f"score {score}: expected answers, of which a table has none.")
     return score or scale
 
 
 def _find_scale(frame: pandas.DataFrame) -> str | None:
     """Whether the scores of a frame are fractions or other numbers; None if all are 0 or 1."""
-    scores = frame[SCORE]
+    scores = frame[SCORE_COLUMN]
     if scores.isin([0, 1]).all():
         return None
     largest_scores = scores.abs().groupby(frame["condition"].astype(str)).max()

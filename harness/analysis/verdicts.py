@@ -8,7 +8,14 @@ import numpy as np
 from scipy.special import ndtri
 
 from harness.analysis.paired_tests import holm
-from harness.constants import ALPHA, BETTER, HIGHER, PASSED, POWER, Row
+from harness.constants import (
+    ALPHA,
+    BETTER_OR_WORSE,
+    HIGHER_OR_LOWER,
+    POWER,
+    SIGNIFICANT_VERDICTS,
+    Row,
+)
 from harness.experiment.conditions import POSITIVE_CONTROL, ReferenceConditions
 
 FEWEST_CLUSTERS_OF_NUMBERS = 50
@@ -65,15 +72,15 @@ def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> Non
     for row, p_adjusted in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
         verdict = "equivalent" if row["within_margin"] else "inconclusive"
         if p_adjusted < ALPHA:
-            upward, downward = HIGHER if row.get("is_number") else BETTER
+            upward, downward = HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
             verdict = upward if row["difference"] > 0 else downward
         reason = row.get("unmeasured")
-        if reason and (reason.startswith(AT_CHANCE) or verdict not in PASSED):
+        if reason and (reason.startswith(AT_CHANCE) or verdict not in SIGNIFICANT_VERDICTS):
             verdict = "unmeasured"
         row |= {"tests": families * len(tested), "p_adjusted": p_adjusted, "verdict": verdict}
         # the difference among answered samples may be 0 and is less than half of that among all
         row["by_format"] = bool(
-            verdict in PASSED
+            verdict in SIGNIFICANT_VERDICTS
             and 2 * abs(row["answered_difference"]) < abs(row["difference"])
             and row["answered_low"] <= 0 <= row["answered_high"]
         )

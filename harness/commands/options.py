@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.constants import DecimalSign, Format
+from harness.constants import DecimalSign, TableFormat
 
 RunNames = Annotated[
     list[str],
@@ -42,7 +42,7 @@ ScoreName = Annotated[
 Decimal = Annotated[
     DecimalSign | None, typer.Option(help="Decimal sign of the gold answers: a comma or a point.")
 ]
-FormatName = Annotated[Format, typer.Option("--format", help="Output format.")]
+FormatName = Annotated[TableFormat, typer.Option("--format", help="Output format.")]
 Baseline = Annotated[
     str | None,
     typer.Option(help="Baseline of all differences; default: the run's baseline."),

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Baseline, Columns, Metric, RunNames, ScoreName
-from harness.constants import DEFAULT_SEED, Kind
+from harness.constants import DEFAULT_SEED, FigureKind
 
 
 def plot(
     runs: RunNames,
     kind: Annotated[
-        list[Kind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
+        list[FigureKind] | None, typer.Option(help="Figure to draw; repeatable; default: all.")
     ] = None,
     baseline: Baseline = None,
     metric: Metric = None,

@@ -13,14 +13,14 @@ from harness.commands.options import (
     RunNames,
     ScoreName,
 )
-from harness.constants import Split
+from harness.constants import SplitColumn
 
 
 def table(
     runs: RunNames,
     output_format: FormatName = "text",
     by: Annotated[
-        list[Split] | None, typer.Option(help="Split the table by this column; repeatable.")
+        list[SplitColumn] | None, typer.Option(help="Split the table by this column; repeatable.")
     ] = None,
     baseline: Baseline = None,
     metric: Annotated[

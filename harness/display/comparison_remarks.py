@@ -8,7 +8,7 @@ from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, records
 from harness.analysis.sample_scores import NUMBER, SCORE_MEANINGS
 from harness.analysis.verdicts import estimate_sample
-from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, PASSED, Row
+from harness.constants import ALPHA, BASELINE, FEWEST_DRAWS, NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 from harness.display.comparison_columns import UNGRADED_ENDINGS
 from harness.display.value_texts import (
     LEVEL,
@@ -166,14 +166,14 @@ def describe_place(board: Leaderboard, contrast: Row) -> str:
     if place == NOT_SHOWN and not any(row["reason"] for row in families):
         # The families differ, so a difference from all of them is not shown.
         place = "among"
-    direction = verdict if verdict in PASSED else "better or worse"
+    direction = verdict if verdict in SIGNIFICANT_VERDICTS else "better or worse"
     sentences = {
         "above": f"better than {references}",
         "below": f"worse than {references}",
         "among": f"not shown to be {direction} than {references}",
         NOT_SHOWN: f"its place among {references} is not shown",
     }
-    text = f"{verdict} than {without_text}" if verdict in PASSED else f"{verdict}"
+    text = f"{verdict} than {without_text}" if verdict in SIGNIFICANT_VERDICTS else f"{verdict}"
     text += f"; {sentences[place]}"
     # in one clause, because "inconclusive; better than" would seem to contradict itself
     if verdict == "inconclusive" and place in ("above", "below"):

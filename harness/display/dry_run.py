@@ -24,7 +24,7 @@ from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Layout
 from harness.experiment.run_config import RunConfig
 from harness.grading import describe_gold, read_elements
-from harness.reasoning_markers import NO_MARKERS
+from harness.reasoning_markers import NO_MARKERS_NOTE
 
 PLANNED_DISCORDANCE = 0.1
 """The assumed share of problems on which single samples of two conditions disagree. It has the
@@ -52,7 +52,7 @@ PROMPT_TABLE_COLUMNS = tuple(
 def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
     """The plan as text: requests, power and further lines, then a table of the prompts."""
     config = plan.config
-    clusters = len({problem.counts_with for problem in plan.dataset.problems})
+    clusters = len({problem.cluster_key for problem in plan.dataset.problems})
     lines = [
         *_describe_prompts(plan, clusters),
         *_describe_requests(plan),
@@ -72,7 +72,7 @@ def show_prompts(plan: Plan) -> str:
         prompt = condition_prompts.prompts[0]
         text = ""
         previous_end = 0
-        for filler_start, filler_end in prompt.fillers:
+        for filler_start, filler_end in prompt.filler_ranges:
             filler = prompt.text[filler_start:filler_end]
             words = filler.split()
             if len(words) > 8:
@@ -82,7 +82,7 @@ def show_prompts(plan: Plan) -> str:
         text += prompt.text[previous_end:]
         tokens = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {tokens} tokens"
-        if prompt.fillers:
+        if prompt.filler_ranges:
             heading += f", {_count_filler([condition_prompts])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]
     return fold(lines, indent=0)
@@ -130,7 +130,7 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     for name, switch in template_switches(config.model.model_args).items():
         yield f"template  {name}: {json.dumps(switch)}"
     yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
-    questions = {(problem.counts_with, problem.answer) for problem in problems}
+    questions = {(problem.cluster_key, problem.answer) for problem in problems}
     # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
     # other signs are folded to one.
     folded_questions = {
@@ -155,7 +155,7 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
-        yield f"note      {NO_MARKERS}"
+        yield f"note      {NO_MARKERS_NOTE}"
     if plan.thinking and (answer_form == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
     raw_rows = [row for row in plan.rows if row[1].layout != Layout.CHAT]
@@ -179,7 +179,8 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     if len(problems) < total:
         text += f" of {total}"
     questions = {
-        (problem.counts_with, problem.shown or fold_text(problem.problem)) for problem in problems
+        (problem.cluster_key, problem.shown_text or fold_text(problem.problem))
+        for problem in problems
     }
     copies = len(problems) - len(questions)
     text += f" problems{describe_clusters(len(problems), clusters, copies)}"
@@ -232,7 +233,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         text_requests = prompt_count * config.repeats_per_prompt
         counts.append(f"{text_requests} of {' and '.join(families)}".replace("_", " "))
     details = f": {', '.join(counts)}" if counts else ""
-    yield f"requests  {plan.size}{details}"
+    yield f"requests  {plan.completion_count}{details}"
     if number := len(config.interventions):
         checked_prompts = count_checked(len(plan.dataset.problems))
         yield (
@@ -240,7 +241,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
             f"each checked on {checked_prompts} prompts"
         )
     if prompt_tokens := _count_prompt_tokens(plan):
-        most_tokens = plan.size * config.max_gen_toks
+        most_tokens = plan.completion_count * config.max_gen_toks
         yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"
     else:
         yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
@@ -258,8 +259,8 @@ def _make_prompt_table(plan: Plan) -> Table:
             position = "-"
             if prompt.filler_span:
                 position = "{}-{}".format(*prompt.filler_span)
-            if len(prompt.fillers) > 1:
-                position += f" in {len(prompt.fillers)} parts"
+            if len(prompt.filler_ranges) > 1:
+                position += f" in {len(prompt.filler_ranges)} parts"
             row |= {
                 "filler": _count_filler(tasks),
                 "position": position,

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.constants import PASSED, Format, Row
+from harness.constants import SIGNIFICANT_VERDICTS, Row, TableFormat
 from harness.display.value_texts import MINUS, NONE, visible
 
 TABLE_WIDTH = 80
@@ -81,7 +81,7 @@ class Column:
         sort_value = values[0]
         if sort_value is None:
             sort_value = math.nan if self.numeric else ""
-        is_strong = self.strong and row["verdict"] in PASSED
+        is_strong = self.strong and row["verdict"] in SIGNIFICANT_VERDICTS
         return Cell(text=self.format(*values), key=str(sort_value), strong=is_strong)
 
 
@@ -137,7 +137,7 @@ def render(
     tables: Sequence[Table],
     footer: Sequence[str] = (),
     *,
-    form: Format = "text",
+    form: TableFormat = "text",
     explain: bool = True,
 ) -> str:
     """Write tables one below the other, then the footer.
@@ -162,7 +162,7 @@ def render(
     return "\n\n".join(filter(None, blocks))
 
 
-def fold(texts: Sequence[str], *, form: Format = "text", indent: int = 2) -> str:
+def fold(texts: Sequence[str], *, form: TableFormat = "text", indent: int = 2) -> str:
     """Fold texts into lines of 80 columns, of which none ends inside a word with a hyphen.
 
     Each text begins on a new line. Control characters are spelt out, but a tab becomes blanks.
@@ -183,11 +183,11 @@ def fold(texts: Sequence[str], *, form: Format = "text", indent: int = 2) -> str
     return "\n".join(wrapper.fill(_escape(text, form, keep="\t")) for text in texts)
 
 
-def _escape(text: str, form: Format, keep: str = "") -> str:
+def _escape(text: str, form: TableFormat, keep: str = "") -> str:
     return visible(text, keep=keep).translate(_ESCAPES_BY_FORMAT[form])
 
 
-def _write_table(table: Table, form: Format) -> str:
+def _write_table(table: Table, form: TableFormat) -> str:
     """Header and rows.
 
     In plain text that is too wide, headings take two lines, optional columns are left out, and the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
-from harness.constants import DEFAULT_SEED, Format, Split
+from harness.constants import DEFAULT_SEED, SplitColumn, TableFormat
 from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import render
 from harness.display.side_tables import show_side_tables
@@ -34,7 +34,7 @@ class TableOptions:
             verdicts.
     """
 
-    form: Format = "text"
+    form: TableFormat = "text"
     by: Sequence[str] = ()
     baseline: str | None = None
     score: str | None = None
@@ -58,7 +58,7 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
     board = make_leaderboard(
         runs,
         baseline=options.baseline,
-        by=list(dict.fromkeys(Split(name).value for name in options.by)),
+        by=list(dict.fromkeys(SplitColumn(name).value for name in options.by)),
         score=options.score,
         common=options.common,
     )

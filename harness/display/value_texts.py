@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from harness.constants import ALPHA, NOT_SHOWN, PASSED
+from harness.constants import ALPHA, NOT_SHOWN, SIGNIFICANT_VERDICTS
 
 NONE = "\N{EN DASH}"
 """Text of a missing value."""
@@ -134,9 +134,9 @@ def verdict(
     if word is None:
         return NONE if role == "baseline" else str(role)
     remarks = []
-    if by_format and word in PASSED:
+    if by_format and word in SIGNIFICANT_VERDICTS:
         remarks.append("format")
-    if within_margin and word in PASSED:
+    if within_margin and word in SIGNIFICANT_VERDICTS:
         remarks.append(f"< {margin:g}")
     if place not in (None, NOT_SHOWN):
         remarks.append(place)

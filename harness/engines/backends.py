@@ -122,7 +122,7 @@ class LmEvalBackend:
             batch = requests[start : start + LM_EVAL_BATCH]
             instances = []
             for number, request in enumerate(batch, start=start):
-                prompt, settings = request.prompt, request.sampling.lm_eval()
+                prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
                 # lm-eval passes turns to a chat API only in its own wrapping
                 if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
@@ -132,7 +132,7 @@ class LmEvalBackend:
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first_request = batch[0]
-            if not first_request.sampling.greedy and first_request.seed is None:
+            if not first_request.sampling.is_greedy and first_request.seed is None:
                 # local models draw a whole batch from torch's one generator, so the first sample
                 # seeds it
                 name = f"{first_request.task}:{first_request.problem_id}"

@@ -149,7 +149,7 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
     if request.record:
         extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
     return SamplingParams(
-        **request.sampling.vllm(),
+        **request.sampling.vllm_arguments(),
         **DECODING,
         seed=request.seed,
         # else `_read_text` takes half of the time; stop strings are found in the text

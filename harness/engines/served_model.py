@@ -92,7 +92,7 @@ def check_served(config: RunConfig) -> None:
             API would get text.
     """
     arguments = validate(ServerArguments, config.model.model_args, "model.model_args")
-    layouts, takes_turns = config.layouts, config.model.templates_itself
+    layouts, takes_turns = config.layouts, config.model.applies_own_template
     problem = ""
     if config.gen_kwargs == "model_default":
         problem = (
@@ -289,9 +289,9 @@ class ServedModel:
         generation_config.json. Other servers may not know parameters that OpenAI has not, so those
         without an effect are left out.
         """
-        values = {"model": self._arguments.model, **request.sampling.openai()}
+        values = {"model": self._arguments.model, **request.sampling.openai_arguments()}
         if self._served and self._served["owned_by"] == "vllm":
-            values |= request.sampling.vllm()
+            values |= request.sampling.vllm_arguments()
             # so that the texts are those that our own engine would return
             values |= DECODING
         if request.seed is not None:

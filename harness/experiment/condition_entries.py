@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, product
 from typing import Any
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
+from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
-    FAMILIES,
+    KIND_BY_FAMILY,
     OTHER_TEXT,
     POSITIVE_CONTROL,
     PROMPT_KEYS,
@@ -36,7 +36,7 @@ NO_EXAMPLES = Condition.model_construct(
     name="no-examples", kind=POSITIVE_CONTROL, has_examples=False
 )
 """The positive control if all conditions are answered at once: the question without examples."""
-SIGN_NAMES = {
+NAME_BY_SIGN = {
     "/": "slash",
     "\\": "backslash",
     ".": "dot",
@@ -102,7 +102,7 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
         return str(value).replace("_", "-")
 
     def name_sign(match: re.Match[str]) -> str:
-        return f"-{SIGN_NAMES.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
+        return f"-{NAME_BY_SIGN.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
 
     text = str(value or "")
     # blanks are named only if the text has nothing else
@@ -140,11 +140,11 @@ def add_reference_conditions(
             name += "_"
         conditions.append(control.model_copy(update={"name": name}))
     if config.get("other_texts"):
-        conditions += _add_other_texts(conditions, tested_name, config)
+        conditions += _make_other_texts(conditions, tested_name, config)
     return tuple(conditions)
 
 
-def _add_other_texts(
+def _make_other_texts(
     conditions: Sequence[Condition], tested_name: str | None, config: Mapping[str, Any]
 ) -> list[Condition]:
     """Other texts with the length, the place and the other words of the tested filler.
@@ -212,7 +212,9 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
             "number": number,
             "is_in_template": tested_condition.is_in_template,
         }
-        yield validate(FAMILIES[family], values, f"other_texts.{family}").model_copy(update=fields)
+        yield validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}").model_copy(
+            update=fields
+        )
 
 
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
@@ -225,7 +227,7 @@ def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     """Read all conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
     # without a named primary contrast, the primary contrast is that of the studied condition
     primary = config.get("primary")
-    tested_name = read_contrast(primary)[0] if primary else STUDIED
+    tested_name = read_contrast(primary)[0] if primary else STUDY_CONDITION
     entries = [as_condition(entry) for entry in config["conditions"]]
     conditions = add_reference_conditions(entries, config, tested_name)
     return {condition.name: condition for condition in conditions}

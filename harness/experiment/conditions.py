@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDIED
+from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION
 from harness.errors import ConfigError, list_near
 from harness.experiment.intervention_settings import Intervention, as_list, names_filler
 from harness.experiment.prompts.fillers import estimate_tokens
@@ -265,16 +265,16 @@ class RandomCondition(FilledCondition):
     """Draw another text of this length for each `problem`, or for each `sample`."""
 
 
-KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
-FILLERS: dict[str, type[FilledCondition]] = {str(kind.filler): kind for kind in KINDS}
+FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
+KIND_BY_FILLER: dict[str, type[FilledCondition]] = {str(kind.filler): kind for kind in FILLER_KINDS}
 """The kinds of filler, by the key from which they are recognised."""
-FAMILIES = {str(kind.family): kind for kind in KINDS if kind.family}
+KIND_BY_FAMILY = {str(kind.family): kind for kind in FILLER_KINDS if kind.family}
 """The kinds of filler of which a run can draw other texts, by the family's name."""
 
 
 NAMED_CONDITIONS = {
     BASELINE: Condition(name=BASELINE),
-    STUDIED: UnitCondition(name=STUDIED, unit="/"),
+    STUDY_CONDITION: UnitCondition(name=STUDY_CONDITION, unit="/"),
     "mful": UnitCondition(name="mful", unit="he"),
     # the number was drawn at random once
     "random": SentenceCondition(name="random", sentence=4),
@@ -298,15 +298,14 @@ def as_condition(value: Any) -> Condition:
         )
     where = f"condition {value.get('name', '')!r}"
     values = {key: content for key, content in value.items() if content is not None}
-    fillers = [key for key in FILLERS if key in values]
+    fillers = [key for key in KIND_BY_FILLER if key in values]
     if len(fillers) > 1:
         raise ConfigError(f"{where}: expected one filler, got {' and '.join(fillers)}.")
-    kind = FILLERS[fillers[0]] if fillers else Condition
+    kind = KIND_BY_FILLER[fillers[0]] if fillers else Condition
     condition: Condition = validate(kind, values, where)
     if not (condition.filler or condition.other_changes):
-        raise ConfigError(
-            f"{where} changes nothing: expected one of {', '.join((*FILLERS, *PROMPT_KEYS))}."
-        )
+        keys = ", ".join((*KIND_BY_FILLER, *PROMPT_KEYS))
+        raise ConfigError(f"{where} changes nothing: expected one of {keys}.")
     if condition.name in NAMED_CONDITIONS:
         raise ConfigError(f"{where} has the name of a condition of the study.")
     return condition

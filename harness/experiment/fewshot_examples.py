@@ -37,12 +37,12 @@ class ExampleSet:
     examples: tuple[Problem, ...]
     clusters: frozenset[str] | None = None
 
-    def select(self, problems: Iterable[Problem]) -> list[Problem]:
+    def select_problems(self, problems: Iterable[Problem]) -> list[Problem]:
         """Select the problems that have this draw."""
         return [
             problem
             for problem in problems
-            if self.clusters is None or problem.counts_with in self.clusters
+            if self.clusters is None or problem.cluster_key in self.clusters
         ]
 
 
@@ -124,7 +124,7 @@ class FewshotConfig(Strict):
         """
         clusters: dict[str, list[Problem]] = {}
         for problem in problems:
-            clusters.setdefault(problem.counts_with, []).append(problem)
+            clusters.setdefault(problem.cluster_key, []).append(problem)
         ids, sizes = stored_ids, [self.num_fewshot] * self.draws
         if ids is None or [*map(len, ids.example_sets)] != sizes:
             # The config asks for other numbers of examples or draws than the run has: choose anew.
@@ -137,7 +137,7 @@ class FewshotConfig(Strict):
                 "the dataset. Restore it, or choose another --output."
             )
         for problem_id in ids.pool:
-            clusters.pop(problem_by_id[problem_id].counts_with, None)
+            clusters.pop(problem_by_id[problem_id].cluster_key, None)
         cluster_names = list(clusters)
         example_sets = [
             ExampleSet(
@@ -147,7 +147,7 @@ class FewshotConfig(Strict):
             )
             for index, example_ids in enumerate(ids.example_sets)
         ]
-        questions = [problem for problem in problems if problem.counts_with in clusters]
+        questions = [problem for problem in problems if problem.cluster_key in clusters]
         if not questions:
             raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
         return questions, example_sets, ids

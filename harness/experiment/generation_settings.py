@@ -16,7 +16,7 @@ GENERATE_TOP_K = 50
 
 SamplingSource = Literal["greedy", "model_default", "server_default", "explicit"]
 
-_UNSUPPORTED = (
+_UNSUPPORTED_SETTINGS = (
     "num_beams no_repeat_ngram_size typical_p epsilon_cutoff eta_cutoff diversity_penalty "
     "penalty_alpha encoder_repetition_penalty encoder_no_repeat_ngram_size suppress_tokens "
     "begin_suppress_tokens bad_words_ids forced_bos_token_id forced_eos_token_id sequence_bias"
@@ -42,7 +42,7 @@ class ExplicitSampling(Strict):
     """The maximum length of the reasoning, in tokens. vLLM then ends it."""
 
 
-_FIELDS = tuple(ExplicitSampling.model_fields)
+_SAMPLING_FIELDS = tuple(ExplicitSampling.model_fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,30 +70,30 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         """Whether the same prompt always gives the same completion (up to numerical noise)."""
         return self.temperature == 0
 
-    def vllm(self) -> dict[str, Any]:
+    def vllm_arguments(self) -> dict[str, Any]:
         """The arguments of vLLM's SamplingParams."""
-        values = {name: getattr(self, name) for name in _FIELDS}
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         values |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
         if self.thinking_token_budget is None:
             # otherwise the keys of all samples would change
             del values["thinking_token_budget"]
         return values
 
-    def lm_eval(self) -> dict[str, Any]:
+    def lm_eval_arguments(self) -> dict[str, Any]:
         """lm-eval's generation arguments, for its results file, without parameters that are off."""
         return {
             "until": list(self.stop),
             "max_gen_toks": self.max_tokens,
-            "do_sample": not self.greedy,
+            "do_sample": not self.is_greedy,
             "temperature": self.temperature,
-            **self._changed,
+            **self._changed_parameters,
         }
 
-    def openai(self) -> dict[str, Any]:
+    def openai_arguments(self) -> dict[str, Any]:
         """The arguments of OpenAI's API. A parameter that OpenAI lacks is left out if it is off."""
         stop = {"stop": list(self.stop)} if self.stop else {}
         return {
@@ -101,14 +101,16 @@ class Sampling:
             "temperature": self.temperature,
             "top_p": self.top_p,
             **stop,
-            **self._changed,
+            **self._changed_parameters,
         }
 
     @property
-    def _changed(self) -> dict[str, Any]:
+    def _changed_parameters(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
         defaults = Sampling()
-        changed = [name for name in _FIELDS[1:] if getattr(self, name) != getattr(defaults, name)]
+        changed = [
+            name for name in _SAMPLING_FIELDS[1:] if getattr(self, name) != getattr(defaults, name)
+        ]
         return {name: getattr(self, name) for name in changed}
 
 
@@ -118,7 +120,9 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: vLLM cannot follow it.
     """
-    unsupported = [name for name in _UNSUPPORTED if generation_config.get(name) not in _OFF_VALUES]
+    unsupported = [
+        name for name in _UNSUPPORTED_SETTINGS if generation_config.get(name) not in _OFF_VALUES
+    ]
     if unsupported:
         raise ModelError(
             "`gen_kwargs: model_default`: generation_config.json sets "
@@ -130,7 +134,7 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
         values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
-        names = _FIELDS
+        names = _SAMPLING_FIELDS
     return values | {
         name: generation_config[name] for name in names if generation_config.get(name) is not None
     }

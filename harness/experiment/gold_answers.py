@@ -17,27 +17,27 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from harness.boxes import read_boxes
 from harness.constants import DecimalSign
 from harness.data_records import find_delimiter, refuse_lost_backslash
-from harness.decimal_commas import DECIMAL_COMMA, with_decimal_points
+from harness.decimal_commas import DECIMAL_COMMA_NUMBER, with_decimal_points
 from harness.errors import DataError, list_first
 from harness.yaml_settings import explain
 
-LISTED_GOLDS = 5
+MOST_LISTED_GOLDS = 5
 """The number of gold answers that a message names."""
 FEWEST_COMMA_ANSWERS = 2
 """From this number on, answers such as `2,5` need a stated decimal sign. A single one may be a list
 in any data, as `-2,1` in MATH-500."""
 
 # the last of them are errors of spreadsheets, such as #N/A, #NV and #DIV/0!
-_MISSING = re.compile(
+_MISSING_ANSWER = re.compile(
     r"\s*(?:|[-+]?(?:nan|NaN|NAN)|<NA>|NaT|\[\s*\]|#(?:N/?[AV]|[A-ZÄÖÜ/0]+[!?]))\s*"
 )
 _MISSING_AMONG_NUMBERS = re.compile(
-    rf"{_MISSING.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
+    rf"{_MISSING_ANSWER.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
 )
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
 # numpy writes lists without commas, and Python would join texts in such a list
-_LIST = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
-_CODE = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
+_LISTED_ANSWERS = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
+_UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
 
 def as_text(value: Any) -> Any:
@@ -46,7 +46,7 @@ def as_text(value: Any) -> Any:
     return str(value) if is_number and math.isfinite(value) else value
 
 
-_GOLD: TypeAdapter[str] = TypeAdapter(
+_GOLD_ADAPTER: TypeAdapter[str] = TypeAdapter(
     Annotated[
         str, Field(pattern=""), BeforeValidator(as_text), AfterValidator(refuse_lost_backslash)
     ]
@@ -60,7 +60,7 @@ def read_golds(value: Any) -> list[str]:
     Raises:
         ValidationError: an answer is neither text nor a number.
     """
-    if isinstance(value, str) and _LIST.fullmatch(value.strip()):
+    if isinstance(value, str) and _LISTED_ANSWERS.fullmatch(value.strip()):
         with suppress(ValueError, SyntaxError):
             value = ast.literal_eval(value.strip())
     golds = []
@@ -72,7 +72,7 @@ def read_golds(value: Any) -> list[str]:
         # only NaN differs from itself
         elif answer is None or answer == [] or answer != answer:
             answer = ""
-        golds.append(_GOLD.validate_python(answer))
+        golds.append(_GOLD_ADAPTER.validate_python(answer))
     return golds
 
 
@@ -101,18 +101,20 @@ def read_gold_column(
     may_be_missing = _MISSING_AMONG_NUMBERS.fullmatch
     stated_golds = [gold for _, gold in golds if not may_be_missing(gold)]
     number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
-    is_missing = may_be_missing if 2 * number_count >= len(stated_golds) else _MISSING.fullmatch
-    _refuse(golds, is_missing, "are missing")
-    _refuse(golds, _CODE.match, 'cannot be read as a list such as ["1", "2"]')
+    is_missing = (
+        may_be_missing if 2 * number_count >= len(stated_golds) else _MISSING_ANSWER.fullmatch
+    )
+    _refuse_faulty(golds, is_missing, "are missing")
+    _refuse_faulty(golds, _UNREADABLE_LIST.match, 'cannot be read as a list such as ["1", "2"]')
     if decimal is None:
         fault = "may have a decimal comma; say --decimal , or --decimal ."
         if find_delimiter(path) == ";":
-            _refuse(golds, lambda gold: with_decimal_points(gold) != gold, fault)
-        _refuse(golds, DECIMAL_COMMA.fullmatch, fault, least=FEWEST_COMMA_ANSWERS)
+            _refuse_faulty(golds, lambda gold: with_decimal_points(gold) != gold, fault)
+        _refuse_faulty(golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, least=FEWEST_COMMA_ANSWERS)
     return golds_by_field
 
 
-def _refuse(
+def _refuse_faulty(
     golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
@@ -126,5 +128,5 @@ def _refuse(
         names = [f"{location}: {gold!r:.60}" for location, gold in faulty]
         raise DataError(
             f"{len(faulty)} of {len(golds)} gold answers {fault}: "
-            f"{list_first(names, LISTED_GOLDS)}."
+            f"{list_first(names, MOST_LISTED_GOLDS)}."
         )

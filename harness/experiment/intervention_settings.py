@@ -28,9 +28,9 @@ from harness.errors import PromptMismatchError, list_near
 from harness.layers_and_heads import parse_numbers
 from harness.yaml_settings import Strict, UserPath
 
-Resolved = JsonObject
+ResolvedChange = JsonObject
 """A change of one prompt as plain values. Layers and token positions count from 0."""
-Parts = Mapping[str, Sequence[int]]
+PositionsByPart = Mapping[str, Sequence[int]]
 """The positions of the tokens of each part of a prompt; see `built_prompts.find_parts`."""
 
 LARGEST_WEIGHT = 1e38
@@ -83,7 +83,7 @@ class FillerIntervention(_Layered):
             )
         return self
 
-    def resolve(self, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+    def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
         """The intervention on one prompt.
 
         Raises:
@@ -147,7 +147,7 @@ class AttentionIntervention(_Layered):
             raise ValueError("which: expected keep or count beside it")
         return self
 
-    def find_ranges(self, parts: Parts) -> list[list[float]]:
+    def find_ranges(self, parts: PositionsByPart) -> list[list[float]]:
         """Ranges of tokens as start, end, the position of the first later token, and the weight.
 
         Raises:
@@ -193,7 +193,7 @@ class MLPOutputIntervention(_Layered):
     seed: int = DEFAULT_SEED
     """The seed of direction and permutation, which are the same in all layers."""
 
-    def resolve(self, parts: Parts, token_ids: Sequence[int]) -> Resolved:
+    def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
         """The intervention on one prompt.
 
         Its `source` is the beginning of the prompt up to the token whose output is used.
@@ -219,7 +219,7 @@ class MLPOutputIntervention(_Layered):
 
 
 class _SameOnAllPrompts(_Layered):
-    def resolve(self, *_: object) -> Resolved:
+    def resolve(self, *_: object) -> ResolvedChange:
         """The intervention on any prompt."""
         return self.model_dump() | {"layers": self.layer_indices}
 
@@ -257,13 +257,13 @@ class FunctionIntervention(_SameOnAllPrompts):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of the function."""
 
-    def resolve(self, *_: object) -> Resolved:
+    def resolve(self, *_: object) -> ResolvedChange:
         """The intervention, which is the same on all prompts; `refuse_change` has read the file."""
         sha256 = hashlib.sha256(self.file.read_bytes()).hexdigest()
         return {**super().resolve(), "file": str(self.file.resolve()), "sha256": sha256}
 
 
-TARGETS = {
+TARGET_BY_KIND = {
     "attention": "attention",
     "filler": "attention",
     "mlp_output": "outputs",
@@ -275,8 +275,10 @@ TARGETS = {
 
 def _check_kind(values: Any) -> Any:
     """Replaces pydantic's message, which does not name the key."""
-    if isinstance(values, Mapping) and (kind := values.get("kind")) not in TARGETS:
-        raise ValueError(f"kind: expected one of {list_near(str(kind), TARGETS)}, got {kind!r}")
+    if isinstance(values, Mapping) and (kind := values.get("kind")) not in TARGET_BY_KIND:
+        raise ValueError(
+            f"kind: expected one of {list_near(str(kind), TARGET_BY_KIND)}, got {kind!r}"
+        )
     return values
 
 
@@ -305,8 +307,8 @@ def names_filler(interventions: Any) -> bool:
 
 
 def resolve_interventions(
-    interventions: Sequence[Intervention], parts: Parts, token_ids: Sequence[int]
-) -> list[Resolved]:
+    interventions: Sequence[Intervention], parts: PositionsByPart, token_ids: Sequence[int]
+) -> list[ResolvedChange]:
     """The changes of one prompt by a list of interventions.
 
     At most one change of the kind `attention` has a layer. It has `weights`, the ranges of
@@ -315,7 +317,7 @@ def resolve_interventions(
     Raises:
         PromptMismatchError: an intervention does not fit the prompt.
     """
-    changes: list[Resolved] = []
+    changes: list[ResolvedChange] = []
     ranges_by_layer: dict[int, list[list[float]]] = {}
     for intervention in interventions:
         if intervention.kind != "attention":

@@ -9,7 +9,7 @@ from harness.errors import ConfigError, list_near
 from harness.smollm2_model import SMOLLM2, SMOLLM2_FOLDER, SMOLLM2_LABEL
 from harness.yaml_settings import Strict, find_secrets
 
-DTYPE_SYNONYMS = {"half": "float16", "float": "float32", "double": "float64"}
+DTYPE_BY_SYNONYM = {"half": "float16", "float": "float32", "double": "float64"}
 """torch's second names of number types, by which our code would not recognise them."""
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 """The number types that a model can be loaded in."""
@@ -22,7 +22,7 @@ def name_dtype(value: object) -> str:
         ConfigError: a model cannot be loaded in this type.
     """
     name = str(value).removeprefix("torch.")
-    name = DTYPE_SYNONYMS.get(name, name)
+    name = DTYPE_BY_SYNONYM.get(name, name)
     if name not in DTYPES:
         raise ConfigError(f"dtype: expected {list_near(name, DTYPES)}, got {value!r}.")
     return name
@@ -70,7 +70,7 @@ class ModelConfig(Strict):
         return self.backend == "vllm" or "base_url" in self.model_args
 
     @property
-    def templates_itself(self) -> bool:
+    def applies_own_template(self) -> bool:
         """Whether the backend takes the turns of a chat, and applies its own chat template."""
         return self.backend.endswith("chat-completions")
 
@@ -89,7 +89,7 @@ FREE_ARGUMENTS = frozenset(
 """Model arguments that may differ when a run is continued: paths, loading, memory, concurrency."""
 
 
-def fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def select_fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Select the model arguments that can change a sample."""
     free_names = set(FREE_ARGUMENTS)
     if arguments.get("load_format") == "dummy":
@@ -134,7 +134,7 @@ of servers. Any other argument, also one that is not known here, may make anothe
 """
 
 
-def loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def select_loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of LOADER_ARGUMENTS with which a model was run.
 
     Raises:

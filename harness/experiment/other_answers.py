@@ -14,22 +14,22 @@ from dataclasses import replace
 from itertools import chain
 from string import ascii_uppercase as LETTERS
 
-from harness.constants import OTHER_ANSWERS
+from harness.constants import OTHER_ANSWER_COUNT
 from harness.decimal_commas import with_decimal_points
 from harness.errors import DataError
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.prompt import hash_text
 from harness.grading.answer_grading import compare_answers
 
-NUMBER = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
-FRACTION = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")
+NUMBER_PATTERN = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
+FRACTION_PATTERN = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")
 
 
 def find_form(answer: str) -> str:
     """The form of an answer: `number`, `fraction`, or `text` for all others."""
-    if NUMBER.fullmatch(answer):
+    if NUMBER_PATTERN.fullmatch(answer):
         return "number"
-    return "fraction" if FRACTION.match(answer) else "text"
+    return "fraction" if FRACTION_PATTERN.match(answer) else "text"
 
 
 def draw_other_answers(
@@ -66,14 +66,14 @@ def draw_other_answers(
         # equal answers are neighbours in this order, so they are dealt to different blocks
         members.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
     for kind, members in problems_by_kind.items():
-        block_count = max(1, len(members) // (1 + OTHER_ANSWERS))
+        block_count = max(1, len(members) // (1 + OTHER_ANSWER_COUNT))
         for index, problem in enumerate(members):
             if problem.id in asked_ids:
                 block = members[index % block_count :: block_count]
                 position = index // block_count
                 nearest = _shuffle_nearest(problems_by_kind, *kind, f"{seed}:{problem.id}")
                 candidates = chain(block[position + 1 :], block[:position], nearest)
-                answers_by_id[problem.id] = _choose(problem, candidates)
+                answers_by_id[problem.id] = _choose_answers(problem, candidates)
     return answers_by_id
 
 
@@ -88,7 +88,7 @@ def _shuffle_nearest(
             yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
-def _choose(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
+def _choose_answers(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
     """The first answers that the grader tells from the accepted answers and from one another.
 
     It gives no verdict on answers that are too long or too complex, so these are never chosen.
@@ -100,10 +100,10 @@ def _choose(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
         targets = map(normalise, (*accepted, *chosen_answers))
         if compare_answers(normalise(answer), *targets).verdict == "incorrect":
             chosen_answers.append(answer)
-        if len(chosen_answers) == OTHER_ANSWERS:
+        if len(chosen_answers) == OTHER_ANSWER_COUNT:
             return tuple(chosen_answers)
     raise DataError(
         f"endpoint: problem {problem.id} has the gold answer {problem.answer:.60}, and only "
         f"{len(chosen_answers)} gold answers of other problems have its form "
-        f"({find_form(problem.answer)}) and are different answers; {OTHER_ANSWERS} are needed."
+        f"({find_form(problem.answer)}) and are different answers; {OTHER_ANSWER_COUNT} are needed."
     )

@@ -22,7 +22,7 @@ from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
 from harness.experiment.fewshot_examples import ExampleIds, ExamplesConfig, ExampleSet
 from harness.experiment.generation_settings import Sampling, sample_seed
-from harness.experiment.intervention_settings import Resolved
+from harness.experiment.intervention_settings import ResolvedChange
 from harness.experiment.other_answers import draw_other_answers
 from harness.experiment.problems import AnyDataset, Dataset, DatasetConfig, Problem, open_dataset
 from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt
@@ -32,7 +32,7 @@ from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_promp
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
 from harness.experiment.run_config import RunConfig
-from harness.reasoning_markers import Markers, find_opened, read_markers
+from harness.reasoning_markers import Markers, find_open_reasoning, read_markers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Plan:
         return self.config.model_arguments()
 
     @property
-    def size(self) -> int:
+    def completion_count(self) -> int:
         """The number of completions to generate."""
         prompt_count = sum(
             self.replicates(task) * len(task.prompts) for task in self.tasks.values()
@@ -83,7 +83,7 @@ class Plan:
         return self.config.replicates if is_repeated else 1
 
     @property
-    def lines(self) -> dict[str, str]:
+    def line_by_task(self) -> dict[str, str]:
         """The progress line of each task.
 
         Reference conditions of the same kind share a line, and so do all draws and samples.
@@ -187,7 +187,7 @@ def make_plan(
 def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
     """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
     for prompt in chain.from_iterable(task.prompts for task in tasks):
-        start, _ = find_opened(prompt.text, thinking)
+        start, _ = find_open_reasoning(prompt.text, thinking)
         if start:
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
@@ -258,7 +258,7 @@ def _choose_layouts(
     """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why."""
     layouts, reason = config.layouts, "as configured"
     if not layouts:
-        if config.model.templates_itself:
+        if config.model.applies_own_template:
             layouts, reason = (Layout.CHAT,), "the server applies its chat template"
         elif model is not None and model.tokenizer.chat_template:
             layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
@@ -266,7 +266,7 @@ def _choose_layouts(
             layouts, reason = (Layout.RAW,), "no chat template is known"
     names = model.template_names if model is not None else ()
     template_name = config.model.model_args.get("chat_template")
-    if template_name is not None and config.model.templates_itself:
+    if template_name is not None and config.model.applies_own_template:
         raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
     if names and Layout.CHAT in layouts:
         reason += (
@@ -305,7 +305,7 @@ def _build_tasks(
             for condition in config.all_conditions
             if condition.has_examples == has_examples
         ]
-        problems, draw = example_set.select(dataset.problems), example_set.draw
+        problems, draw = example_set.select_problems(dataset.problems), example_set.draw
         instruction = config.instruction
         if config.fewshot and config.fewshot.instructions:
             instruction = config.fewshot.instructions[max(draw - 1, 0)]
@@ -359,7 +359,7 @@ class Request:
             does not count. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
         answers: The answers whose log-probability is measured; see `BuiltPrompt`.
-        others: The number of those that are not accepted.
+        other_answer_count: The number of those that are not accepted.
         scored_tokens: The number of tokens at the prompt's end whose log-probability is requested.
         answer_index: The index of the answer that they are.
     """
@@ -375,15 +375,15 @@ class Request:
     prompt_sha256: str
     prompt_token_sha256: str | None
     sampling: Sampling
-    intervention: list[Resolved] | None = None
+    intervention: list[ResolvedChange] | None = None
     record: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()
-    others: int = 0
+    other_answer_count: int = 0
     scored_tokens: int = 0
     answer_index: int = 0
 
-    def with_answers(self) -> list[Request]:
+    def split_by_answer(self) -> list[Request]:
         """The requests to send: one for each answer, which then ends the prompt."""
         if not self.answers:
             return [self]
@@ -409,7 +409,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     other prompts than the first time.
     """
     config = plan.config
-    is_seeded = not sampling.greedy and config.model.takes_seeds
+    is_seeded = not sampling.is_greedy and config.model.takes_seeds
     for replicate in range(config.replicates):
         rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
         # a stable sort: within a draw or sample, the conditions of a problem stay neighbours
@@ -423,7 +423,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             # Over all draws, so that further samples leave the indices of the first unchanged.
             # Samples and draws count from 1; 0 means that there is only one.
             sample_index = sample * config.draws + max((task.sample or task.draw) - 1, 0)
-            is_chat_api = task.layout is Layout.CHAT and config.model.templates_itself
+            is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may give equal requests different samples, so the second of them needs a key
             # of its own.
             key = (
@@ -448,7 +448,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 intervention=prompt.intervention,
                 turns=tuple(prompt.prompt.messages) if is_chat_api else None,
                 answers=prompt.answers,
-                others=len(prompt.other_answers),
+                other_answer_count=len(prompt.other_answers),
             )
             counts[key] += 1
 
@@ -467,7 +467,7 @@ def sample_key(request: Request, setting: str) -> str:
     values = (
         setting,
         request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
-        request.sampling.vllm(),
+        request.sampling.vllm_arguments(),
         request.intervention,
         request.seed,
         request.problem_id,

@@ -57,14 +57,14 @@ class MadeConfig(Strict):
         low, high = self.operands
         if low > high:
             raise ValueError(f"operands: expected the smallest number first, got {low} and {high}")
-        if self.count is not None and self.count > self._possible:
+        if self.count is not None and self.count > self._possible_count:
             raise ValueError(
-                f"count: {low} to {high} give {self._possible} {self.make}, got {self.count}"
+                f"count: {low} to {high} give {self._possible_count} {self.make}, got {self.count}"
             )
         return self
 
     @property
-    def _possible(self) -> int:
+    def _possible_count(self) -> int:
         """The number of different problems."""
         low, high = self.operands
         return (high - low + 1) ** 2
@@ -77,8 +77,8 @@ class MadeConfig(Strict):
         """
         generator = random.Random(self.seed)
         indices: dict[int, None] = {}  # a set would lose the order
-        while len(indices) < (self.count or min(self._possible, MOST_MADE_PROBLEMS)):
-            indices[generator.randrange(self._possible)] = None
+        while len(indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
+            indices[generator.randrange(self._possible_count)] = None
         low, high = self.operands
         for index in indices:
             second, first = divmod(index, high - low + 1)
@@ -191,17 +191,17 @@ class Problem:
     row: Mapping[str, Annotated[str, BeforeValidator(as_text)]] = field(
         default_factory=dict, hash=False
     )
-    shown: str = ""
+    shown_text: str = ""
 
     @property
-    def counts_with(self) -> str:
+    def cluster_key(self) -> str:
         """The name of its cluster: its text if it has none, so that copies are one cluster."""
         return self.cluster or self.question
 
     @property
     def question(self) -> str:
         """What the baseline shows of the problem, which copies have in common."""
-        return self.shown or fold_text(self.problem)
+        return self.shown_text or fold_text(self.problem)
 
     def record(self) -> dict[str, Any]:
         """The problem's own fields, without an empty cluster, alternatives, choices, sign."""
@@ -214,8 +214,8 @@ class Problem:
         }
 
 
-_PROBLEM = TypeAdapter(Problem)
-COLUMN_ALIASES = {"problem": "question", "unique_id": "id"}
+_PROBLEM_ADAPTER = TypeAdapter(Problem)
+ALIAS_BY_COLUMN = {"problem": "question", "unique_id": "id"}
 """Other names of columns, which are read if there is no column of the usual name."""
 
 
@@ -294,7 +294,7 @@ def open_dataset(
         column_names = DatasetConfig(path=Path(dataset.make), id="id")
         problems = tuple(
             # columns of numbers become texts
-            _PROBLEM.validate_python(
+            _PROBLEM_ADAPTER.validate_python(
                 _read_fields(f"problem {fields['id']}", fields, column_names, columns)
             )
             for fields in dataset.problems()
@@ -360,7 +360,7 @@ def _read_fields(
     if fields.id is not None:
         names["id"] = fields.id
     columns = {
-        key: find_column(record, name, COLUMN_ALIASES.get(name, name))
+        key: find_column(record, name, ALIAS_BY_COLUMN.get(name, name))
         for key, name in names.items()
     }
     values = {key: record[column] for key, column in columns.items() if column is not None}
@@ -392,7 +392,7 @@ def _make_problems(
         if fields.id in (None, "unique_id"):
             values.setdefault("id", len(problems))
         try:
-            problem = _PROBLEM.validate_python(values)
+            problem = _PROBLEM_ADAPTER.validate_python(values)
         except ValidationError as error:
             raise DataError(explain(error, location)) from None
         if problem.id in problems:
@@ -404,7 +404,7 @@ def _make_problems(
         if problem.cluster:
             facts.append(f"cluster {problem.cluster}")
         if columns:
-            problem = replace(problem, shown=fold_text(question))
+            problem = replace(problem, shown_text=fold_text(question))
         refuse_other_golds(questions, question, facts, location)
         problems[problem.id] = problem
     return tuple(problems.values())

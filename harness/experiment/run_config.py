@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from harness import resources, smollm2_model
-from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
+from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDY_CONDITION
 from harness.errors import ConfigError
 from harness.experiment.condition_entries import (
     add_reference_conditions,
@@ -29,7 +29,7 @@ from harness.experiment.conditions import (
 from harness.experiment.fewshot_examples import AnyFewshot, ExamplesConfig
 from harness.experiment.generation_settings import ExplicitSampling, Sampling, read_model_default
 from harness.experiment.intervention_settings import Intervention
-from harness.experiment.model_settings import ModelConfig, fixed_arguments
+from harness.experiment.model_settings import ModelConfig, select_fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompts.prompt import PLAIN_INSTRUCTION, Layout
 from harness.experiment.prompts.template import Template, parse_template
@@ -254,7 +254,7 @@ class RunConfig(Strict):
             for condition in self.all_conditions
             if condition.answer_prefix or getattr(condition, "placement", None) == "answer"
         ]
-        if prefixed_names and self.model.templates_itself:
+        if prefixed_names and self.model.applies_own_template:
             yield f"{', '.join(prefixed_names)} begins the answer, which a chat API forbids"
         has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
         if getattr(self.gen_kwargs, "thinking_token_budget", None) and not has_markers:
@@ -314,7 +314,7 @@ class RunConfig(Strict):
         """The primary contrast; None if there is none."""
         if self.primary is not None:
             return read_contrast(self.primary)
-        default = (STUDIED, self.baseline_name)
+        default = (STUDY_CONDITION, self.baseline_name)
         has_both = {*default} <= {*self.condition_names}
         return default if has_both and default in self.tested else None
 
@@ -366,7 +366,7 @@ class RunConfig(Strict):
         # the answer is the first line, so the completion may end there
         until = (*self.until, "\n") if self.answer == "line" else self.until
         sampling = Sampling(max_tokens=self.max_gen_toks, stop=until, **values)
-        if self.repeats_per_draw > 1 and sampling.greedy:
+        if self.repeats_per_draw > 1 and sampling.is_greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "
                 "repeat would be the same. Set a temperature: --set gen_kwargs.temperature=0.8."
@@ -393,7 +393,7 @@ class RunConfig(Strict):
             del values["fewshot"]  # the run's identity has the examples
         elif self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
-        arguments = fixed_arguments(self.model.model_args)
+        arguments = select_fixed_arguments(self.model.model_args)
         values["model"] = {"backend": self.model.backend, "model_args": arguments}
         return values
 

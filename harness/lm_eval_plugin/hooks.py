@@ -14,9 +14,9 @@ from typing import Any
 import datasets
 from msgspec.structs import asdict
 
-from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDIED
+from harness.constants import BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDY_CONDITION
 from harness.errors import ConfigError
-from harness.experiment.conditions import FILLERS, NAMED_CONDITIONS, Condition, as_condition
+from harness.experiment.conditions import KIND_BY_FILLER, NAMED_CONDITIONS, Condition, as_condition
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
@@ -62,7 +62,7 @@ wo, mless, mful, random_sentence = (
 )
 """Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
 wo_as_published, mless_as_published = (
-    partial(_make_documents, as_condition(name), True) for name in (BASELINE, STUDIED)
+    partial(_make_documents, as_condition(name), True) for name in (BASELINE, STUDY_CONDITION)
 )
 """Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
@@ -73,15 +73,17 @@ def filler(**metadata: Any) -> Documents:
     The metadata have the filler and its placement or template, by the keys of a run config's
     condition.
     """
-    keys = {*FILLERS, "count", "fresh", "placement", "template"}
+    keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
     settings = {key: value for key, value in metadata.items() if key in keys}
     if settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
     # by default the filler of the study
-    if not settings.keys() & FILLERS.keys() and "{filler}" in settings.get("template", "{filler}"):
+    if not settings.keys() & KIND_BY_FILLER.keys() and "{filler}" in settings.get(
+        "template", "{filler}"
+    ):
         settings["unit"] = "/"
     # a condition without a filler has no seed
-    if settings.keys() & FILLERS.keys():
+    if settings.keys() & KIND_BY_FILLER.keys():
         settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
     return _make_documents(as_condition({"name": "filler", **settings}), **metadata)
 

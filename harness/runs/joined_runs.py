@@ -14,7 +14,7 @@ from typing import Any
 import pandas
 from pandas.api.types import union_categoricals
 
-from harness.constants import SCORE, JsonObject
+from harness.constants import SCORE_COLUMN, JsonObject
 from harness.errors import ComparisonError, ConfigError, list_first
 from harness.runs.journal import describe_differences
 from harness.runs.run_paths import locate
@@ -55,7 +55,8 @@ def load_runs(
         ]
         runs = [loaded_runs[0] for loaded_runs in by_metric]
         has_numbers = any(
-            not run.samples.get(SCORE, run.samples["correct"]).isin([0, 1]).all() for run in runs
+            not run.samples.get(SCORE_COLUMN, run.samples["correct"]).isin([0, 1]).all()
+            for run in runs
         )
         if len({*metrics}) < len(metrics) or has_numbers or len(by_metric[0]) > 1:
             raise ConfigError(
@@ -106,7 +107,12 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
 def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     """The samples of several conditions as those of one model and layout."""
     scored_frames = [
-        frame.assign(**{"draw": frame.get("draw", 1), SCORE: frame.get(SCORE, frame["correct"])})
+        frame.assign(
+            **{
+                "draw": frame.get("draw", 1),
+                SCORE_COLUMN: frame.get(SCORE_COLUMN, frame["correct"]),
+            }
+        )
         for frame in frames
     ]
     for frame in frames:

@@ -25,7 +25,7 @@ from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Prompt, Segment, document_prompt, make_document
 from harness.grading import Grade
 from harness.grading.answer_grading import GRADER_VERSION
-from harness.reasoning_markers import Markers, family_markers, find_opened
+from harness.reasoning_markers import Markers, family_markers, find_open_reasoning
 
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
@@ -144,7 +144,7 @@ class StoredPrompt(Struct, omit_defaults=True):
             # a bare word may stand anywhere
             if not start.isalpha()
         )
-        opening, _ = find_opened(self.prompt, self.thinking)
+        opening, _ = find_open_reasoning(self.prompt, self.thinking)
         # with the prompt's end, because the completion may begin a line or be reasoning
         prompt_end = opening + (self.prompt or "\n")[-1:]
         question = rf"\n[ \t]*{re.escape(beginning)}.*"
@@ -178,7 +178,7 @@ class StoredPrompt(Struct, omit_defaults=True):
 
     @property
     def cluster(self) -> str:
-        """See `Problem.counts_with`."""
+        """See `Problem.cluster_key`."""
         return self.doc.get("cluster") or self.question
 
     @property

@@ -24,7 +24,7 @@ from harness.experiment.conditions import (
     find_baseline,
     index_interventions,
 )
-from harness.experiment.model_settings import fixed_arguments, label_model
+from harness.experiment.model_settings import label_model, select_fixed_arguments
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import Layout, hash_problem, refuse_other_text
 from harness.runs.logs.harness_logs import (
@@ -290,11 +290,11 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     model = config["model"]
     # all tasks of a run have the same sampling, so any task will do
     task = next(iter(identity.tasks.values()))
-    sampling = task.sampling.lm_eval()
+    sampling = task.sampling.lm_eval_arguments()
     # the key is there only if the answer is a line
     if "answer" in identity.config:
         sampling["answer"] = "line"
-    arguments = fixed_arguments(model["model_args"])
+    arguments = select_fixed_arguments(model["model_args"])
     settings = {
         "backend": model["backend"],
         "model_args": {name: str(value) for name, value in arguments.items()},
@@ -326,7 +326,7 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         "endpoint": config.get("endpoint", "accuracy"),
         "sampling": sampling,
         "settings": settings,
-        "greedy": task.sampling.greedy,
+        "greedy": task.sampling.is_greedy,
         "backend": engine["name"],
         "engine": " ".join(filter(None, engine_facts)),
         "contrasts": [contrast_name(*contrast) for contrast in identity.contrasts],

@@ -16,7 +16,7 @@ from attention_probe.figures.figure_numbers import read_bars
 from harness import Run, compare
 from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
-from harness.constants import Kind
+from harness.constants import FigureKind
 from harness.display.comparison_tables import show_comparison
 from harness.display.dry_run import describe_plan
 from harness.display.figures.figure_kinds import draw_figures
@@ -67,7 +67,9 @@ def write_scored_run(folder, *, limit=60, effect=-1.0, **changes):
         shift = effect if "mless" in request.task else 0.0
         sample = Sample.of(request, key, "", tokens=1, reason="length")
         tokens = [(-1.0, 1), (shift - 2 + float(rng.normal(0, 0.5)), 2)]
-        sample.answer_score = AnswerScore(tokens, others=[-3.3, -4.0, -5.0, -6.0][: request.others])
+        sample.answer_score = AnswerScore(
+            tokens, others=[-3.3, -4.0, -5.0, -6.0][: request.other_answer_count]
+        )
         return sample
 
     return run_plan(plan, folder, make_sample)
@@ -176,7 +178,7 @@ def test_tables_figure_report_and_receipt_name_the_score(run, board):
     assert (data["score"], data["receipt"][0]["endpoint"]) == ("gold_first", "answer_logprob")
     assert len(data["answers"]) == len(data["rows"])
     assert '{"score": "gold_first"}' in table_csv(board)
-    for kind, (figure, _) in draw_figures(board, [Run.load(run)], [Kind.FOREST]):
+    for kind, (figure, _) in draw_figures(board, [Run.load(run)], [FigureKind.FOREST]):
         assert "gold_first" in figure.axes[0].get_xlabel(), kind
     for name in ("mediators", "audit"):
         assert board.side_tables[name].empty  # there are no completions

@@ -18,7 +18,12 @@ from harness.display.report.attention_view import (
     make_page,
 )
 from harness.execution.prompt_attention import PromptAttention, _tokenize
-from harness.experiment.prompts.built_prompts import FILLER, PROBLEM, TOKEN_REGIONS, TOKEN_ROLES
+from harness.experiment.prompts.built_prompts import (
+    FILLER_INDEX,
+    PROBLEM_INDEX,
+    TOKEN_REGIONS,
+    TOKEN_ROLES,
+)
 from harness.experiment.prompts.tokenizer import load_tokenizer
 from tests.browser import in_a_browser, open_tab
 from tests.make import ROOT, TOY_MODEL, make_trace, module_fixture, with_cases, write_traces
@@ -44,7 +49,7 @@ def make_traced(problem_id="p0", condition="wo", rows=5, **changes):
     size, shape = facts["size"], facts["shape"]
     words = [*(TEXTS * (1 + size // len(TEXTS)))[:size]]
     words[START:START] = [" /"] * (len(trace.tokens) - size)
-    roles = np.where(trace.original_pos < 0, FILLER, PROBLEM).astype(np.int8)
+    roles = np.where(trace.original_pos < 0, FILLER_INDEX, PROBLEM_INDEX).astype(np.int8)
     roles[-2:] = TOKEN_ROLES.index("format")
     generator = np.random.default_rng(sum(map(ord, problem_id + condition)))
     masses = generator.dirichlet(np.ones(len(MASSES)), shape).astype(np.float32)
@@ -119,7 +124,7 @@ def test_weights_are_those_of_the_traces_within_the_shown_error(condition):
         # the largest error of a weight, as the page shows it
         assert (error <= (stored[~is_missing] + 0.25) / WEIGHT_LEVELS**2 + 1e-9).all()
     regions = np.array(prompt["sums"])[:, :, 1:]
-    filler = trace.rows[..., trace.roles == FILLER].sum(-1)
+    filler = trace.rows[..., trace.roles == FILLER_INDEX].sum(-1)
     assert np.abs(regions[..., TOKEN_REGIONS.index("filler")] - filler).max() < 1e-5
     assert np.abs(regions.sum(-1) - 1).max() < 5e-5
 
@@ -270,7 +275,7 @@ def test_a_click_opens_a_head_with_its_strongest_tokens(opened):
             original = elements["original"][elements["position"].index(position)]
             number = position if original < 0 else original
             assert f"token {number + 1}, " in item, items
-    filler = trace.rows[1, 2, -1, trace.roles == FILLER].sum()
+    filler = trace.rows[1, 2, -1, trace.roles == FILLER_INDEX].sum()
     group = ".pair > section:nth-child(2) .group"
     shown = re.fullmatch(r"filler, 4 tokens: ([\d.]+) %", opened.text(group))
     assert float(shown[1]) == pytest.approx(100 * filler, abs=0.5)
@@ -325,7 +330,7 @@ def test_everything_is_reached_with_the_keyboard(opened):
     opened.press("ArrowLeft")
     assert "token 13, " in opened.run(asked)
     trace = make_traced(condition="mless")
-    filler = trace.rows[1, 1, -2, trace.roles == FILLER].sum()
+    filler = trace.rows[1, 1, -2, trace.roles == FILLER_INDEX].sum()
     masses = opened.text(".masses")
     shown = re.search(r"filler\s+none\s+([\d.]+) %\s+\+", masses)[1]
     assert float(shown) == pytest.approx(100 * filler, abs=0.051)

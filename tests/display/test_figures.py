@@ -11,7 +11,7 @@ from PIL import Image
 
 from harness import compare, load_run
 from harness.commands.plot import plot
-from harness.constants import Kind
+from harness.constants import FigureKind
 from harness.display.figures.figure_style import LOOKS, looks, write_figure
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose
@@ -211,7 +211,7 @@ def test_plots_of_a_run_are_files_with_their_numbers_and_receipt(succeed, tmp_pa
     receipt = json.loads(image.text["Description"])
     assert (receipt["figure"], receipt["baseline"], len(receipt["runs"])) == ("forest", "wo", 1)
     assert image.width == 1380
-    plot([str(GREEDY_RUN)], [Kind.FOREST], output=tmp_path / "again")
+    plot([str(GREEDY_RUN)], [FigureKind.FOREST], output=tmp_path / "again")
     for file in (tmp_path / "again").iterdir():
         assert file.read_bytes() == files[file.name]  # the same numbers make the same files
 

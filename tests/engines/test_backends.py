@@ -25,7 +25,7 @@ SERVED = resources.folder("configs") / "runs" / "served.yaml"
 def test_a_server_that_gets_no_temperature_samples_by_its_default():
     config = load_config(SERVED, {"gen_kwargs": "greedy", "model.model_args.omit": ["temperature"]})
     sampling = config.resolve_sampling(None)
-    receipt = {"greedy": sampling.greedy, "sampling": sampling.lm_eval()}
+    receipt = {"greedy": sampling.is_greedy, "sampling": sampling.lm_eval_arguments()}
     assert (sampling.source, sampling.temperature) == ("server_default", None)
     assert describe_sampling(receipt) == "the server's temperature"
     assert config.sampling_words.startswith("the server's temperature instead of greedy, ")

@@ -11,7 +11,7 @@ from tests.make import with_cases
 def hold(is_chat, replies):
     """The numbers of the replies that are stored after each reply and after the last; the error."""
     task = SimpleNamespace(condition=SimpleNamespace(name="mless"))
-    model = SimpleNamespace(templates_itself=is_chat)
+    model = SimpleNamespace(applies_own_template=is_chat)
     plan = SimpleNamespace(config=SimpleNamespace(model=model), tasks={"t": task})
     batches = []
     for number, (sent, count, *reason) in enumerate(replies):

@@ -93,4 +93,6 @@ def test_a_token_that_covers_filler_and_problem_is_refused():
 def test_the_published_filler_straddles_the_full_stop_in_tokenizers_that_merge():
     tokenizer = build_tokenizer("qwen2", bos=False)
     (task,) = build(tokenizer, MLESS, layout=Layout.AS_PUBLISHED)
-    assert {(prompt.straddling, prompt.filler_tokens) for prompt in task.prompts} == {(1, 54)}
+    assert {(prompt.straddling_tokens, prompt.filler_tokens) for prompt in task.prompts} == {
+        (1, 54)
+    }

@@ -11,7 +11,7 @@ from harness.errors import PromptMismatchError
 from harness.execution.run_execution import execute
 from harness.experiment.condition_entries import read_conditions
 from harness.experiment.conditions import (
-    FILLERS,
+    KIND_BY_FILLER,
     NAMED_CONDITIONS,
     SENTENCES,
     Condition,
@@ -83,9 +83,9 @@ def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(
         assert prompt.text.count(problem.problem) == copies
         assert prompt.text.endswith(ending)
         if filler_tokens is True:
-            assert prompt.filler_tokens + prompt.straddling > 0
+            assert prompt.filler_tokens + prompt.straddling_tokens > 0
         else:
-            assert (prompt.filler_tokens, prompt.straddling) == (filler_tokens, 0)
+            assert (prompt.filler_tokens, prompt.straddling_tokens) == (filler_tokens, 0)
         assert ("Filler:" + SEPARATOR in prompt.text) == ("Filler:" in values.get("template", ""))
 
 
@@ -129,7 +129,7 @@ def test_a_run_stores_every_prompt_that_was_sent(tmp_path):
     )
     run = Run.load(execute(plan, output=tmp_path / "run", quiet=True))
     frame = run.samples
-    assert len(frame) == plan.size == 2 * 2 * 3 * 3
+    assert len(frame) == plan.completion_count == 2 * 2 * 3 * 3
     keys = ["layout", "condition", "problem_id"]
     assert (frame.groupby(keys, observed=True)["prompt_sha256"].nunique() == 1).all()
     stored = {tuple(getattr(prompt, key) for key in keys) for prompt in run.prompts}
@@ -187,7 +187,7 @@ def test_each_sample_with_a_fresh_filler_has_its_own_prompt(tmp_path, settings):
     for looks, repeats in ((1, 2), (2, 3)):
         plan = make_plan(make_config(repeats=repeats, **settings), limit=2)
         requests = list_requests(plan)
-        assert len(requests) == plan.size == 2 * 2 * 2 * repeats
+        assert len(requests) == plan.completion_count == 2 * 2 * 2 * repeats
         tokens = sum(len(request.prompt_token_ids) for request in requests)
         assert f"tokens {tokens:,} in prompts" in one_line(describe_plan(plan))
         folder = execute(plan, output=tmp_path / "run", quiet=True)
@@ -210,7 +210,7 @@ def test_a_condition_with_an_empty_instruction_has_its_own_prompts(toy_tokenizer
 
 
 def test_no_kind_of_condition_has_more_than_13_keys():
-    for kind in (Condition, *FILLERS.values()):
+    for kind in (Condition, *KIND_BY_FILLER.values()):
         assert sum(not field.exclude for field in kind.model_fields.values()) <= 13
 
 
@@ -221,8 +221,8 @@ def test_a_plan_has_reference_conditions_whose_prompts_record_the_answers_beginn
     prompts = stored_prompts(plan)
     conditions.append("answer-at-once")
     assert list(dict.fromkeys(prompt.condition for prompt in prompts)) == conditions
-    assert set(plan.lines.values()) == {"demo_wo", "demo_mless", "positive control"}
-    assert plan.size == 2 * 5  # both sides are run again
+    assert set(plan.line_by_task.values()) == {"demo_wo", "demo_mless", "positive control"}
+    assert plan.completion_count == 2 * 5  # both sides are run again
     counts = "requests 10: mless 2 times, wo 2 times, positive control"
     assert counts in one_line(describe_plan(plan))
     for prompt in prompts:

@@ -140,8 +140,8 @@ def test_sampling_follows_from_the_choice_and_the_values_of_the_model(
     choice, model, greedy, values
 ):
     sampling = resolve(choice, model)
-    assert sampling.greedy == greedy
-    assert sampling.vllm() | values == sampling.vllm()
+    assert sampling.is_greedy == greedy
+    assert sampling.vllm_arguments() | values == sampling.vllm_arguments()
 
 
 def test_model_default_refuses_settings_that_vllm_does_not_have():
@@ -160,7 +160,7 @@ def test_a_seed_is_valid_for_every_generator_and_reproducible(run_seed, problem,
 @needs_vllm
 def test_vllm_receives_the_seed_and_the_parameters_of_a_sample():
     choice = ExplicitSampling(temperature=0.5, top_p=0.95, top_k=20, min_p=0.1)
-    expected = resolve(choice).vllm() | {"seed": 7}
+    expected = resolve(choice).vllm_arguments() | {"seed": 7}
     with warnings.catch_warnings(action="ignore"):  # those of vLLM are not ours
         parameters = sampling_parameters(request("p", sampling=resolve(choice), seed=7))
     assert {name: getattr(parameters, name) for name in expected} == expected

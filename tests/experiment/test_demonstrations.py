@@ -68,7 +68,7 @@ def test_draws_have_examples_from_one_pool_that_is_not_in_the_questions():
     assert not pool & {problem.cluster for problem in problems}
     assert len(problems) in (28, 29)  # 49 problems less 20, in entire clusters
     assert len(pool) < 4 * 6  # draws may share examples
-    assert all(drawn.select(problems) == problems for drawn in example_sets)
+    assert all(drawn.select_problems(problems) == problems for drawn in example_sets)
     assert (problems, example_sets, ids) == fewshot.split(PRODUCTS, draws_per_problem=6)
     other_seed = fewshot.model_copy(update={"seed": 2})
     assert problems != other_seed.split(PRODUCTS, draws_per_problem=6)[0]
@@ -133,7 +133,7 @@ def test_no_question_of_a_shipped_task_gives_away_the_answer_of_another(name):
 def test_each_problem_has_as_many_draws_and_each_draw_about_as_many_problems():
     fewshot = FewshotConfig(num_fewshot=4, draws=6, pool=20)
     problems, example_sets, _ = fewshot.split(PRODUCTS, draws_per_problem=2)
-    selected = [drawn.select(problems) for drawn in example_sets]
+    selected = [drawn.select_problems(problems) for drawn in example_sets]
     times = Counter(problem.id for chosen in selected for problem in chosen)
     assert times == dict.fromkeys((problem.id for problem in problems), 2)
     clusters = [len({problem.cluster for problem in chosen}) for chosen in selected]
@@ -253,8 +253,8 @@ def test_the_draws_of_a_problem_are_its_samples(run):
     plan = make_plan(load_config(run.with_suffix(".yaml")), limit=5)
     assert " in 3 parts " in describe_plan(plan)  # before both examples and the question
     requests = list_requests(plan)
-    assert plan.size == len(requests) == len(frame) == 80
-    assert set(plan.lines.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
+    assert plan.completion_count == len(requests) == len(frame) == 80
+    assert set(plan.line_by_task.values()) == {"demo_wo", "demo_x", "demo_wo_chat", "demo_x_chat"}
 
 
 def test_tables_show_the_draws(run, command):

@@ -106,8 +106,9 @@ def test_a_budget_of_reasoning_is_vllms_own_and_changes_the_keys_of_samples():
     (request, *_) = plan_of(budget, markers, limit=1)[1]
     (without, *_) = plan_of(markers, limit=1)[1]
     assert without.prompt == request.prompt
-    assert without.sampling.vllm() | {"thinking_token_budget": 5} == request.sampling.vllm()
-    assert "thinking_token_budget" not in without.sampling.vllm()
+    arguments = without.sampling.vllm_arguments()
+    assert arguments | {"thinking_token_budget": 5} == request.sampling.vllm_arguments()
+    assert "thinking_token_budget" not in arguments
     assert sample_key(without, "setting") != sample_key(request, "setting")
 
 

@@ -10,7 +10,7 @@ from harness.reasoning_markers import (
     add_reasoning,
     family_markers,
     find_hidden_start,
-    find_opened,
+    find_open_reasoning,
     read_markers,
     skip_reasoning,
 )
@@ -43,7 +43,7 @@ def test_a_prompt_may_open_the_reasoning(text, continued, reason):
     assert read_answer(grade_job(prompt(text), sample(continued, reason))) == "4"
     assert read_answer(grade_job(prompt(text), sample(CUT, reason))).verdict == "unfinished"
     # the prompt of a closed think block opens none
-    _, end = find_opened(text)
+    _, end = find_open_reasoning(text)
     closed = prompt(f"{text}{end}\n")
     assert read_answer(grade_job(closed, sample(CUT, reason))) == "4"
 
@@ -51,7 +51,7 @@ def test_a_prompt_may_open_the_reasoning(text, continued, reason):
 @with_cases
 def test_a_word_of_the_text_is_not_a_marker(text, verdict):
     assert grade(text, "4").verdict == verdict
-    assert find_opened("Give your analysis") == ("", "")
+    assert find_open_reasoning("Give your analysis") == ("", "")
 
 
 def test_the_markers_of_the_model_have_precedence_over_those_of_all_families():

@@ -268,7 +268,7 @@ def test_a_compressed_run_is_unpacked_when_it_continues(plan, open_run, finished
     before = hash_files(finished_run)
     compress(finished_run)
     with open_run() as folder:
-        assert len(folder.sample_keys) == plan.size
+        assert len(folder.sample_keys) == plan.completion_count
     assert hash_files(finished_run) == before
 
 

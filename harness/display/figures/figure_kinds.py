@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from harness.analysis.result_tables import Leaderboard, join_conditions, records
-from harness.constants import Kind
+from harness.constants import FigureKind
 from harness.display.figures.figure_style import without_reference_conditions
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
@@ -17,8 +17,8 @@ from harness.runs.run_reader import Run
 
 
 def draw_figures(
-    board: Leaderboard, runs: Sequence[Run], kinds: Sequence[Kind]
-) -> Iterator[tuple[Kind, tuple[Figure, pandas.DataFrame]]]:
+    board: Leaderboard, runs: Sequence[Run], kinds: Sequence[FigureKind]
+) -> Iterator[tuple[FigureKind, tuple[Figure, pandas.DataFrame]]]:
     """The figures of the requested kinds, with the numbers that they show.
 
     If no kind is requested, all figures that can be drawn of these runs.
@@ -32,8 +32,8 @@ def draw_figures(
     if table["difference"].isna().all():
         raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
-    for kind in dict.fromkeys(kinds or Kind):
-        if kind == Kind.FOREST:
+    for kind in dict.fromkeys(kinds or FigureKind):
+        if kind == FigureKind.FOREST:
             numbers = board.comparison
             figure = draw_forest(numbers, records(board.side_tables["texts"]))
         # the other kind, DOSE, needs a filler with two lengths

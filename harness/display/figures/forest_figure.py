@@ -6,7 +6,7 @@ from itertools import chain
 import pandas
 from matplotlib.figure import Figure
 
-from harness.constants import NOT_SHOWN, PASSED, Row
+from harness.constants import NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 from harness.display.comparison_remarks import find_families
 from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
@@ -86,5 +86,5 @@ def _make_setting_rows(
             for family in find_families(texts, row)
             if family["place"] != NOT_SHOWN
         }
-        is_filled = verdict in PASSED
+        is_filled = verdict in SIGNIFICANT_VERDICTS
         yield FigureRow(name, cells, look, value, low, high, is_filled, bands)

@@ -8,7 +8,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.constants import PASSED
+from harness.constants import SIGNIFICANT_VERDICTS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT_POINTS
 from harness.display.value_texts import LEVEL
@@ -92,7 +92,7 @@ def _draw_filler_line(
     axes.plot(points["x"], points["difference"], **line)
     compared = points[points["role"] != "baseline"]
     axes.vlines(compared["x"], compared["low"], compared["high"], color=look.colour, linewidth=0.9)
-    faces = np.where(compared["verdict"].isin(PASSED), look.colour, "white")
+    faces = np.where(compared["verdict"].isin(SIGNIFICANT_VERDICTS), look.colour, "white")
     axes.scatter(
         compared["x"],
         compared["difference"],

@@ -21,7 +21,7 @@ from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
 from harness.display.value_texts import label
 from harness.experiment.prompts.built_prompts import (
-    FILLER,
+    FILLER_INDEX,
     TOKEN_REGIONS,
     TOKEN_ROLES,
     find_region_indices,
@@ -144,7 +144,7 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
         role_elements = list(group)
-        if role == FILLER:
+        if role == FILLER_INDEX:
             # the whole filler is an element too, before its single tokens
             yield role_elements[0][0], role_elements[-1][1]
         yield from role_elements

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
-from harness.constants import Kind, Row
+from harness.constants import FigureKind, Row
 from harness.display.comparison_remarks import (
     describe_place,
     has_several_settings,
@@ -91,7 +91,7 @@ def _collect_facts(
     if any(row["role"] != "baseline" for row in rows):
         for kind, (figure, _) in draw_figures(board, runs, []):
             figures[kind] = _embed(figure, kind)
-    forest = figures.pop(Kind.FOREST, None)
+    forest = figures.pop(FigureKind.FOREST, None)
     # a line that summarizes each receipt, and all of it as JSON
     receipts = [
         (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.interventions.user_functions import load_change
-from harness.experiment.intervention_settings import TARGETS
+from harness.experiment.intervention_settings import TARGET_BY_KIND
 
 OUTWARD_QUANTILE = 0.995
 """Activations move outward up to this quantile: p1 of the study's ARM for Qwen2.5-Math-1.5B and
@@ -23,11 +23,11 @@ Change = Mapping[str, Any]
 
 
 def changes_of(changes: Sequence[Change], layer: int, target: str) -> list[Change]:
-    """The changes of a layer's target: one of TARGETS. There is at most one of attention."""
+    """The changes of a layer's target: one of TARGET_BY_KIND. There is at most one of attention."""
     return [
         change
         for change in changes
-        if layer in change["layers"] and TARGETS[change["kind"]] == target
+        if layer in change["layers"] and TARGET_BY_KIND[change["kind"]] == target
     ]
 
 

@@ -9,7 +9,7 @@ from harness.constants import JsonObject
 from harness.engines.engine_options import compilation_settings
 from harness.engines.engine_processes import OPERATION, PLUGIN
 from harness.errors import ConfigError
-from harness.experiment.intervention_settings import TARGETS, Intervention
+from harness.experiment.intervention_settings import TARGET_BY_KIND, Intervention
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
 
@@ -36,9 +36,9 @@ def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonOb
 
     `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
     """
-    numbers: dict[str, set[int]] = {target: set() for target in TARGETS.values()}
+    numbers: dict[str, set[int]] = {target: set() for target in TARGET_BY_KIND.values()}
     for intervention in chain.from_iterable(interventions.values()):
-        numbers[TARGETS[intervention.kind]].update(intervention.layer_indices)
+        numbers[TARGET_BY_KIND[intervention.kind]].update(intervention.layer_indices)
     return {kind: sorted(numbers[kind]) for kind in numbers}
 
 
@@ -104,7 +104,7 @@ def _find_obstacle(
     `block` is the layer, and None if the model has no `model.layers`.
     """
     attention = getattr(block, "self_attn", None)
-    changes = any(layers.get(target) for target in TARGETS.values())
+    changes = any(layers.get(target) for target in TARGET_BY_KIND.values())
     context = int(arguments.get("max_model_len") or config.max_position_embeddings)
     window = getattr(config, "sliding_window", None)
     is_windowed = getattr(config, "use_sliding_window", True) and window and window < context

@@ -37,7 +37,7 @@ from harness.engines.interventions.arithmetic import (
     weigh,
 )
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
-from harness.experiment.intervention_settings import TARGETS, find_gap
+from harness.experiment.intervention_settings import TARGET_BY_KIND, find_gap
 
 WEIGHTS_AT_ONCE = 2**22
 """Attention weights in memory at the same time while attention is recorded. There are six copies in
@@ -183,7 +183,9 @@ class WorkerInterventions:
                 if not change["layers"]:
                     continue
                 changes = chunk.changes[:count]
-                kind = change["layers"] if TARGETS[change["kind"]] == "attention" else changes
+                kind = (
+                    change["layers"] if TARGET_BY_KIND[change["kind"]] == "attention" else changes
+                )
                 if kind not in kinds:
                     kinds.append(kind)
                 key = count, kinds.index(kind), -1 if chunk.token_count == 1 else chunk.row

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.constants import SEPARATOR
-from harness.experiment.intervention_settings import Resolved
+from harness.experiment.intervention_settings import ResolvedChange
 from harness.experiment.prompts.chat_template import apply_chat_template, find_segments
 from harness.experiment.prompts.prompt import (
     Layout,
@@ -23,7 +23,7 @@ from harness.experiment.prompts.prompt import (
     join_texts,
 )
 from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
-from harness.reasoning_markers import find_opened
+from harness.reasoning_markers import find_open_reasoning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,9 @@ TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "examples", "other
 """
 ABSENT = -1
 """The position of a token in the baseline's prompt, if the baseline has no such token."""
-FILLER, PROBLEM, DEMONSTRATION = map(TOKEN_ROLES.index, ("filler", "problem", "demonstration"))
+FILLER_INDEX, PROBLEM_INDEX, DEMONSTRATION_INDEX = map(
+    TOKEN_ROLES.index, ("filler", "problem", "demonstration")
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +73,7 @@ class BuiltPrompt:
         offsets: The half-open range of characters of each token: [token, 2].
         problem_token_ids: The ids of the tokens that cover any of the problem or of the examples.
         filler_tokens: Number of tokens inside the filler.
-        straddling: Number of tokens that cover both filler and other text.
+        straddling_tokens: Number of tokens that cover both filler and other text.
         filler_span: The half-open range of positions from the first to the last filler token. None:
             there is no filler token.
         intervention: The changes inside the model while it answers; None for nothing.
@@ -88,9 +90,9 @@ class BuiltPrompt:
     offsets: NDArray[np.int32] | None = None
     problem_token_ids: tuple[int, ...] = ()
     filler_tokens: int = 0
-    straddling: int = 0
+    straddling_tokens: int = 0
     filler_span: tuple[int, int] | None = None
-    intervention: list[Resolved] | None = None
+    intervention: list[ResolvedChange] | None = None
     answers: tuple[AnswerTokens, ...] = ()
     other_answers: tuple[str, ...] = ()
 
@@ -114,7 +116,7 @@ class BuiltPrompt:
         return None if self.token_ids is None else hash_text(",".join(map(str, self.token_ids)))
 
     @property
-    def fillers(self) -> list[tuple[int, int]]:
+    def filler_ranges(self) -> list[tuple[int, int]]:
         """The half-open range of characters of each filler."""
         return [span for role, span in self.spans if role == "filler"]
 
@@ -130,7 +132,7 @@ class BuiltPrompt:
         visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         # One visible character outweighs all blanks of the text, so blanks decide only without any.
         roles = (visible * len(self.text) + characters).argmax(axis=1)
-        return np.where(characters[:, FILLER], FILLER, roles).astype(np.int8)
+        return np.where(characters[:, FILLER_INDEX], FILLER_INDEX, roles).astype(np.int8)
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
@@ -240,7 +242,7 @@ def measure_prompt(
         if settings.layout is not Layout.CHAT:
             text += SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
-        _, closing = find_opened(question, settings.thinking)
+        _, closing = find_open_reasoning(question, settings.thinking)
         if closing:
             text += f"\n{closing}\n\n"
     position = len(text)
@@ -263,13 +265,15 @@ def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBas
     # two columns also where there is no token
     offsets = np.array(pairs, np.int32).reshape(-1, 2)
     characters = count_characters(built.text, spans, offsets)
-    filler_characters = characters[:, FILLER]
+    filler_characters = characters[:, FILLER_INDEX]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
     # A token without width, such as an added BOS, lies in no segment.
     inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
     is_straddling = (filler_characters > 0) & (filler_characters < widths)
-    is_in_problem = has_width & (characters[:, [PROBLEM, DEMONSTRATION]].sum(axis=1) > 0)
+    is_in_problem = has_width & (
+        characters[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0
+    )
     return replace(
         built,
         spans=tuple(spans),
@@ -277,6 +281,6 @@ def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBas
         offsets=offsets,
         problem_token_ids=tuple(token_ids[index] for index in np.flatnonzero(is_in_problem)),
         filler_tokens=len(inner_positions),
-        straddling=int(is_straddling.sum()),
+        straddling_tokens=int(is_straddling.sum()),
         filler_span=(inner_positions[0], inner_positions[-1] + 1) if inner_positions else None,
     )

@@ -22,7 +22,7 @@ _FORMAT_CODES = map("".join, product("%", ["", *"-_0^#"], _CODE_LETTERS))
 """All format codes of `strftime`. Flags such as that of `%-d` are GNU's."""
 
 # `%%` is set aside first, so that the `%d` of `%%d` is not read as a day
-_PINNED_CODES = {
+_PINNED_TEXT_BY_CODE = {
     "%%": "\0",
     **{code: PINNED_DATE.strftime(code) for code in _FORMAT_CODES},
     "\0": "%",
@@ -110,7 +110,7 @@ def apply_chat_template(
             chat_template=_PINNED_CLOCK + tokenizer.get_chat_template(),
             tokenize=False,
             add_generation_prompt=True,
-            pinned_codes=_PINNED_CODES,
+            pinned_codes=_PINNED_TEXT_BY_CODE,
             **{"date_string": PINNED_DATE.strftime("%d %b %Y"), **switches},
         )
     except Exception as error:  # a template can also make Python raise any error

@@ -28,9 +28,9 @@ from harness.experiment.prompts.built_prompts import (
 from harness.experiment.prompts.chat_template import has_system_turn
 from harness.experiment.prompts.prompt import Layout, PromptSettings, build_prompt
 from harness.experiment.prompts.tokenizer import ModelTokenizer, fit_filler
-from harness.reasoning_markers import find_opened
+from harness.reasoning_markers import find_open_reasoning
 
-BOX = "\\boxed{"
+BOX_LABEL = "\\boxed{"
 """The label of an answer in a box."""
 MERGED_REMARK = (
     "merge with their label, or one of their other answers does: another spelling is scored"
@@ -169,7 +169,7 @@ def _add_answers(
     prompts: list[BuiltPrompt] = []
     counts = Counter[str]()
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
-        label, end = _make_label(prompt, settings)
+        label, end = _find_label_and_end(prompt, settings)
         bare_label = label.rstrip(" ")
         others = settings.other_answers.get(problem.id, ())
         answers, remarks = [], set()
@@ -194,16 +194,16 @@ def _add_answers(
     )
 
 
-def _make_label(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
+def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
     """The texts between prompt and answer, and after the answer: the end of its box or line."""
-    _, box, content = prompt.answer_prefix.rpartition(BOX)
+    _, box, content = prompt.answer_prefix.rpartition(BOX_LABEL)
     if box and "}" not in content:
         return "", "}"
-    _, closing = find_opened(prompt.text, settings.thinking)
+    _, closing = find_open_reasoning(prompt.text, settings.thinking)
     # an answer inside open reasoning would be part of it
     label = f"\n{closing}\n\n" if closing else ""
     label += prompt.prompt.blank
-    return (label + BOX, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
+    return (label + BOX_LABEL, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
@@ -256,13 +256,14 @@ def _find_faults(
 ) -> Iterator[tuple[bool, str]]:
     """Find the broken guarantees of a prompt: whether each is a violation, and its sentence."""
     filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
-    if prompt.straddling:
+    if prompt.straddling_tokens:
         yield (
             is_exact,
-            f"{location}: {prompt.straddling} tokens cover both filler and neighbouring text.",
+            f"{location}: {prompt.straddling_tokens} tokens cover both filler and neighbouring "
+            "text.",
         )
     if condition.stated_token_count is not None:
-        expected = condition.stated_token_count * len(prompt.fillers)
+        expected = condition.stated_token_count * len(prompt.filler_ranges)
         if filler_tokens != expected:
             verb = "splits" if filler_tokens > expected else "merges"
             reason = ""
@@ -279,7 +280,7 @@ def _find_faults(
         roles = [segment.role for segment in prompt.prompt.segments]
         examples = " or its examples'" if "demonstration" in roles else ""
         yield True, f"{location}: its{examples} token ids differ from those without a filler."
-    if condition.filler and not (filler_tokens or prompt.straddling):
+    if condition.filler and not (filler_tokens or prompt.straddling_tokens):
         yield (
             True,
             f"{location}: the filler is not in the prompt, perhaps because the template trims "

@@ -329,7 +329,7 @@ def make_document(
     problem: Problem, prompt: Prompt, condition: Condition, layout: Layout
 ) -> dict[str, Any]:
     """Make the document that lm-eval gets of a problem under one condition."""
-    shown = {"shown": problem.shown} if problem.shown else {}
+    shown = {"shown": problem.shown_text} if problem.shown_text else {}
     return {
         **problem.record(),
         **shown,

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from harness.constants import JsonObject
-from harness.errors import EXPECTED_TABLE, RunError, name_similar_files
+from harness.errors import TABLE_HINT, RunError, name_similar_files
 from harness.experiment.model_settings import label_model
 from harness.runs.records import fit
 from harness.runs.stored_files import open_stored
@@ -138,7 +138,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
             try:
                 values = json.loads(text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
-                raise RunError(f"{fault}: {error}. {EXPECTED_TABLE}") from None
+                raise RunError(f"{fault}: {error}. {TABLE_HINT}") from None
             yield origin, values, fit(LogLine, values, fault)
 
 

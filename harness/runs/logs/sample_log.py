@@ -18,13 +18,13 @@ from msgspec.structs import asdict
 from pydantic import ValidationError
 
 from harness.constants import JsonObject
-from harness.errors import EXPECTED_TABLE, RunError
+from harness.errors import TABLE_HINT, RunError
 from harness.experiment.gold_answers import read_golds
-from harness.experiment.model_settings import fixed_arguments
+from harness.experiment.model_settings import select_fixed_arguments
 from harness.experiment.problems import read_level, refuse_other_golds
 from harness.experiment.prompts.prompt import Layout, document_prompt, hash_problem, is_ours
 from harness.grading import Grade
-from harness.reasoning_markers import add_reasoning, find_opened
+from harness.reasoning_markers import add_reasoning, find_open_reasoning
 from harness.runs.logs.lm_eval_files import (
     LogLine,
     ResultsFile,
@@ -68,7 +68,7 @@ class SampleLog:
         results = self.results
         if results.config.model is None:
             return {}
-        arguments = fixed_arguments(results.arguments)
+        arguments = select_fixed_arguments(results.arguments)
         settings = {
             "backend": results.config.model,
             "model": results.model,
@@ -157,7 +157,7 @@ def _read_grades(
         metrics = ", ".join(values.get("metrics") or ()) or "none"
         raise RunError(
             f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}. "
-            f"{EXPECTED_TABLE}"
+            f"{TABLE_HINT}"
         )
     return metric, [{"verdict": "correct" if value else "incorrect"}]
 
@@ -281,7 +281,7 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
         prompt = _decode_messages(prompt[0])
     *_, ending = read_completions(prompt[-1:], origin)
     contents = "\n".join(_read_content({"content": "", **message}) for message in prompt)
-    return "", find_opened(ending)[0], is_generated, contents
+    return "", find_open_reasoning(ending)[0], is_generated, contents
 
 
 def _graded_samples(

@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 import pandas
 
-from harness.constants import SCORE, JsonObject
+from harness.constants import SCORE_COLUMN, JsonObject
 from harness.data_records import LocatedRecord, read_data
 from harness.errors import (
-    EXPECTED_TABLE,
+    TABLE_HINT,
     ComparisonError,
     ConfigError,
     DataError,
@@ -138,7 +138,7 @@ def _find_columns(
     if unclear:
         raise ConfigError(
             f"{name} has the columns {names}, and their names leave open what they are. Type "
-            f"--columns {','.join(unclear)}. {EXPECTED_TABLE}"
+            f"--columns {','.join(unclear)}. {TABLE_HINT}"
         )
     return column_by_role
 
@@ -235,7 +235,7 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
         "replicate": 0,
         "cluster": [name or question for name, question in zip(clusters, questions, strict=True)],
         "question": questions,
-        SCORE: scores,
+        SCORE_COLUMN: scores,
         "correct": scores == 1,
         "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
         "completion": "",
