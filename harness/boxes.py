@@ -2,15 +2,16 @@
 
 import re
 
-# Escaped backslashes and braces are matched only so that they are not read as braces.
+# The last line also matches `\\`, `\{` and `\}`, so that no escaped brace counts as a brace.
 _BOX_TOKEN = re.compile(
     r"\\{1,2}(?:boxed|fbox)\s*"
     r"(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2}))"
     r"(?=[\s.,;:$)]|\\[)\]]|\Z))"
     r"|\\[\\{}]|[{}]"
 )
-# A box of these alone is skipped, because models quote the prompt's `\boxed{}` or `\boxed{...}`.
-# No possessive repetition here: before Python 3.11.5 it lets a lookahead pass that has failed.
+# The content of an empty box, which is skipped: models quote the prompt's `\boxed{}` or
+# `\boxed{...}`. The repetition is not possessive, because a lookahead in a possessive repetition
+# may pass although it fails (fixed in Python 3.11.5).
 _EMPTY_CONTENT = re.compile(
     r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]"
     r"|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"
@@ -54,27 +55,28 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
     # doubled. For any other open brace: None.
     open_braces: list[tuple[int, bool] | None] = []
     spans: list[tuple[int, int, bool]] = []
-    first_box = text.find("box")
-    if first_box < 0:
+    first_box_position = text.find("box")
+    if first_box_position < 0:
         return spans
-    # A brace before the first box closes no box. `\\fbox` has three characters before `box`.
-    for match in _BOX_TOKEN.finditer(text, max(0, first_box - 3)):
+    # The text before the first box is skipped, because its braces close no box. The longest token,
+    # `\\fbox`, has three characters before `box`.
+    for match in _BOX_TOKEN.finditer(text, max(0, first_box_position - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")
-        # `\boxed 5` has no brace that would close it
+        # a box without braces, as in `\boxed 5`, is complete here
         if match["bare"]:
             spans.append((*match.span("bare"), is_doubled))
-        # only the tokens of \boxed and \fbox have letters
-        elif "b" in token:
+        elif "box" in token:
             open_braces.append((match.end(), is_doubled))
         elif token == "{":
             open_braces.append(None)
         elif token == "}" and open_braces:
-            box = open_braces.pop()
-            if box is None:
+            open_brace = open_braces.pop()
+            if open_brace is None:
                 continue
-            start, is_doubled = box
-            while spans and spans[-1][0] > start:  # an inner box closes before the outer box
+            content_start, is_box_doubled = open_brace
+            # inner boxes, which were closed earlier, are a part of this box's content
+            while spans and spans[-1][0] > content_start:
                 spans.pop()
-            spans.append((start, match.start(), is_doubled))
+            spans.append((content_start, match.start(), is_box_doubled))
     return spans

@@ -58,9 +58,9 @@ class _GroupedCommands(TyperGroup):
     """Lists the commands in groups, with their full first sentences."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        for group, modules in COMMANDS.items():
-            names = [module.rpartition(".")[2] for module in modules]
-            with formatter.section(group):
+        for heading, example_by_module in COMMANDS.items():
+            names = [module_name.rpartition(".")[2] for module_name in example_by_module]
+            with formatter.section(heading):
                 formatter.write_dl(
                     [(name, self.commands[name].get_short_help_str(200)) for name in names]
                 )
@@ -94,11 +94,11 @@ def mless(
     """Put meaningless tokens before a maths question, and measure the change in accuracy."""
 
 
-for modules in COMMANDS.values():
-    for module, example in modules.items():
+for example_by_module in COMMANDS.values():
+    for module_name, example in example_by_module.items():
         # All are imported at every start, so the module of a command imports nothing heavy at its
         # top.
-        function = getattr(import_module(module), module.rpartition(".")[2])
+        function = getattr(import_module(module_name), module_name.rpartition(".")[2])
         app.command(epilog=f"Example: {example}")(function)
 
 _PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
@@ -118,11 +118,11 @@ def main() -> None:
     try:
         with sign_of_life():
             # shells leave the `~` of `--output=~/x` as it is
-            with_home = rf"\1{Path.home()}"
-            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", with_home, text) for text in sys.argv[1:]])
+            home_option = rf"\1{Path.home()}"
+            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home_option, word) for word in sys.argv[1:]])
         return
     except HarnessError as error:
-        # it may quote a file or a model, whose hidden characters could change the terminal
+        # the error may quote a file or a model, whose hidden characters could change the terminal
         message = visible(" ".join(str(error).split()), keep="")
         if isinstance(error, RunInterrupted):
             exit_code = INTERRUPTED_EXIT_CODE
@@ -130,7 +130,8 @@ def main() -> None:
         if isinstance(error, _PATH_ERRORS) and error.filename is not None:
             message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
         elif error.errno == errno.ENOSPC and error.filename is None:
-            # Python writes its buffer again when it exits, so the buffer goes to nowhere
+            # Python tries to write the rest of the output again when it exits. It now succeeds,
+            # because the output goes to /dev/null.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             message = "standard output is full: no space left on device. Redirect it elsewhere."
         else:

@@ -53,7 +53,7 @@ ANSWER_SHARE = "answer_share"
 """The column of the logarithm of the gold answer's share of the probability of all its answers."""
 OTHER_ANSWER_COUNT = 4
 """The number of other answers that are scored after each prompt."""
-CHANCE_PERCENTAGE = 100 / (1 + OTHER_ANSWER_COUNT)
+CHANCE_PERCENT = 100 / (1 + OTHER_ANSWER_COUNT)
 """The percentage of gold answers that come first by chance."""
 NATS_MARGIN = 0.1
 """The equivalence margin of log-probabilities: the gold answer becomes a tenth more likely or less

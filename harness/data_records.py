@@ -84,9 +84,9 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
             )
         yield from _read_tables(path, *map(_read_arrow_file, files))
         return
-    hub_name = _HUB_NAME_PATTERN.fullmatch(str(path))
-    if hub_name and not path.exists():
-        yield from _read_tables(path, _read_hub_table(*hub_name.groups()))
+    hub_match = _HUB_NAME_PATTERN.fullmatch(str(path))
+    if hub_match and not path.exists():
+        yield from _read_tables(path, _read_hub_table(*hub_match.groups()))
         return
     suffix = _find_suffix(path)
     try:
@@ -140,10 +140,10 @@ def _read_hub_table(name: str, revision: str | None, configuration: str | None, 
     datasets.logging.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(name, configuration, revision=revision, split=split)
+        dataset = datasets.load_dataset(name, configuration, revision=revision, split=split)
     except Exception as error:
         raise DataError(explain_hub_error(name, error)) from error
-    return rows.with_format("arrow")[:]
+    return dataset.with_format("arrow")[:]
 
 
 def _read_arrow_file(path: Path) -> Any:
@@ -154,10 +154,11 @@ def _read_arrow_file(path: Path) -> Any:
     try:
         if _find_suffix(path) == ".parquet":
             return parquet.read_table(path)
-        data = path.read_bytes()
-        # `datasets` writes streams, other programs files, which begin with their name
-        open_table = ipc.open_file if data.startswith(b"ARROW1") else ipc.open_stream
-        return open_table(data).read_all()
+        content = path.read_bytes()
+        # Arrow has two formats. `datasets` writes streams; other programs write files, which begin
+        # with `ARROW1`.
+        open_table = ipc.open_file if content.startswith(b"ARROW1") else ipc.open_stream
+        return open_table(content).read_all()
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be loaded: {quote(error)}") from None
 
@@ -167,7 +168,7 @@ def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
     import pyarrow
 
     def choose_type(column_type: Any) -> Any:
-        """Text for 32-bit numbers, because such a 0.1 is 0.10000000149011612 in 64 bits."""
+        """Choose text for 32-bit numbers, because such a 0.1 is 0.10000000149011612 in 64 bits."""
         if isinstance(
             column_type, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
         ):
@@ -175,9 +176,9 @@ def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
         return pyarrow.string() if column_type == pyarrow.float32() else column_type
 
     table = pyarrow.concat_tables(tables)
-    types = [(column.name, choose_type(column.type)) for column in table.schema]
-    for number, row in enumerate(table.cast(pyarrow.schema(types)).to_pylist()):
-        yield f"{path}, row {number}", row
+    columns = [(column.name, choose_type(column.type)) for column in table.schema]
+    for index, row in enumerate(table.cast(pyarrow.schema(columns)).to_pylist()):
+        yield f"{path}, row {index}", row
 
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
@@ -190,6 +191,7 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
             raise DataError(f"{path}: a column appears twice: {', '.join(columns)}.")
         for row in reader:
             location = f"{path}, line {reader.line_num}"
+            # csv stores surplus cells under the key None, and gives missing cells the value None
             if None in row or None in row.values():
                 raise DataError(f"{location}: expected {len(columns)} cells, as in the first line.")
             yield location, row
@@ -199,7 +201,8 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
-    # several lines that are one object, such as an indented log
+    # One object over several lines, such as an indented log, is not a table of records. The text of
+    # several records is not JSON as a whole: it raises the ValueError that is suppressed.
     with suppress(ValueError):
         if isinstance(document := json.loads(text), dict) and "\n" in text.strip():
             raise DataError(
@@ -237,6 +240,6 @@ def _as_object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         keys = [key for key, _ in pairs]
-        key = max(keys, key=keys.count)
-        raise ValueError(f"the key {key!r} appears twice")
+        repeated_key = max(keys, key=keys.count)
+        raise ValueError(f"the key {repeated_key!r} appears twice")
     return record

@@ -17,4 +17,5 @@ In other notations 1,234 is a thousand and (1,5) a point.
 
 def with_decimal_points(text: str) -> str:
     """A text with decimal commas in English notation: `1.234,5` becomes `1234.5`."""
+    # in LaTeX a decimal comma has braces, as in `2{,}5`, to avoid a blank after it
     return _GROUPED_NUMBER.sub(lambda match: re.sub("[{}.']", "", match[0]).replace(",", "."), text)

@@ -15,6 +15,7 @@ from pathlib import Path
 MOST_QUOTED_CHARACTERS = 500
 """Maximum length of another program's text in a message."""
 TABLE_HINT = "A table of the columns item, condition and score is read as it is."
+"""What to give instead of a log or table that cannot be read."""
 
 
 class HarnessError(Exception):
@@ -79,12 +80,12 @@ def quote_error(error: BaseException) -> str:
     return quote(f"{type(error).__name__}: {error}")
 
 
-def list_near(got: str, names: Iterable[object], most: int = 6) -> str:
+def list_near(invalid_name: str, names: Iterable[object], limit: int = 6) -> str:
     """The valid names that a message suggests: similar ones first, and the number of the others."""
     valid_names = list(map(str, names))
-    similar_names = difflib.get_close_matches(got, valid_names, n=len(valid_names))
+    similar_names = difflib.get_close_matches(invalid_name, valid_names, n=len(valid_names))
     other_names = [name for name in valid_names if name not in similar_names]
-    return list_first([*similar_names, *other_names], most)
+    return list_first([*similar_names, *other_names], limit)
 
 
 def name_similar_files(path: Path) -> str:
@@ -95,19 +96,19 @@ def name_similar_files(path: Path) -> str:
     return f" Near it: {', '.join(similar_names)}." if similar_names else ""
 
 
-def list_first(names: Sequence[str], most: int = 3) -> str:
+def list_first(names: Sequence[str], limit: int = 3) -> str:
     """The first names, and the number of the others."""
-    text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
+    text = ", ".join(names[:limit])
+    return f"{text} and {len(names) - limit} more" if len(names) > limit else text
 
 
 def explain_hub_error(name: str, error: BaseException) -> str:
     """One line that says why `name` could not be loaded from the hub, and what to do."""
-    chain = [error]
+    error_chain = [error]
     # libraries wrap the error of the network several times
-    while cause := chain[-1].__cause__ or chain[-1].__context__:
-        chain.append(cause)
-    text = " ".join(f"{type(link).__name__}: {link}" for link in chain)
+    while cause := error_chain[-1].__cause__ or error_chain[-1].__context__:
+        error_chain.append(cause)
+    text = " ".join(f"{type(cause).__name__}: {cause}" for cause in error_chain)
     if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
         return (
             f"The hub refuses {name} (401/403): it is gated, private or does not exist. Accept its "

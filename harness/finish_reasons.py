@@ -16,7 +16,7 @@ _REASONS_BY_MEANING = {
     "maxoutputtokens maxoutput maxcompletiontokens maximumtokens maxpredictedtokensreached "
     "modellength tokenlimit contextlength contextlengthreached contextlengthexceeded "
     "modelcontextwindowexceeded truncated alternativestatustruncatedfinal",
-    # a filter of the server took the completion or a part of it
+    # a filter of the server removed the completion or a part of it
     "filtered": "contentfilter contentfiltered contentfiltering contentpolicyviolation safety "
     "imagesafety recitation blocklist blacklist prohibitedcontent spii sensitive refusal "
     "guardrailintervened guardrails errortoxic datainspectionfailed responsibleaipolicyviolation "
@@ -24,7 +24,7 @@ _REASONS_BY_MEANING = {
     None: "null none unspecified",
 }
 _MEANING_BY_REASON = {
-    name: meaning for meaning, names in _REASONS_BY_MEANING.items() for name in names.split()
+    reason: meaning for meaning, words in _REASONS_BY_MEANING.items() for reason in words.split()
 }
 
 
@@ -40,5 +40,5 @@ def read_reason(reason: str | None) -> str | None:
         `stop`, `length` or `filtered`; None if it was not reported; else `broken`, such as for
         `abort`, `error` or `network_error`, which end a request without a whole completion.
     """
-    name = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
-    return _MEANING_BY_REASON.get(name, "broken") if name else None
+    letters = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
+    return _MEANING_BY_REASON.get(letters, "broken") if letters else None

@@ -48,15 +48,15 @@ class Check:
 
 def check_installation() -> dict[str, Check]:
     """Run all checks, by subject. None of them raises, loads weights or leaves files behind."""
-    checks: dict[str, Callable[[], Check]] = {
-        # not compared: a Python that is older than mless allows cannot import this module
+    run_check_by_subject: dict[str, Callable[[], Check]] = {
+        # never a failure, because a Python that is too old for mless cannot import this module
         "python": lambda: Check(platform.python_version()),
         **{name: partial(check_version, name) for name in TESTED_PACKAGES},
         "device": _check_device,
         "data": _check_data,
     }
-    outcomes = {}
-    for subject, run_check in checks.items():
+    check_by_subject = {}
+    for subject, run_check in run_check_by_subject.items():
         try:
             check = run_check()
         except HarnessError as error:
@@ -65,11 +65,11 @@ def check_installation() -> dict[str, Check]:
             check = Check(
                 "fails", f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
             )
-            # comparisons need none of the packages, and some backends need no vLLM
+            # not fatal: comparisons need none of these packages, and some backends need no vLLM
             if missing := explain_missing(error):
                 check = Check("not installed", missing, is_fatal=False)
-        outcomes[subject] = check
-    return outcomes
+        check_by_subject[subject] = check
+    return check_by_subject
 
 
 def check_version(name: str) -> Check:
@@ -78,16 +78,17 @@ def check_version(name: str) -> Check:
     Raises:
         ModuleNotFoundError: the package is not installed.
     """
-    state = version(name)
+    installed_version = version(name)
     specifier = next(
         requirement.specifier for requirement in _read_requirements() if requirement.name == name
     )
-    is_tested = specifier.contains(state, prereleases=True)
-    return Check(state, "" if is_tested else f"pip install '{name}{specifier}'")
+    is_tested = specifier.contains(installed_version, prereleases=True)
+    return Check(installed_version, "" if is_tested else f"pip install '{name}{specifier}'")
 
 
 def remark_on_versions() -> None:
     """Print a line for each package of a version that was not tested."""
+    # a package that is not installed has no version
     for name in filter(package_version, TESTED_PACKAGES):
         check = check_version(name)
         if check.fix:
@@ -100,20 +101,21 @@ def explain_missing(error: Exception) -> str:
     The packages are named with their versions, because mless may have been installed from a clone,
     a wheel or an index.
     """
-    name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
+    package_name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
     requirements = _read_requirements()
     markers = [requirement.marker for requirement in requirements]
     package_markers = [
-        requirement.marker for requirement in requirements if requirement.name == name
+        requirement.marker for requirement in requirements if requirement.name == package_name
     ]
     if not package_markers:
         return ""
-    # mless's optional parts are marked, and a part may contain another
-    smallest_part = min(package_markers, key=markers.count)
+    # The packages of an optional part of mless have one marker, such as `extra == "vllm"`. A part
+    # may contain another, so the smallest part with this package is suggested.
+    smallest_part_marker = min(package_markers, key=markers.count)
     missing = [
         str(requirement).partition(";")[0]
         for requirement in requirements
-        if requirement.marker == smallest_part and package_version(requirement.name) is None
+        if requirement.marker == smallest_part_marker and package_version(requirement.name) is None
     ]
     return f"Type `pip install {shlex.join(missing)}`."
 
@@ -127,7 +129,7 @@ def _check_device() -> Check:
     """The devices that torch sees."""
     import torch
 
-    gpu_library = torch.version.cuda or torch.version.hip
+    gpu_library_version = torch.version.cuda or torch.version.hip
     # without torch's warning of an old driver, because the advice below names the driver too
     with warnings.catch_warnings(action="ignore"):
         has_gpu = torch.cuda.is_available()
@@ -137,9 +139,9 @@ def _check_device() -> Check:
             f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {torch_version}"
         )
     fix = ""
-    if gpu_library:
+    if gpu_library_version:
         fix = (
-            f"torch is built for {gpu_library} and sees no GPU: check the driver and "
+            f"torch is built for {gpu_library_version} and sees no GPU: check the driver and "
             "CUDA_VISIBLE_DEVICES."
         )
     return Check(f"CPU, {torch_version}", fix, is_fatal=False)

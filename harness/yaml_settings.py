@@ -73,14 +73,16 @@ class Strict(BaseModel):
     def _refuse_unknown_key(cls, values: Any) -> Any:
         """Replaces pydantic's `extra="forbid"`, whose message does not list the valid keys."""
         keys = values if isinstance(values, Mapping) else ()
-        # excluded fields are set by our own code, and never by a config
+        # an excluded field is set by our own code, so a config must not name it
         public_keys = [
             field.alias or name for name, field in cls.model_fields.items() if not field.exclude
         ]
         if unknown_keys := [str(key) for key in keys if key not in public_keys]:
-            near = list_near(unknown_keys[0], [*public_keys, *cls.inner_keys])
+            valid_keys = list_near(unknown_keys[0], [*public_keys, *cls.inner_keys])
             raise PydanticCustomError(
-                _UNKNOWN_KEY_TYPE, "{near}", {"key": unknown_keys[0], "near": near}
+                _UNKNOWN_KEY_TYPE,
+                "{valid_keys}",
+                {"key": unknown_keys[0], "valid_keys": valid_keys},
             )
         return values
 
@@ -114,37 +116,41 @@ def parse_overrides(options: Iterable[str] | None) -> dict[str, Any]:
     return overrides
 
 
-def read_values(path: Path, kind: str, overrides: Mapping[str, Any] = {}) -> Any:
+def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -> Any:
     """Read the values of a config file and apply overrides. They are not yet checked by a schema.
 
     Args:
         path: The file, or the name of a shipped config, or its path from `configs` on.
-        kind: The folder of the shipped configs, in `configs`.
+        subfolder: The folder of the shipped configs, in `configs`.
         overrides: New values, by dotted keys.
 
     Raises:
         ConfigError: the file is missing or not YAML, a key appears twice, or the key of an override
             does not exist.
     """
-    folder = resources.folder("configs")
-    shipped = folder.parent / path if path.parts[:1] == ("configs",) else folder / kind / path
-    if not path.exists() and shipped.is_file():
-        path = shipped
+    configs_folder = resources.folder("configs")
+    folder = configs_folder / subfolder
+    shipped_path = folder / path
+    if path.parts[:1] == ("configs",):
+        shipped_path = configs_folder.parent / path
+    if not path.exists() and shipped_path.is_file():
+        path = shipped_path
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        names = list_near(path.name, sorted(os.listdir(folder / kind)))
+        names = list_near(path.name, sorted(os.listdir(folder)))
         raise ConfigError(
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
-            f"{folder / kind}: {names}."
+            f"{folder}: {names}."
         ) from None
     except _YAML_ERRORS as error:
-        # PyYAML marks the column with ^, which has no meaning in one line
+        # PyYAML marks the column with ^ in a line of its own, which is lost in a one-line message
         raise ConfigError(
             f"{path} is not valid YAML: {' '.join(str(error).split()).rstrip(' ^')}"
         ) from None
     for key, value in overrides.items():
-        # a copy, because a later key may change it; and a path is text, as in a file
+        # A path becomes text, as in a file. Other values are copied, because a later override may
+        # change a part of them.
         _override(values, key, str(value) if isinstance(value, Path) else deepcopy(value))
     return values
 
@@ -153,13 +159,13 @@ def _override(container: Any, key: str, value: Any) -> None:
     """Set a dotted key of nested mappings and lists. A missing mapping is made."""
     *parent_keys, last_key = key.split(".")
     try:
-        for parent in parent_keys:
+        for parent_key in parent_keys:
             if isinstance(container, list):
-                container = container[int(parent)]
+                container = container[int(parent_key)]
                 continue
-            if not isinstance(container.get(parent), dict | list):
-                container[parent] = {}
-            container = container[parent]
+            if not isinstance(container.get(parent_key), dict | list):
+                container[parent_key] = {}
+            container = container[parent_key]
         container[int(last_key) if isinstance(container, list) else last_key] = value
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ConfigError(
@@ -167,8 +173,8 @@ def _override(container: Any, key: str, value: Any) -> None:
         ) from None
 
 
-def validate(schema: type[Schema], values: Any, where: object) -> Schema:
-    """The values in the form of a schema.
+def validate(schema: type[Schema], values: Any, source: object) -> Schema:
+    """The values in the form of a schema; `source` is their file or object, for messages.
 
     Raises:
         ConfigError: the values do not fit; see `explain`.
@@ -176,15 +182,15 @@ def validate(schema: type[Schema], values: Any, where: object) -> Schema:
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(where))) from None
+        raise ConfigError(explain(error, str(source))) from None
 
 
-def explain(error: ValidationError, where: str) -> str:
+def explain(error: ValidationError, source: str) -> str:
     """The most specific error of pydantic in one line, with the dotted key and the value.
 
     Args:
         error: pydantic's error.
-        where: The file or object that does not fit.
+        source: The file or object that does not fit.
     """
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
@@ -194,8 +200,8 @@ def explain(error: ValidationError, where: str) -> str:
     )
     key = _name_key(deepest_error)
     if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
-        return f"{where}: unknown key {key!r}: expected one of {deepest_error['msg']}."
-    # a tuple is Python's name of a list in YAML
+        return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
+    # pydantic calls a list of YAML a tuple
     messages = [
         _PLAIN_MESSAGE_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
             "valid tuple", "list, such as [a, b]"
@@ -204,7 +210,7 @@ def explain(error: ValidationError, where: str) -> str:
         if _name_key(detail) == key
     ]
     reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
-    text = ": ".join(filter(None, [where, key, "; or ".join(reasons)])).rstrip(".")
+    text = ": ".join(filter(None, [source, key, "; or ".join(reasons)])).rstrip(".")
     if deepest_error["type"] not in ("value_error", "missing"):
         text += f", got {deepest_error['input']!r:.200}"
     return f"{text}."
@@ -212,8 +218,8 @@ def explain(error: ValidationError, where: str) -> str:
 
 def _locate(detail: Any) -> tuple[Any, ...]:
     """The path to the key of an error, with the schemas that pydantic tried."""
-    unknown_key = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY_TYPE else ()
-    return (*detail["loc"], *unknown_key)
+    unknown_keys = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY_TYPE else ()
+    return (*detail["loc"], *unknown_keys)
 
 
 def _name_key(detail: Any) -> str:
@@ -235,14 +241,15 @@ _KEYLESS_VALUES = ("", "EMPTY", "none")
 """Values for servers that need no key."""
 
 
-def find_secrets(value: Any, where: str = "", name: str = "") -> Iterator[str]:
+def find_secrets(value: Any, dotted_key: str = "", name: str = "") -> Iterator[str]:
     """The dotted keys of secrets, which must not be written to files."""
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from find_secrets(inner, f"{where}.{key}", str(key))
+        for key, inner_value in value.items():
+            yield from find_secrets(inner_value, f"{dotted_key}.{key}", str(key))
     elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            yield from find_secrets(inner, f"{where}.{index}", name)
+        for index, inner_value in enumerate(value):
+            # the values of a list have the name of the list
+            yield from find_secrets(inner_value, f"{dotted_key}.{index}", name)
     elif isinstance(value, str) and value not in _KEYLESS_VALUES:
         if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
-            yield where
+            yield dotted_key

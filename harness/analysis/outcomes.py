@@ -13,7 +13,7 @@ from harness.analysis.paired_tests import average_clusters
 from harness.analysis.sample_scores import FRACTION, MEAN_SCORES, NUMBER, choose_score, sum_samples
 from harness.analysis.score_interval import score_interval, t_interval
 from harness.array_types import Integers
-from harness.constants import ANSWER_LOGPROB, CHANCE_PERCENTAGE, SCORE_COLUMN, Row
+from harness.constants import ANSWER_LOGPROB, CHANCE_PERCENT, SCORE_COLUMN, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
@@ -58,7 +58,7 @@ class Outcomes:
     samples_by_draw: Integers
     repeats: int
     score: str | None = None
-    chance: float = CHANCE_PERCENTAGE
+    chance: float = CHANCE_PERCENT
     changed_completions: tuple[int, int] | None = None
 
     @property
@@ -140,7 +140,7 @@ def count_outcomes(
                 samples_by_draw=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 score=score,
-                chance=float(np.mean(frame.get("chance", CHANCE_PERCENTAGE))),
+                chance=float(np.mean(frame.get("chance", CHANCE_PERCENT))),
                 changed_completions=changed_completions.get((*setting, condition, replicate)),
             )
         )

@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from harness.constants import (
-    ANSWER_LOGPROB,
-    ANSWER_SHARE,
-    CHANCE_PERCENTAGE,
-    GOLD_FIRST,
-    SCORE_COLUMN,
-)
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE_PERCENT, GOLD_FIRST, SCORE_COLUMN
 from harness.errors import ComparisonError, ConfigError
 
 FRACTION, NUMBER = "fraction", "number"
@@ -36,7 +30,7 @@ SCORE_MEANINGS = {
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",
     "maj": "problems where the most frequent answer of the first k samples is right",
     GOLD_FIRST: "percentage of problems whose gold answer is likelier than all other answers that "
-    f"are scored; by chance {CHANCE_PERCENTAGE:g}, with choices 100 divided by their number",
+    f"are scored; by chance {CHANCE_PERCENT:g}, with choices 100 divided by their number",
     FRACTION: f"mean of the scores in percent, whose better direction is unknown; {NUMBER_TEST}",
     NUMBER: f"mean of the scores, whose better direction is unknown; {NUMBER_TEST}",
 }

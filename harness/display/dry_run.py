@@ -18,7 +18,7 @@ from harness.errors import list_first
 from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL, contrast_name
 from harness.experiment.plan import Plan, group_name
-from harness.experiment.problems import Problem, fold_text
+from harness.experiment.problems import Problem
 from harness.experiment.prompts.chat_template import template_switches
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Layout
@@ -158,7 +158,7 @@ def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
         yield f"note      {NO_MARKERS_NOTE}"
     if plan.thinking and (answer_form == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
-    raw_rows = [row for row in plan.rows if row[1].layout != Layout.CHAT]
+    raw_rows = [row for row in plan.rows if row.task.layout != Layout.CHAT]
     if answer_form == "line" and any(prompt.text.endswith("\n") for *_, prompt in raw_rows):
         yield (
             "note      a prompt ends with a line break: a completion that begins with another has "
@@ -178,10 +178,7 @@ def _count_problems(plan: Plan, clusters: int) -> str:
     text = str(len(problems))
     if len(problems) < total:
         text += f" of {total}"
-    questions = {
-        (problem.cluster_key, problem.shown_text or fold_text(problem.problem))
-        for problem in problems
-    }
+    questions = {(problem.cluster_key, problem.question) for problem in problems}
     copies = len(problems) - len(questions)
     text += f" problems{describe_clusters(len(problems), clusters, copies)}"
     fewshot = plan.config.fewshot

@@ -24,7 +24,7 @@ _LABEL_ORDERS = (LETTERS, "0123456789", "12345678910")
 def read_choices(
     location: str, record: JsonObject, used_columns: Collection[str | None], answer: Any
 ) -> dict[str, str]:
-    """The texts of a record's choices by their letters, or by numbers of the data; mostly none.
+    """The texts of a record's choices, by their letters or the numbers of the data; empty for most.
 
     They are a column with a list, with a mapping, with the lists `label` and `text` (as in ARC), or
     with one of these as text; else columns of single choices. Columns of mere letters may be other
@@ -39,89 +39,100 @@ def read_choices(
     Raises:
         DataError: choices are missing, equal, or in another form.
     """
-    has_letters = {"A", "B", "C"} <= record.keys() or re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
-    cells = {}
+    is_letter = re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
+    has_letter_columns = is_letter or {"A", "B", "C"} <= record.keys()
+    cell_by_name = {}
     for column, cell in record.items():
+        if cell in (None, "", [], {}) or column in used_columns:
+            continue
         match = _CHOICE_COLUMN.fullmatch(column)
-        if match and cell not in (None, "", [], {}) and column not in used_columns:
-            if match["word"] or has_letters:
-                cells[match["name"]] = cell
-    if not cells:
+        if match and (match["word"] or has_letter_columns):
+            cell_by_name[match["name"]] = cell
+    if not cell_by_name:
         return {}
-    # a column that holds all choices is not named after one choice
-    value: Any = cells.get(None, cells)
-    if isinstance(value, str):
+    # the name is None if a column has all choices
+    content: Any = cell_by_name.get(None, cell_by_name)
+    if isinstance(content, str):
         with suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(value.strip())
-    # one label more than there are letters: too many choices are refused below
-    labels, texts = [*LETTERS, "?"], value
-    if isinstance(value, dict):
-        labels, texts = value.get("label", [*value]), value.get("text", [*value.values()])
+            content = ast.literal_eval(content.strip())
+    # one label more than there are letters, so that too many choices are refused below
+    labels, texts = [*LETTERS, "?"], content
+    has_labels = isinstance(content, dict)
+    if has_labels:
+        labels = content.get("label", [*content])
+        texts = content.get("text", [*content.values()])
     choices = {}
-    # labels of the data must be as many as the texts, or a choice would be lost
-    if isinstance(texts, list) and (texts is value or len(labels) == len(texts)):
+    # a text without a label, or a label without a text, would lose a choice
+    if isinstance(texts, list) and (len(labels) == len(texts) or not has_labels):
         for label, text in zip(labels, texts, strict=False):
             if text not in (None, ""):
                 choices[str(label)] = str(text).strip()
-    is_complete = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
-    if not is_complete or len({*choices.values()}) < max(2, len(choices)):
+    is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
+    different_texts = {*choices.values()}
+    if not is_in_order or len(different_texts) < max(2, len(choices)):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
-            f"from A, got {value!r:.99}."
+            f"from A, got {content!r:.99}."
         )
     return choices
 
 
 def find_letters(
-    rows: Sequence[LocatedRecord], golds: Sequence[Sequence[str]], answer_is: AnswerKind | None
+    rows: Sequence[LocatedRecord],
+    golds_by_row: Sequence[Sequence[str]],
+    answer_is: AnswerKind | None,
 ) -> list[list[str]]:
     """The letter of the choice that each gold answer names.
 
     Args:
         rows: The location of each problem, and its fields.
-        golds: The answers of each problem: one, as several may all be required.
+        golds_by_row: The answers of each problem. Several are joined: all may be required.
         answer_is: What the answers are. None: this is concluded from all of them.
 
     Raises:
         DataError: an answer is not one of the choices, or can be read in two ways.
     """
-    cells = [
-        (location, fields["choices"], ", ".join(answers).strip())
-        for (location, fields), answers in zip(rows, golds, strict=True)
+    answers = [
+        (location, fields["choices"], ", ".join(golds).strip())
+        for (location, fields), golds in zip(rows, golds_by_row, strict=True)
     ]
-    readings = {}
+    letters_by_kind = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):
-        readings[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in cells]
-    best_kind = max(readings, key=lambda kind: sum(map(bool, readings[kind])))
-    is_index = not answer_is and best_kind.startswith("index")
-    complete_readings = filter(all, readings.values())
-    for (location, choices, gold), *letters in zip(
-        cells, readings[best_kind], *complete_readings, strict=True
-    ):
-        lines = "; ".join(letter_lines([*choices.values()]))
-        is_in_text = is_index and re.search(rf"(?<!\w){re.escape(gold)}(?!\w)", lines)
-        if is_in_text or "" in letters or len({*letters}) > 1:
-            if "" in letters:
-                fault = f"read as {best_kind} is not one of the {len(choices)} choices"
-            else:
-                fault = (
-                    "is unclear: say --answer-is index0, index1, letter or text. The choices are"
-                )
-            raise DataError(f"{location}: the answer {gold!r} {fault}: {lines}.")
-    return [[letter] for letter in readings[best_kind]]
+        letters_by_kind[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in answers]
+    best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
+    best_letters = letters_by_kind[best_kind]
+    is_guessed_index = not answer_is and best_kind.startswith("index")
+    # other kinds may fit too, if every answer names a choice in them
+    fitting_letters = [*filter(all, letters_by_kind.values())]
+    for index, (location, choices, gold) in enumerate(answers):
+        answer_letters = {letters[index] for letters in fitting_letters}
+        choices_text = "; ".join(letter_lines([*choices.values()]))
+        # a number may also be meant as the text of a choice
+        is_in_text = is_guessed_index and re.search(
+            rf"(?<!\w){re.escape(gold)}(?!\w)", choices_text
+        )
+        if not best_letters[index]:
+            fault = f"read as {best_kind} is not one of the {len(choices)} choices"
+        elif is_in_text or len(answer_letters) > 1:
+            fault = "is unclear: say --answer-is index0, index1, letter or text. The choices are"
+        else:
+            continue
+        raise DataError(f"{location}: the answer {gold!r} {fault}: {choices_text}.")
+    return [[letter] for letter in best_letters]
 
 
 def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
     """The letter of the choice that an answer of a kind names; empty if it names none."""
-    names = [*choices.values()]
+    name, names = gold, [*choices.values()]
     if kind == "letter":
-        gold = re.sub(r"\W", "", gold).upper()
+        name = re.sub(r"\W", "", gold).upper()
         names = [label.upper() for label in choices]
     elif kind != "text":
+        # `index0` and `index1` end with the number of the first choice
         names = [str(index + int(kind[-1])) for index in range(len(choices))]
-    return LETTERS[names.index(gold)] if gold in names else ""
+    return LETTERS[names.index(name)] if name in names else ""
 
 
 def letter_lines(choices: Sequence[str]) -> list[str]:
-    """The choices after their letters."""
+    """A line for each choice, with its letter: `A. 5`."""
     return [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]

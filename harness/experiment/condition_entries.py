@@ -64,32 +64,33 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     """
     if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
-    lists = {key: as_list(value) for key, value in sweep.items()}
+    values_by_key = {key: as_list(value) for key, value in sweep.items()}
     entries: list[str | dict[str, Any]] = []
-    for values in product(*lists.values()):
-        combination = dict(zip(lists, values, strict=True))
+    for values in product(*values_by_key.values()):
+        settings = dict(zip(values_by_key, values, strict=True))
         # `False` and `0.0` equal 0 as well, and are refused later
-        has_no_filler = type(combination.get("count")) is int and combination["count"] == 0
+        has_no_filler = type(settings.get("count")) is int and settings["count"] == 0
+        # without a filler only the other changes remain
         if has_no_filler or all(value in ("", None) for value in values):
-            if names_filler(combination.get("intervention")):
-                del combination["intervention"]
+            if names_filler(settings.get("intervention")):
+                del settings["intervention"]
             keys = (*PROMPT_KEYS, "intervention")
-            combination = {key: combination[key] for key in keys if combination.get(key)}
-        names = [_spell_value(key, value, lists[key]) for key, value in combination.items()]
-        name = "-".join(filter(None, names))
-        entry = {"name": name, **combination} if combination else BASELINE
+            settings = {key: settings[key] for key in keys if settings.get(key)}
+        words = [_spell_value(key, value, values_by_key[key]) for key, value in settings.items()]
+        name = "-".join(filter(None, words))
+        entry = {"name": name, **settings} if settings else BASELINE
         # Several combinations may have the same prompt without filler, which is run once.
         if entry not in entries or not has_no_filler:
             entries.append(entry)
     return entries
 
 
-def _spell_value(key: str, value: Any, values: list[Any]) -> str:
+def _spell_value(key: str, value: Any, key_values: list[Any]) -> str:
     """Spell a value of a sweep in letters, digits and hyphens.
 
     A number other than the count has its key. A template or a long text has its key and its number
-    among the values, such as `template-2`. An intervention has its keys and values, such as
-    `attention-part-filler-weight-0_5`.
+    among the values of the key, such as `template-2`. An intervention has its keys and values, such
+    as `attention-part-filler-weight-0_5`.
     """
     if key == "intervention":
         text = str(value or "").replace("'kind': ", "").replace(" -", " minus")
@@ -109,7 +110,7 @@ def _spell_value(key: str, value: Any, values: list[Any]) -> str:
     name = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
     name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
     if value and (key in ("template", "question") or len(name) > MOST_NAME_CHARACTERS):
-        return f"{key.replace('_', '-')}-{values.index(value) + 1}"
+        return f"{key.replace('_', '-')}-{key_values.index(value) + 1}"
     return name
 
 
@@ -129,30 +130,31 @@ def add_reference_conditions(
     """
     names = {condition.name for condition in conditions}
     templates = config.get("template"), config.get("question")
-    conditions = [
+    all_conditions = [
         condition.model_copy(update={"is_in_template": condition.mentions_filler(*templates)})
         for condition in conditions
     ]
     if config.get("positive_control"):
         control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
         name = control.name
+        # a condition of the config may have this name
         while name in names:
             name += "_"
-        conditions.append(control.model_copy(update={"name": name}))
+        all_conditions.append(control.model_copy(update={"name": name}))
     if config.get("other_texts"):
-        conditions += _make_other_texts(conditions, tested_name, config)
-    return tuple(conditions)
+        all_conditions += _make_other_texts(all_conditions, tested_name, config)
+    return tuple(all_conditions)
 
 
 def _make_other_texts(
     conditions: Sequence[Condition], tested_name: str | None, config: Mapping[str, Any]
 ) -> list[Condition]:
-    """Other texts with the length, the place and the other words of the tested filler.
+    """Conditions with another text of the tested filler's length, at its place.
 
     A larger number keeps the earlier texts. A text that a condition has is not drawn.
     """
-    by_name = {condition.name: condition for condition in conditions}
-    tested_condition = by_name.get(str(tested_name))
+    condition_by_name = {condition.name: condition for condition in conditions}
+    tested_condition = condition_by_name.get(str(tested_name))
     if (
         tested_condition is None
         or not tested_condition.filler_tokens
@@ -163,22 +165,23 @@ def _make_other_texts(
             f"number of tokens and no intervention, got {tested_name}"
         )
     descriptions = [condition.describe() for condition in conditions]
-    texts: list[Condition] = []
+    text_conditions: list[Condition] = []
     for family, text_count in config["other_texts"].items():
         candidates = _draw_other_texts(tested_condition, family, config.get("seed", DEFAULT_SEED))
-        free_texts = (text for text in candidates if text.describe() not in descriptions)
-        family_texts = list(islice(free_texts, text_count))
-        if len(family_texts) < text_count:
+        new_candidates = (text for text in candidates if text.describe() not in descriptions)
+        family_conditions = list(islice(new_candidates, text_count))
+        if len(family_conditions) < text_count:
             raise ConfigError(
-                f"other_texts.{family}: expected at most {len(family_texts)}, got {text_count}"
+                f"other_texts.{family}: expected at most {len(family_conditions)}, got {text_count}"
             )
-        texts += family_texts
-        for text in family_texts:
-            if text.name in by_name:
+        text_conditions += family_conditions
+        for condition in family_conditions:
+            if condition.name in condition_by_name:
                 raise ConfigError(
-                    f"conditions: {text.name} is also the name of a text of other_texts.{family}"
+                    f"conditions: {condition.name} is also the name of a text of "
+                    f"other_texts.{family}"
                 )
-    return texts
+    return text_conditions
 
 
 def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> Iterator[Condition]:
@@ -197,24 +200,23 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
         values = {
             key: getattr(tested_condition, key) for key in (*PROMPT_KEYS, "placement", "seed")
         }
-        tokens = tested_condition.filler_tokens
+        token_count = tested_condition.filler_tokens
         if is_sentence:
-            values |= {"name": f"sentence-{number}", "sentence": number, "count": tokens}
+            values |= {"name": f"sentence-{number}", "sentence": number, "count": token_count}
         else:
             values |= {
                 "name": f"random-tokens-{number}",
-                "random_ids": tokens,
+                "random_ids": token_count,
                 "seed": seed + number,
             }
-        fields = {
+        reference_fields = {
             "kind": OTHER_TEXT,
             "of": tested_condition.name,
             "number": number,
             "is_in_template": tested_condition.is_in_template,
         }
-        yield validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}").model_copy(
-            update=fields
-        )
+        condition = validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}")
+        yield condition.model_copy(update=reference_fields)
 
 
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
@@ -228,6 +230,6 @@ def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     # without a named primary contrast, the primary contrast is that of the studied condition
     primary = config.get("primary")
     tested_name = read_contrast(primary)[0] if primary else STUDY_CONDITION
-    entries = [as_condition(entry) for entry in config["conditions"]]
-    conditions = add_reference_conditions(entries, config, tested_name)
-    return {condition.name: condition for condition in conditions}
+    conditions = [as_condition(entry) for entry in config["conditions"]]
+    all_conditions = add_reference_conditions(conditions, config, tested_name)
+    return {condition.name: condition for condition in all_conditions}

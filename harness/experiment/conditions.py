@@ -141,6 +141,7 @@ class Condition(Strict):
             template: The run's template.
             question: The run's template of the question.
         """
+        # the run's template of the question belongs to the run's template
         if self.template:
             template, question = self.template, None
         return template, self.question or question or template
@@ -153,7 +154,7 @@ class Condition(Strict):
     def without_filler(self) -> "Condition":
         """A condition without the filler and the intervention, whose prompts are the reference."""
         changes = {key: getattr(self, key) for key in PROMPT_KEYS}
-        # not validated, because an instruction of `across` may be empty
+        # not validated, because these fields of this condition are valid
         return Condition.model_construct(name=BASELINE, **changes)
 
     def recorded(self) -> str | dict[str, Any]:
@@ -193,20 +194,20 @@ class FilledCondition(Condition):
     @property
     def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
-        # the content of `random_ids` is itself the number
-        number = getattr(self, "count", getattr(self, str(self.filler)))
-        return number if isinstance(number, int) else None
+        # where there is no count, the value of the filler's key may be the number (`random_ids`)
+        count = getattr(self, "count", getattr(self, str(self.filler)))
+        return count if isinstance(count, int) else None
 
     def describe(self) -> dict[str, Any]:
         """The columns that tables have of a condition; see `Condition.describe`."""
         content = getattr(self, str(self.filler))
-        descriptions = {
+        description_by_filler = {
             "unit": content,
             "sentence": f"sentence {content}",
             "text": "own text",
             "random_ids": "random tokens",
         }
-        description = descriptions[str(self.filler)]
+        description = description_by_filler[str(self.filler)]
         is_drawn = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
         if is_drawn and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
@@ -266,7 +267,7 @@ class RandomCondition(FilledCondition):
 
 
 FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
-KIND_BY_FILLER: dict[str, type[FilledCondition]] = {str(kind.filler): kind for kind in FILLER_KINDS}
+KIND_BY_FILLER = {str(kind.filler): kind for kind in FILLER_KINDS}
 """The kinds of filler, by the key from which they are recognised."""
 KIND_BY_FAMILY = {str(kind.family): kind for kind in FILLER_KINDS if kind.family}
 """The kinds of filler of which a run can draw other texts, by the family's name."""
@@ -276,38 +277,40 @@ NAMED_CONDITIONS = {
     BASELINE: Condition(name=BASELINE),
     STUDY_CONDITION: UnitCondition(name=STUDY_CONDITION, unit="/"),
     "mful": UnitCondition(name="mful", unit="he"),
-    # the number was drawn at random once
+    # this sentence was once drawn at random
     "random": SentenceCondition(name="random", sentence=4),
 }
 """The study's four conditions by name, in the order of tables and figures."""
 
 
-def as_condition(value: Any) -> Condition:
+def as_condition(entry: Any) -> Condition:
     """Read an entry of a config: a name of the study's conditions, or a mapping.
 
     Raises:
         ConfigError: the entry is neither, describes no condition, or has the name of a condition of
             the study.
     """
-    if isinstance(value, str) and value in NAMED_CONDITIONS:
-        return NAMED_CONDITIONS[value]
-    if not isinstance(value, Mapping):
+    if isinstance(entry, str) and entry in NAMED_CONDITIONS:
+        return NAMED_CONDITIONS[entry]
+    if not isinstance(entry, Mapping):
         raise ConfigError(
-            f"Expected a condition, one of {list_near(str(value), NAMED_CONDITIONS)}, or a mapping "
-            f"such as {{name: dots, unit: '.'}}, got {value!r}."
+            f"Expected a condition, one of {list_near(str(entry), NAMED_CONDITIONS)}, or a mapping "
+            f"such as {{name: dots, unit: '.'}}, got {entry!r}."
         )
-    where = f"condition {value.get('name', '')!r}"
-    values = {key: content for key, content in value.items() if content is not None}
-    fillers = [key for key in KIND_BY_FILLER if key in values]
-    if len(fillers) > 1:
-        raise ConfigError(f"{where}: expected one filler, got {' and '.join(fillers)}.")
-    kind = KIND_BY_FILLER[fillers[0]] if fillers else Condition
-    condition: Condition = validate(kind, values, where)
+    label = f"condition {entry.get('name', '')!r}"
+    values = {key: value for key, value in entry.items() if value is not None}
+    filler_keys = [key for key in KIND_BY_FILLER if key in values]
+    if len(filler_keys) > 1:
+        raise ConfigError(f"{label}: expected one filler, got {' and '.join(filler_keys)}.")
+    condition_class = KIND_BY_FILLER[filler_keys[0]] if filler_keys else Condition
+    condition = validate(condition_class, values, label)
     if not (condition.filler or condition.other_changes):
-        keys = ", ".join((*KIND_BY_FILLER, *PROMPT_KEYS))
-        raise ConfigError(f"{where} changes nothing: expected one of {keys}.")
+        raise ConfigError(
+            f"{label} changes nothing: expected one of "
+            f"{', '.join((*KIND_BY_FILLER, *PROMPT_KEYS))}."
+        )
     if condition.name in NAMED_CONDITIONS:
-        raise ConfigError(f"{where} has the name of a condition of the study.")
+        raise ConfigError(f"{label} has the name of a condition of the study.")
     return condition
 
 
@@ -318,13 +321,13 @@ def index_interventions(conditions: Iterable[Condition]) -> dict[str, tuple[Inte
     }
 
 
-def find_baseline(names: Sequence[str], configured: str | None) -> str:
+def find_baseline(names: Sequence[str], configured_name: str | None) -> str:
     """Choose the baseline of a run: the configured condition, else `wo`, else the first.
 
     A single condition is compared with `wo` of another run.
     """
-    if configured:
-        return configured
+    if configured_name:
+        return configured_name
     return BASELINE if BASELINE in names or len(names) < 2 else names[0]
 
 

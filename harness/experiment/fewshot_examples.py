@@ -122,61 +122,65 @@ class FewshotConfig(Strict):
             ConfigError: there are too few problems.
             DataError: the problems lack a stored example.
         """
-        clusters: dict[str, list[Problem]] = {}
+        problems_by_cluster: dict[str, list[Problem]] = {}
         for problem in problems:
-            clusters.setdefault(problem.cluster_key, []).append(problem)
-        ids, sizes = stored_ids, [self.num_fewshot] * self.draws
-        if ids is None or [*map(len, ids.example_sets)] != sizes:
-            # The config asks for other numbers of examples or draws than the run has: choose anew.
-            # The run is then refused with a message that names both numbers.
-            ids = self._choose_examples(clusters)
+            problems_by_cluster.setdefault(problem.cluster_key, []).append(problem)
+        ids, requested_sizes = stored_ids, [self.num_fewshot] * self.draws
+        # Examples are also chosen if the config asks for other numbers than the stored run has. The
+        # run is then refused, with a message that names both numbers.
+        if ids is None or [*map(len, ids.example_sets)] != requested_sizes:
+            ids = self._choose_examples(problems_by_cluster)
         problem_by_id = {problem.id: problem for problem in problems}
         if missing := sorted({*ids.pool} - problem_by_id.keys()):
             raise DataError(
                 f"the problem {missing[0]}, from which this run takes examples, is no longer in "
                 "the dataset. Restore it, or choose another --output."
             )
-        for problem_id in ids.pool:
-            clusters.pop(problem_by_id[problem_id].cluster_key, None)
-        cluster_names = list(clusters)
+        pool_clusters = {problem_by_id[problem_id].cluster_key for problem_id in ids.pool}
+        questions = [problem for problem in problems if problem.cluster_key not in pool_clusters]
+        if not questions:
+            raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
+        question_clusters = [*dict.fromkeys(question.cluster_key for question in questions)]
         example_sets = [
             ExampleSet(
                 draw=0 if self.draws == 1 else index + 1,
                 examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
-                clusters=self._assign_clusters(index, cluster_names, draws_per_problem),
+                clusters=self._assign_clusters(index, question_clusters, draws_per_problem),
             )
             for index, example_ids in enumerate(ids.example_sets)
         ]
-        questions = [problem for problem in problems if problem.cluster_key in clusters]
-        if not questions:
-            raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
         return questions, example_sets, ids
 
     def _assign_clusters(
-        self, index: int, names: Sequence[str], draws_per_problem: int
+        self, draw_index: int, clusters: Sequence[str], draws_per_problem: int
     ) -> frozenset[str]:
         """The clusters that are asked with the draw of this index.
 
         They are assigned in turn, so that all draws have about equally many. Problems that are
         appended to the file do not change earlier assignments.
         """
-        # A cluster is asked under `draws_per_problem` draws in a row, so a draw also has the
-        # clusters of the draws before it.
-        starts = [(index - step) % self.draws for step in range(draws_per_problem)]
-        return frozenset().union(*(names[start :: self.draws] for start in starts))
+        # Each cluster has `draws_per_problem` draws in a row, and the next cluster begins one draw
+        # later. So a draw has the clusters that begin with it or with one of the draws before it.
+        starts = [(draw_index - step) % self.draws for step in range(draws_per_problem)]
+        return frozenset().union(*(clusters[start :: self.draws] for start in starts))
 
-    def _choose_examples(self, clusters: Mapping[str, list[Problem]]) -> ExampleIds:
+    def _choose_examples(self, problems_by_cluster: Mapping[str, list[Problem]]) -> ExampleIds:
         """Choose clusters at random for the pool, and the examples of each draw from the pool."""
         generator = random.Random(self.seed)
         pool_size = self.pool
         if pool_size is None:
             pool_size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
         # at random, because a file may list similar problems one after another
-        names = generator.sample(list(clusters), len(clusters))
+        shuffled_clusters = generator.sample(
+            [*problems_by_cluster.values()], len(problems_by_cluster)
+        )
         pool: list[list[Problem]] = []
-        while names and (len(pool) < self.num_fewshot or sum(map(len, pool)) < pool_size):
-            pool.append(clusters[names.pop()])
-        if not names:
+        while shuffled_clusters and (
+            len(pool) < self.num_fewshot or sum(map(len, pool)) < pool_size
+        ):
+            pool.append(shuffled_clusters.pop())
+        # a cluster must be left for the questions
+        if not shuffled_clusters:
             raise ConfigError(
                 f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
                 f"a pool of {pool_size} problems and one question, got "
@@ -205,36 +209,37 @@ class ExamplesConfig(Strict):
     has_examples: ClassVar = True
 
     def split(
-        self, problems: Sequence[Problem], file: Dataset | None
+        self, problems: Sequence[Problem], example_dataset: Dataset | None
     ) -> tuple[list[Problem], list[ExampleSet], ExampleIds]:
         """Split the problems into questions and the only examples; see `FewshotConfig`.
 
         Args:
             problems: The problems.
-            file: The content of the file of examples; None if they are a list of ids.
+            example_dataset: The content of the file of examples; None if they are a list of ids.
 
         Raises:
             ConfigError: an id is unknown or listed twice, or no question is left.
             DataError: an example of the file is also a problem.
         """
-        if file is not None:
-            problem_ids = {problem.question: problem.id for problem in problems}
-            problem_ids |= {problem.cluster: problem.id for problem in problems if problem.cluster}
+        if example_dataset is not None:
+            id_by_name = {problem.question: problem.id for problem in problems}
+            id_by_name |= {problem.cluster: problem.id for problem in problems if problem.cluster}
             has_choices = bool(problems[0].choices)
-            for example in file.problems:
+            for example in example_dataset.problems:
                 if bool(example.choices) != has_choices:
+                    choices = "no choices" if has_choices else "choices"
                     raise DataError(
-                        f"{file.source}: the example {example.id} has "
-                        f"{'no ' * has_choices}choices, unlike the problems."
+                        f"{example_dataset.source}: the example {example.id} has {choices}, unlike "
+                        "the problems."
                     )
-                names = (example.question, example.cluster)
-                if problem_id := next(filter(None, map(problem_ids.get, names)), None):
+                problem_id = id_by_name.get(example.question, id_by_name.get(example.cluster))
+                if problem_id is not None:
                     raise DataError(
-                        f"{file.source}: the example {example.id} counts with the problem "
-                        f"{problem_id} of the dataset. List such examples by id."
+                        f"{example_dataset.source}: the example {example.id} counts with the "
+                        f"problem {problem_id} of the dataset. List such examples by id."
                     )
-            example_set = ExampleSet(draw=0, examples=file.problems)
-            return list(problems), [example_set], ExampleIds(sha256=file.sha256)
+            example_set = ExampleSet(draw=0, examples=example_dataset.problems)
+            return list(problems), [example_set], ExampleIds(sha256=example_dataset.sha256)
         ids, known_ids = tuple(self.examples), [problem.id for problem in problems]
         for problem_id in ids:
             if problem_id not in known_ids or ids.count(problem_id) > 1:

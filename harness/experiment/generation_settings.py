@@ -23,6 +23,7 @@ _UNSUPPORTED_SETTINGS = (
 ).split()
 """Settings of transformers' `generate` that vLLM does not have."""
 _OFF_VALUES: tuple[Any, ...] = (None, 0, 1, [], {})
+"""Values with which such a setting has no effect."""
 
 
 class ExplicitSampling(Strict):
@@ -76,12 +77,13 @@ class Sampling:
 
     def vllm_arguments(self) -> dict[str, Any]:
         """The arguments of vLLM's SamplingParams."""
-        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        values |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
+        arguments = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        arguments |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
+        # A sample's key is a hash of these arguments, and should not depend on a budget that is not
+        # set.
         if self.thinking_token_budget is None:
-            # otherwise the keys of all samples would change
-            del values["thinking_token_budget"]
-        return values
+            del arguments["thinking_token_budget"]
+        return arguments
 
     def lm_eval_arguments(self) -> dict[str, Any]:
         """lm-eval's generation arguments, for its results file, without parameters that are off."""
@@ -108,10 +110,9 @@ class Sampling:
     def _changed_parameters(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
         defaults = Sampling()
-        changed = [
-            name for name in _SAMPLING_FIELDS[1:] if getattr(self, name) != getattr(defaults, name)
-        ]
-        return {name: getattr(self, name) for name in changed}
+        # the first field is the temperature
+        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS[1:]}
+        return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,23 +121,25 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelError: vLLM cannot follow it.
     """
-    unsupported = [
+    unsupported_names = [
         name for name in _UNSUPPORTED_SETTINGS if generation_config.get(name) not in _OFF_VALUES
     ]
-    if unsupported:
+    if unsupported_names:
         raise ModelError(
             "`gen_kwargs: model_default`: generation_config.json sets "
-            f"{', '.join(unsupported)}, unknown to vLLM."
+            f"{', '.join(unsupported_names)}, unknown to vLLM."
         )
     # greedy decoding of plain `generate` ignores all parameters but this penalty
-    names: tuple[str, ...] = ("repetition_penalty",)
-    values: dict[str, Any] = {"source": "model_default"}
+    used_names: tuple[str, ...] = ("repetition_penalty",)
+    parameters: dict[str, Any] = {"source": "model_default"}
     if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
-        values |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
-        names = _SAMPLING_FIELDS
-    return values | {
-        name: generation_config[name] for name in names if generation_config.get(name) is not None
+        parameters |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
+        used_names = _SAMPLING_FIELDS
+    return parameters | {
+        name: generation_config[name]
+        for name in used_names
+        if generation_config.get(name) is not None
     }
 
 

@@ -27,7 +27,7 @@ FEWEST_COMMA_ANSWERS = 2
 """From this number on, answers such as `2,5` need a stated decimal sign. A single one may be a list
 in any data, as `-2,1` in MATH-500."""
 
-# the last of them are errors of spreadsheets, such as #N/A, #NV and #DIV/0!
+# the last alternatives are errors of spreadsheets, such as #N/A, #NV and #DIV/0!
 _MISSING_ANSWER = re.compile(
     r"\s*(?:|[-+]?(?:nan|NaN|NAN)|<NA>|NaT|\[\s*\]|#(?:N/?[AV]|[A-ZÄÖÜ/0]+[!?]))\s*"
 )
@@ -35,7 +35,7 @@ _MISSING_AMONG_NUMBERS = re.compile(
     rf"{_MISSING_ANSWER.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
 )
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
-# numpy writes lists without commas, and Python would join texts in such a list
+# Texts without a comma between them are excluded: numpy writes them so, and Python joins them.
 _LISTED_ANSWERS = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
 _UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
@@ -65,14 +65,15 @@ def read_golds(value: Any) -> list[str]:
             value = ast.literal_eval(value.strip())
     golds = []
     for answer in value if isinstance(value, list) and value else [value]:
+        gold = answer
         if isinstance(answer, str):
             # GSM8K has the answer after `####`, MATH in the last box, other data only the answer
             conclusion = re.sub(r"(?s).*####\s*", "", answer)
-            answer = [conclusion, *read_boxes(conclusion)][-1]
+            gold = [conclusion, *read_boxes(conclusion)][-1]
         # only NaN differs from itself
         elif answer is None or answer == [] or answer != answer:
-            answer = ""
-        golds.append(_GOLD_ADAPTER.validate_python(answer))
+            gold = ""
+        golds.append(_GOLD_ADAPTER.validate_python(gold))
     return golds
 
 
@@ -90,43 +91,46 @@ def read_gold_column(
         DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
     golds_by_field: list[list[str]] = []
-    golds: list[tuple[str, str]] = []
+    located_golds: list[tuple[str, str]] = []
     for location, value in cells:
         try:
             golds_by_field.append(read_golds(value))
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
-        golds += [(location, gold) for gold in golds_by_field[-1]]
-    # "None" is missing unless most answers are words
-    may_be_missing = _MISSING_AMONG_NUMBERS.fullmatch
-    stated_golds = [gold for _, gold in golds if not may_be_missing(gold)]
+        located_golds += [(location, gold) for gold in golds_by_field[-1]]
+    missing_pattern = _MISSING_AMONG_NUMBERS
+    stated_golds = [gold for _, gold in located_golds if not missing_pattern.fullmatch(gold)]
     number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
-    is_missing = (
-        may_be_missing if 2 * number_count >= len(stated_golds) else _MISSING_ANSWER.fullmatch
+    # where most answers are words, a word such as `None` is an answer
+    if 2 * number_count < len(stated_golds):
+        missing_pattern = _MISSING_ANSWER
+    _refuse_faulty(located_golds, missing_pattern.fullmatch, "are missing")
+    _refuse_faulty(
+        located_golds, _UNREADABLE_LIST.match, 'cannot be read as a list such as ["1", "2"]'
     )
-    _refuse_faulty(golds, is_missing, "are missing")
-    _refuse_faulty(golds, _UNREADABLE_LIST.match, 'cannot be read as a list such as ["1", "2"]')
     if decimal is None:
         fault = "may have a decimal comma; say --decimal , or --decimal ."
         if find_delimiter(path) == ";":
-            _refuse_faulty(golds, lambda gold: with_decimal_points(gold) != gold, fault)
-        _refuse_faulty(golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, least=FEWEST_COMMA_ANSWERS)
+            _refuse_faulty(located_golds, lambda gold: with_decimal_points(gold) != gold, fault)
+        _refuse_faulty(
+            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, fewest=FEWEST_COMMA_ANSWERS
+        )
     return golds_by_field
 
 
 def _refuse_faulty(
-    golds: Sequence[tuple[str, str]],
+    located_golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
     *,
-    least: int = 1,
+    fewest: int = 1,
 ) -> None:
     """Raise DataError if at least this number of different answers are faulty."""
-    faulty = [(location, gold) for location, gold in golds if is_faulty(gold)]
-    # a problem may have several completions
-    if len({gold for _, gold in faulty}) >= least:
-        names = [f"{location}: {gold!r:.60}" for location, gold in faulty]
+    faulty_golds = [(location, gold) for location, gold in located_golds if is_faulty(gold)]
+    # different answers, because a log repeats the answer of a problem for each of its completions
+    if len({gold for _, gold in faulty_golds}) >= fewest:
+        quotations = [f"{location}: {gold!r:.60}" for location, gold in faulty_golds]
         raise DataError(
-            f"{len(faulty)} of {len(golds)} gold answers {fault}: "
-            f"{list_first(names, MOST_LISTED_GOLDS)}."
+            f"{len(faulty_golds)} of {len(located_golds)} gold answers {fault}: "
+            f"{list_first(quotations, MOST_LISTED_GOLDS)}."
         )

@@ -36,11 +36,11 @@ PositionsByPart = Mapping[str, Sequence[int]]
 LARGEST_WEIGHT = 1e38
 """A larger weight would be infinite in float32."""
 Layers = Annotated[
-    tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, where="layers"))
+    tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, option="layers"))
 ]
 
 
-class _Layered(Strict):
+class _LayerIntervention(Strict):
     layers: Layers
     """A layer, from 1; a range such as `4-10`; or a list."""
 
@@ -50,7 +50,7 @@ class _Layered(Strict):
         return [layer - 1 for layer in self.layers]
 
 
-class FillerIntervention(_Layered):
+class FillerIntervention(_LayerIntervention):
     """Changes the attention of later tokens to the filler and its separator."""
 
     kind: Literal["filler"]
@@ -89,15 +89,16 @@ class FillerIntervention(_Layered):
         Raises:
             PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
         """
-        inserted = parts["inserted"]
-        size = len(inserted)
-        if not size or inserted[-1] - inserted[0] >= size:
+        positions = parts["inserted"]
+        size = len(positions)
+        is_consecutive = size > 0 and positions[-1] - positions[0] < size
+        if not is_consecutive:
             raise PromptMismatchError(
                 "expected a filler of consecutive tokens, and without them the prompt of the "
                 "baseline."
             )
-        start = inserted[0]
-        resolved: dict[str, Any] = {
+        start = positions[0]
+        change: dict[str, Any] = {
             "kind": self.kind,
             "layers": self.layer_indices,
             "start": start,
@@ -106,22 +107,23 @@ class FillerIntervention(_Layered):
             "bias": self.bias,
         }
         if self.has_phantoms:
-            resolved["phantom"] = list(token_ids[start : start + size])
+            change["phantom"] = list(token_ids[start : start + size])
         elif not self.other_layers:
             # only the position gap remains, which is the same for all layers
-            resolved |= {"layers": [], "phantom": []}
-        return resolved
+            change |= {"layers": [], "phantom": []}
+        return change
 
 
-def check_size(part: str, size: int, fewest: int) -> None:
+def check_size(part: str, token_count: int, fewest_tokens: int) -> None:
     """Raise PromptMismatchError if a part has fewer tokens than an intervention needs."""
-    if size < fewest:
+    if token_count < fewest_tokens:
         raise PromptMismatchError(
-            f"part {part}: expected {fewest} or more tokens in the prompt, got {size}."
+            f"part {part}: expected {fewest_tokens} or more tokens in the prompt, "
+            f"got {token_count}."
         )
 
 
-class AttentionIntervention(_Layered):
+class AttentionIntervention(_LayerIntervention):
     """Multiplies, before the softmax, the attention of later tokens to a part of the prompt."""
 
     kind: Literal["attention"]
@@ -153,28 +155,32 @@ class AttentionIntervention(_Layered):
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part.
         """
-        tokens, number = parts[self.part], self.keep or self.count or 1
-        check_size(self.part, len(tokens), number)
-        spare = len(tokens) - number
-        starts = {"first": 0, "middle": spare // 2, "last": spare}
-        start = starts[self.which or "first"]
-        selected_tokens = tokens[start : start + number]
-        part_tokens = parts["inserted"] if self.part == "filler" else tokens
+        positions = parts[self.part]
+        # without `keep` and `count` no token is selected, but the part needs a token
+        selected_count = self.keep or self.count or 1
+        check_size(self.part, len(positions), selected_count)
+        last_start = len(positions) - selected_count
+        start_by_place = {"first": 0, "middle": last_start // 2, "last": last_start}
+        start = start_by_place[self.which or "first"]
+        selected_positions = positions[start : start + selected_count]
         if self.count:
-            part_tokens = selected_tokens
-        first_later = part_tokens[-1] + 1
+            positions = selected_positions
+        elif self.part == "filler":
+            positions = parts["inserted"]
+        first_later_position = positions[-1] + 1
         ranges: list[list[float]] = []
-        for position in part_tokens:
-            if self.keep and position in selected_tokens:
+        for position in positions:
+            if self.keep and position in selected_positions:
                 continue
+            # a position that follows the last range makes it longer
             if ranges and ranges[-1][1] == position:
                 ranges[-1][1] += 1
             else:
-                ranges.append([position, position + 1, first_later, self.weight])
+                ranges.append([position, position + 1, first_later_position, self.weight])
         return ranges
 
 
-class MLPOutputIntervention(_Layered):
+class MLPOutputIntervention(_LayerIntervention):
     """Replaces the outputs of MLPs on tokens of a part, but never on the prompt's first token."""
 
     kind: Literal["mlp_output"]
@@ -201,30 +207,30 @@ class MLPOutputIntervention(_Layered):
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part, or no instruction.
         """
-        tokens = [position for position in parts[self.part] if position]
-        check_size(self.part, len(tokens), self.count or 1)
-        end = 1
+        positions = [position for position in parts[self.part] if position]
+        check_size(self.part, len(positions), self.count or 1)
+        source_length = 1
         if self.origin == "ordinary":
-            instruction = parts["instruction"]
-            check_size("instruction", len(instruction), 1)
-            end = instruction[-1] + 1
+            instruction_positions = parts["instruction"]
+            check_size("instruction", len(instruction_positions), 1)
+            source_length = instruction_positions[-1] + 1
         return {
             "kind": self.kind,
             "layers": self.layer_indices,
-            "tokens": tokens[: self.count],
+            "tokens": positions[: self.count],
             "from": self.origin,
             "seed": self.seed,
-            "source": list(token_ids[:end]),
+            "source": list(token_ids[:source_length]),
         }
 
 
-class _SameOnAllPrompts(_Layered):
+class _UniformIntervention(_LayerIntervention):
     def resolve(self, *_: object) -> ResolvedChange:
         """The intervention on any prompt."""
         return self.model_dump() | {"layers": self.layer_indices}
 
 
-class RedistributeIntervention(_SameOnAllPrompts):
+class RedistributeIntervention(_UniformIntervention):
     """Moves the activations nearest to zero outward."""
 
     kind: Literal["redistribute"]
@@ -246,7 +252,7 @@ class RedistributeIntervention(_SameOnAllPrompts):
         return self
 
 
-class FunctionIntervention(_SameOnAllPrompts):
+class FunctionIntervention(_UniformIntervention):
     """Changes activations by `change(activations, positions, **arguments)` of a Python file."""
 
     kind: Literal["function"]
@@ -326,6 +332,7 @@ def resolve_interventions(
         ranges = intervention.find_ranges(parts)
         for layer in intervention.layer_indices:
             ranges_by_layer.setdefault(layer, []).extend(ranges)
+    # neighbouring layers with the same ranges are one change
     for ranges, layers in groupby(sorted(ranges_by_layer), key=ranges_by_layer.__getitem__):
         changes.append({"kind": "attention", "layers": [*layers], "weights": ranges})
     return changes

@@ -91,9 +91,10 @@ FREE_ARGUMENTS = frozenset(
 
 def select_fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Select the model arguments that can change a sample."""
-    free_names = set(FREE_ARGUMENTS)
+    free_names = FREE_ARGUMENTS
+    # dummy weights are random, so this format changes the samples
     if arguments.get("load_format") == "dummy":
-        free_names.remove("load_format")  # dummy weights are random, so this one changes samples
+        free_names -= {"load_format"}
     return {name: value for name, value in arguments.items() if name not in free_names}
 
 
@@ -140,15 +141,15 @@ def select_loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: another argument may change what the model computes.
     """
-    neutral = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
-    changes = {
+    unused_names = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
+    loader_arguments = {
         name: value
         for name, value in arguments.items()
-        if name not in neutral and value not in (None, "auto")
+        if name not in unused_names and value not in (None, "auto")
     }
-    for name in changes.keys() - LOADER_ARGUMENTS:
+    for name in loader_arguments.keys() - LOADER_ARGUMENTS:
         raise ConfigError(
-            f"The run has model.model_args.{name} {changes[name]!r}, which may change the model "
-            "and which the probe does not use: expected a run without it, or another model."
+            f"The run has model.model_args.{name} {loader_arguments[name]!r}, which may change the "
+            "model and which the probe does not use: expected a run without it, or another model."
         )
-    return changes
+    return loader_arguments

@@ -34,17 +34,19 @@ def find_form(answer: str) -> str:
 
 def draw_other_answers(
     problems: Sequence[Problem],
-    asked_ids: Collection[str],
+    requested_ids: Collection[str],
     count_tokens: Callable[[str], int],
     seed: int,
 ) -> dict[str, tuple[str, ...]]:
-    """Draw the other answers of each problem that is asked, by its id: of choices all others.
+    """Draw the other answers of each requested problem, by the problem's id.
 
-    They are of the problem's block, else of its number of tokens, else of the nearest numbers.
+    A problem with choices has the letters of all its other choices. Any other problem has answers
+    of its block. If these are too few, answers with its number of tokens follow, then those with
+    the nearest numbers of tokens.
 
     Args:
         problems: All problems whose answers may be drawn.
-        asked_ids: The ids of the problems that are asked.
+        requested_ids: The ids of the problems that need other answers.
         count_tokens: The number of tokens of an answer.
         seed: The seed of blocks and draws.
 
@@ -59,45 +61,53 @@ def draw_other_answers(
             answers_by_id[problem.id] = tuple(letters.replace(problem.answer, ""))
             continue
         answer = problem.answer.strip()
-        number = with_decimal_points(answer) if problem.decimal else answer
-        kind = find_form(number), count_tokens(answer)
+        english_answer = with_decimal_points(answer) if problem.decimal else answer
+        kind = find_form(english_answer), count_tokens(answer)
         problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
-    for members in problems_by_kind.values():
+    for kind_problems in problems_by_kind.values():
         # equal answers are neighbours in this order, so they are dealt to different blocks
-        members.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
-    for kind, members in problems_by_kind.items():
-        block_count = max(1, len(members) // (1 + OTHER_ANSWER_COUNT))
-        for index, problem in enumerate(members):
-            if problem.id in asked_ids:
-                block = members[index % block_count :: block_count]
+        kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
+    for (form, token_count), kind_problems in problems_by_kind.items():
+        block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
+        for index, problem in enumerate(kind_problems):
+            if problem.id in requested_ids:
+                # problems are dealt to blocks like cards to players
+                block = kind_problems[index % block_count :: block_count]
                 position = index // block_count
-                nearest = _shuffle_nearest(problems_by_kind, *kind, f"{seed}:{problem.id}")
-                candidates = chain(block[position + 1 :], block[:position], nearest)
+                candidates = chain(
+                    block[position + 1 :],
+                    block[:position],
+                    _shuffle_nearest(problems_by_kind, form, token_count, f"{seed}:{problem.id}"),
+                )
                 answers_by_id[problem.id] = _choose_answers(problem, candidates)
     return answers_by_id
 
 
 def _shuffle_nearest(
-    problems_by_kind: Mapping[tuple[str, int], Sequence[Problem]], form: str, size: int, seed: str
+    problems_by_kind: Mapping[tuple[str, int], Sequence[Problem]],
+    form: str,
+    token_count: int,
+    seed: str,
 ) -> Iterator[Problem]:
     """Problems of a form, those of the nearest numbers of tokens first, each answer once."""
     generator = random.Random(seed)
-    for kind in sorted(problems_by_kind, key=lambda kind: (abs(kind[1] - size), kind[1])):
-        if kind[0] == form:
-            problem_by_answer = {problem.answer: problem for problem in problems_by_kind[kind]}
-            yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
+    counts = [count for kind_form, count in problems_by_kind if kind_form == form]
+    for count in sorted(counts, key=lambda count: (abs(count - token_count), count)):
+        problem_by_answer = {problem.answer: problem for problem in problems_by_kind[form, count]}
+        yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
 def _choose_answers(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
     """The first answers that the grader tells from the accepted answers and from one another.
 
-    It gives no verdict on answers that are too long or too complex, so these are never chosen.
+    The grader gives no verdict on answers that are too long or too complex, so these are never
+    chosen.
     """
-    accepted = (problem.answer, *problem.alternatives)
+    accepted_answers = (problem.answer, *problem.alternatives)
     chosen_answers: list[str] = []
     normalise = with_decimal_points if problem.decimal else str
     for answer in dict.fromkeys(candidate.answer for candidate in candidates):
-        targets = map(normalise, (*accepted, *chosen_answers))
+        targets = map(normalise, (*accepted_answers, *chosen_answers))
         if compare_answers(normalise(answer), *targets).verdict == "incorrect":
             chosen_answers.append(answer)
         if len(chosen_answers) == OTHER_ANSWER_COUNT:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.constants import ANSWER_LOGPROB
 from harness.errors import ConfigError, DataError
@@ -33,6 +33,15 @@ from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
 from harness.experiment.run_config import RunConfig
 from harness.reasoning_markers import Markers, find_open_reasoning, read_markers
+
+
+class PlanRow(NamedTuple):
+    """One prompt of a plan."""
+
+    task_name: str
+    task: ConditionPrompts
+    problem: Problem
+    prompt: BuiltPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +82,11 @@ class Plan:
     def completion_count(self) -> int:
         """The number of completions to generate."""
         prompt_count = sum(
-            self.replicates(task) * len(task.prompts) for task in self.tasks.values()
+            self.count_replicates(task) * len(task.prompts) for task in self.tasks.values()
         )
         return prompt_count * self.config.repeats_per_prompt
 
-    def replicates(self, task: ConditionPrompts) -> int:
+    def count_replicates(self, task: ConditionPrompts) -> int:
         """The number of runs of a condition: 2 with a repeat run."""
         is_repeated = task.condition.name in self.config.replicated_conditions
         return self.config.replicates if is_repeated else 1
@@ -88,11 +97,11 @@ class Plan:
 
         Reference conditions of the same kind share a line, and so do all draws and samples.
         """
-        lines = {}
+        line_by_task = {}
         for task_name, task in self.tasks.items():
             name = self.config.task_name(self.dataset.name, task.condition.name, task.layout)
-            lines[task_name] = group_name(task.condition.kind, name)
-        return lines
+            line_by_task[task_name] = group_name(task.condition.kind, name)
+        return line_by_task
 
     @cached_property
     def prompts_sha256(self) -> str:
@@ -100,14 +109,14 @@ class Plan:
         return hash_prompts(prompt for *_, prompt in self.rows)
 
     @property
-    def rows(self) -> list[tuple[str, ConditionPrompts, Problem, BuiltPrompt]]:
-        """Name, task, problem and prompt of every prompt: by problem, then by task."""
-        order = {problem.id: index for index, problem in enumerate(self.dataset.problems)}
+    def rows(self) -> list[PlanRow]:
+        """A row for every prompt: by problem, then by task."""
+        index_by_id = {problem.id: index for index, problem in enumerate(self.dataset.problems)}
         rows = []
         for name, task in self.tasks.items():
             for problem, prompt in zip(task.problems, task.prompts, strict=True):
-                rows.append((name, task, problem, prompt))
-        return sorted(rows, key=lambda row: order[row[2].id])
+                rows.append(PlanRow(name, task, problem, prompt))
+        return sorted(rows, key=lambda row: index_by_id[row.problem.id])
 
 
 def make_plan(
@@ -140,10 +149,13 @@ def make_plan(
         )
     layouts, layout_reason = _choose_layouts(config, model)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix, thinking, lacks_markers = "", config.markers, False
+    raw_prefix = ""
+    thinking = config.markers
+    lacks_markers = False
     if model is not None:
         thinking = thinking or read_markers(model.template)
-        # variables of templates with reasoning; "reason step by step" is also in other templates
+        # These are in the names of variables for reasoning. The word "reason" alone is not searched
+        # for, because any template may contain "reason step by step".
         mentions_reasoning = re.search("reasoning_|thinking", model.template)
         lacks_markers = mentions_reasoning is not None and not thinking
         # the tokenizer adds all tokens except the last, which is the letter
@@ -158,7 +170,7 @@ def make_plan(
         asks_in_text=config.fewshot is not None or config.answer == "line",
     )
     if config.endpoint == ANSWER_LOGPROB and model is not None:
-        # of all problems, so that a limit does not change the other answers
+        # drawn from all problems, so that a limit does not change the other answers
         other_answers = draw_other_answers(
             problems,
             {problem.id for problem in dataset.problems},
@@ -197,13 +209,13 @@ def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers)
 
 def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
-    names: dict[tuple[Any, ...], str] = {}
+    condition_by_prompt: dict[tuple[Any, ...], str] = {}
     for task in tasks:
         condition = task.condition
-        # with --limit, no problem may be left for a draw of examples
+        # with --limit, a draw of examples may have no problem and so no prompt
         text = task.prompts[0].text if task.prompts else condition.name
-        key = (task.layout, task.draw, str(condition.intervention), text)
-        earlier_name = names.setdefault(key, condition.name)
+        prompt = (task.layout, task.draw, str(condition.intervention), text)
+        earlier_name = condition_by_prompt.setdefault(prompt, condition.name)
         if condition.kind == OTHER_TEXT and earlier_name != condition.name:
             raise ConfigError(
                 f"other_texts: {condition.name} has the same {condition.filler_tokens} tokens as "
@@ -213,13 +225,13 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
 
 def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
     """The problems or examples of a source, with the columns that the config names."""
-    baseline = [
+    baseline_entries = [
         condition.recorded()
         for condition in config.conditions
         if condition.name == config.baseline_name
     ]
     question_columns = find_columns(
-        [config.template, config.question, config.instruction, *baseline]
+        [config.template, config.question, config.instruction, *baseline_entries]
     )
     dataset = open_dataset(source, find_columns(config.as_written()), question_columns)
     if config.answer == "line":
@@ -238,13 +250,14 @@ def _split_problems(
     """Split the problems into those of the run and examples, with the examples' ids."""
     fewshot, problems = config.fewshot, dataset.problems
     if isinstance(fewshot, ExamplesConfig):
-        file = None
+        example_dataset = None
         if isinstance(fewshot.examples, str):
             source = DatasetConfig(path=Path(fewshot.examples))
+            # the examples have the columns of the problems
             if isinstance(config.dataset, DatasetConfig):
                 source = config.dataset.model_copy(update={"path": source.path})
-            file = _open_dataset(config, source)
-        return fewshot.split(problems, file)
+            example_dataset = _open_dataset(config, source)
+        return fewshot.split(problems, example_dataset)
     if fewshot:
         return fewshot.split(
             problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
@@ -255,7 +268,11 @@ def _split_problems(
 def _choose_layouts(
     config: RunConfig, model: ModelTokenizer | None
 ) -> tuple[tuple[Layout, ...], str]:
-    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why."""
+    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why.
+
+    Raises:
+        ConfigError: the config sets something about a chat template that no layout uses.
+    """
     layouts, reason = config.layouts, "as configured"
     if not layouts:
         if config.model.applies_own_template:
@@ -264,13 +281,13 @@ def _choose_layouts(
             layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
         else:
             layouts, reason = (Layout.RAW,), "no chat template is known"
-    names = model.template_names if model is not None else ()
+    template_names = model.template_names if model is not None else ()
     template_name = config.model.model_args.get("chat_template")
     if template_name is not None and config.model.applies_own_template:
         raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
-    if names and Layout.CHAT in layouts:
+    if template_names and Layout.CHAT in layouts:
         reason += (
-            f"; chat template {template_name or 'default'} of {', '.join(names)} "
+            f"; chat template {template_name or 'default'} of {', '.join(template_names)} "
             "(--set model.model_args.chat_template=NAME)"
         )
     switches = template_switches(config.model.model_args)
@@ -306,12 +323,14 @@ def _build_tasks(
             if condition.has_examples == has_examples
         ]
         problems, draw = example_set.select_problems(dataset.problems), example_set.draw
+        # the number of the only draw is 0, that of the first of several is 1
+        draw_index = max(draw - 1, 0)
         instruction = config.instruction
         if config.fewshot and config.fewshot.instructions:
-            instruction = config.fewshot.instructions[max(draw - 1, 0)]
+            instruction = config.fewshot.instructions[draw_index]
         sample = 0
         if config.has_fresh_samples:
-            sample = repeat * config.draws + max(draw, 1)
+            sample = repeat * config.draws + draw_index + 1
         group_settings = replace(
             settings,
             layout=layout,
@@ -322,7 +341,8 @@ def _build_tasks(
         )
         groups.append((problems, conditions, group_settings))
     total = sum(len(problems) * len(conditions) for problems, conditions, _ in groups)
-    finished, tasks = 0, {}
+    finished_count = 0
+    tasks = {}
     for problems, conditions, group_settings in groups:
         for task in build_checked_prompts(
             problems, conditions, group_settings, model, max_gen_toks=config.max_gen_toks
@@ -331,8 +351,8 @@ def _build_tasks(
                 dataset.name, task.condition.name, task.layout, task.draw, task.sample
             )
             tasks[name] = task
-            finished += len(problems)
-            advance(finished, total)
+            finished_count += len(problems)
+            advance(finished_count, total)
     return tasks
 
 
@@ -411,12 +431,12 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     config = plan.config
     is_seeded = not sampling.is_greedy and config.model.takes_seeds
     for replicate in range(config.replicates):
-        rows = [row for row in plan.rows if plan.replicates(row[1]) > replicate]
+        rows = [row for row in plan.rows if plan.count_replicates(row.task) > replicate]
         # a stable sort: within a draw or sample, the conditions of a problem stay neighbours
-        rows.sort(key=lambda row: (row[1].sample, row[1].draw))
+        rows.sort(key=lambda row: (row.task.sample, row.task.draw))
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
-        counts: Counter[object] = Counter()
+        count_by_content: Counter[object] = Counter()
         for sample, (name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), rows
         ):
@@ -424,9 +444,9 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             # Samples and draws count from 1; 0 means that there is only one.
             sample_index = sample * config.draws + max((task.sample or task.draw) - 1, 0)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
-            # Engines may give equal requests different samples, so the second of them needs a key
-            # of its own.
-            key = (
+            # Engines may answer equal requests differently. So equal requests are numbered, and
+            # each has a key of its own.
+            content = (
                 sample_index,
                 problem.id,
                 prompt.prompt_token_sha256 or (prompt.prompt_sha256, task.layout),
@@ -438,7 +458,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 problem_id=problem.id,
                 sample_index=sample_index,
                 replicate=replicate,
-                duplicate_number=counts[key],
+                duplicate_number=count_by_content[content],
                 seed=seed if is_seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
@@ -450,7 +470,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 answers=prompt.answers,
                 other_answer_count=len(prompt.other_answers),
             )
-            counts[key] += 1
+            count_by_content[content] += 1
 
 
 def sample_key(request: Request, setting: str) -> str:
@@ -464,7 +484,7 @@ def sample_key(request: Request, setting: str) -> str:
         setting: The hash of the values that all samples of a run share, from
             `records.Identity.hash_setting`.
     """
-    values = (
+    key_parts = (
         setting,
         request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
         request.sampling.vllm_arguments(),
@@ -476,7 +496,7 @@ def sample_key(request: Request, setting: str) -> str:
         request.duplicate_number,
         *request.answers,
     )
-    return hash_json(values)
+    return hash_json(key_parts)
 
 
 def hash_json(value: Any) -> str:

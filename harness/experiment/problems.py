@@ -76,17 +76,17 @@ class MadeConfig(Strict):
         another order are one cluster, which has the id of the problem with sorted operands.
         """
         generator = random.Random(self.seed)
-        indices: dict[int, None] = {}  # a set would lose the order
+        indices: dict[int, None] = {}  # a dict, because a set would lose the order
         while len(indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
             indices[generator.randrange(self._possible_count)] = None
         low, high = self.operands
         for index in indices:
             second, first = divmod(index, high - low + 1)
-            operands = low + first, low + second
+            numbers = low + first, low + second
             yield {
-                **self._pose_problem(*operands),
-                "level": len("".join(map(str, operands))),
-                "cluster": self._pose_problem(*sorted(operands))["id"],
+                **self._pose_problem(*numbers),
+                "level": len("".join(map(str, numbers))),
+                "cluster": self._pose_problem(*sorted(numbers))["id"],
             }
 
     def _pose_problem(self, first: int, second: int) -> dict[str, str]:
@@ -122,13 +122,16 @@ def read_level(value: Any) -> int:
 
 def fold_text(text: str) -> str:
     """A text with one blank for all blanks and line breaks, and one form for each letter."""
-    # blanks without a width are not blanks for `split`
+    # `split` does not count blanks without a width as blanks
     visible_text = re.sub("[\u200b\u2060\ufeff]", "", text)
     return " ".join(unicodedata.normalize("NFC", visible_text).split())
 
 
 def refuse_other_golds(
-    problems: dict[str, tuple[str, str]], question: str, facts: Iterable[str], location: str
+    facts_by_question: dict[str, tuple[str, str]],
+    question: str,
+    facts: Iterable[str],
+    location: str,
 ) -> None:
     """Refuse a copy of an earlier problem that differs from it in its gold answers or cluster.
 
@@ -136,7 +139,7 @@ def refuse_other_golds(
     load.
 
     Args:
-        problems: The facts and the location of each question so far; this problem is added.
+        facts_by_question: The facts and the location of each question so far; this one is added.
         question: What the baseline's prompt shows of the problem.
         facts: The accepted answers in any order, and a name of the cluster if the file has one.
         location: The location of the problem, for messages.
@@ -144,12 +147,14 @@ def refuse_other_golds(
     Raises:
         DataError: the copy differs.
     """
-    text = ", ".join(sorted({*map(fold_text, facts)}))
-    first_text, first_location = problems.setdefault(fold_text(question), (text, location))
-    if text != first_text:
+    facts_text = ", ".join(sorted({*map(fold_text, facts)}))
+    first_text, first_location = facts_by_question.setdefault(
+        fold_text(question), (facts_text, location)
+    )
+    if facts_text != first_text:
         raise DataError(
             f"{location}: the question is that of {first_location}, with another gold answer or "
-            f"cluster: {text} instead of {first_text}."
+            f"cluster: {facts_text} instead of {first_text}."
         )
 
 
@@ -170,7 +175,7 @@ class Problem:
         row: The columns of the data that a config names. The problem's hash leaves them out.
         cluster: The problems of a cluster are never split, and count as one. Empty: copies of the
             problem are its cluster.
-        shown: The problem with choices, and columns that the baseline shows, if there are any.
+        shown_text: The problem with choices, and columns that the baseline shows, if there are any.
         decimal: The decimal sign of gold answers if it is a comma. Completions may have either.
     """
 
@@ -206,7 +211,7 @@ class Problem:
     def record(self) -> dict[str, Any]:
         """The problem's own fields, without an empty cluster, alternatives, choices, sign."""
         fields = asdict(self)
-        del fields["row"], fields["shown"]
+        del fields["row"], fields["shown_text"]
         return {
             name: value
             for name, value in fields.items()
@@ -272,8 +277,8 @@ class Dataset:
     @property
     def sha256(self) -> str:
         """SHA-256 over every field of every problem, in order."""
-        lines = [json.dumps(problem.record(), sort_keys=True) for problem in self.problems]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        records = [json.dumps(problem.record(), sort_keys=True) for problem in self.problems]
+        return hashlib.sha256("\n".join(records).encode()).hexdigest()
 
 
 def open_dataset(
@@ -291,19 +296,17 @@ def open_dataset(
             file, the line and the field.
     """
     if isinstance(dataset, MadeConfig):
-        column_names = DatasetConfig(path=Path(dataset.make), id="id")
-        problems = tuple(
-            # columns of numbers become texts
-            _PROBLEM_ADAPTER.validate_python(
-                _read_fields(f"problem {fields['id']}", fields, column_names, columns)
-            )
-            for fields in dataset.problems()
-        )
+        column_by_field = {name: name for name in ("id", "problem", "answer")}
+        problems = []
+        for record in dataset.problems():
+            fields = _read_fields(f"problem {record['id']}", record, column_by_field, columns)
+            # validated, because columns of numbers become texts
+            problems.append(_PROBLEM_ADAPTER.validate_python(fields))
         low, high = dataset.operands
         return Dataset(
             name=dataset.make,
             source=f"made of {low} to {high}, seed {dataset.seed}",
-            problems=problems,
+            problems=tuple(problems),
         )
     if isinstance(dataset, DatasetConfig):
         return _read_dataset(dataset, columns, question_columns)
@@ -321,90 +324,104 @@ def open_dataset(
 
 
 def _read_dataset(
-    fields: DatasetConfig, columns: Collection[str], question_columns: Collection[str]
+    settings: DatasetConfig, row_columns: Collection[str], question_columns: Collection[str]
 ) -> Dataset:
-    # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go before
-    name = re.split("[@:]", fields.path.name)[0].removesuffix(".gz")
-    source = fields.path.expanduser()
+    column_by_field = {"problem": settings.problem, "answer": settings.answer}
+    if settings.id is not None:
+        column_by_field["id"] = settings.id
+    source = settings.path.expanduser()
     try:
         rows = [
-            (location, _read_fields(location, record, fields, columns))
+            (location, _read_fields(location, record, column_by_field, row_columns))
             for location, record in read_data(source)
         ]
     except DataError as error:
-        if not fields.url:
+        if not settings.url:
             raise
-        names = ", ".join(sorted({fields.problem, fields.answer, *columns}))
-        raise DataError(f"{error} Get it from {fields.url}, with the columns {names}.") from None
+        columns = ", ".join(sorted({settings.problem, settings.answer, *row_columns}))
+        raise DataError(
+            f"{error} Get it from {settings.url}, with the columns {columns}."
+        ) from None
     if not rows:
-        raise DataError(f"{fields.path} has no problems.")
-    cells = [(location, values["answer"]) for location, values in rows]
-    golds = read_gold_column(cells, source, fields.decimal)
-    if fields.answer_is or any(values["choices"] for _, values in rows):
-        golds = find_letters(rows, golds, fields.answer_is)
-    problems = _make_problems(rows, golds, fields, question_columns)
-    return Dataset(name=Path(name).stem, source=str(source), problems=problems)
+        raise DataError(f"{settings.path} has no problems.")
+    answers = [(location, fields["answer"]) for location, fields in rows]
+    golds_by_row = read_gold_column(answers, source, settings.decimal)
+    # a gold answer that names a choice becomes the letter of this choice
+    if settings.answer_is or any(fields["choices"] for _, fields in rows):
+        golds_by_row = find_letters(rows, golds_by_row, settings.answer_is)
+    problems = _make_problems(rows, golds_by_row, settings, question_columns)
+    # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go first
+    file_name = re.split("[@:]", settings.path.name)[0].removesuffix(".gz")
+    return Dataset(name=Path(file_name).stem, source=str(source), problems=problems)
 
 
 def _read_fields(
-    location: str, record: JsonObject, fields: DatasetConfig, row_columns: Collection[str]
+    location: str,
+    record: JsonObject,
+    column_by_field: Mapping[str, str],
+    row_columns: Collection[str],
 ) -> JsonObject:
     """The fields of a problem by the names of `Problem`, except alternatives.
+
+    Args:
+        location: The location of the record, for messages.
+        record: The record.
+        column_by_field: The columns of problem, answer and id, as the config names them.
+        row_columns: The columns that the field `row` contains.
 
     Raises:
         DataError: problem, answer or a column of the row is missing, or choices are faulty.
     """
-    names = {key: key for key in ("solution", "subject", "level", "cluster")}
-    names |= {"problem": fields.problem, "answer": fields.answer}
-    names |= {f"row.{column}": column for column in row_columns}
-    if fields.id is not None:
-        names["id"] = fields.id
-    columns = {
-        key: find_column(record, name, ALIAS_BY_COLUMN.get(name, name))
-        for key, name in names.items()
-    }
-    values = {key: record[column] for key, column in columns.items() if column is not None}
-    for key, name in names.items():
-        if key not in values and (key in ("problem", "answer") or key.startswith("row.")):
+    requested_columns = {name: name for name in ("solution", "subject", "level", "cluster")}
+    requested_columns |= column_by_field
+    requested_columns |= {f"row.{column}": column for column in row_columns}
+    fields: JsonObject = {}
+    used_columns = []
+    for field_name, name in requested_columns.items():
+        column = find_column(record, name, ALIAS_BY_COLUMN.get(name, name))
+        if column is not None:
+            fields[field_name] = record[column]
+            used_columns.append(column)
+        elif field_name in ("problem", "answer") or field_name.startswith("row."):
             message = f"{location} has no column {name!r}, but {', '.join(record)}."
-            if key in DatasetConfig.model_fields:
-                message += f" Name the column: --set dataset.{key}=COLUMN."
+            if field_name in column_by_field:
+                message += f" Name the column: --set dataset.{field_name}=COLUMN."
             raise DataError(message)
-    values["row"] = {column: values.pop(f"row.{column}") for column in row_columns}
-    values["choices"] = read_choices(location, record, columns.values(), values["answer"])
-    return values
+    fields["row"] = {column: fields.pop(f"row.{column}") for column in row_columns}
+    fields["choices"] = read_choices(location, record, used_columns, fields["answer"])
+    return fields
 
 
 def _make_problems(
     rows: Sequence[LocatedRecord],
-    golds: Sequence[Sequence[str]],
-    fields: DatasetConfig,
+    golds_by_row: Sequence[Sequence[str]],
+    settings: DatasetConfig,
     question_columns: Collection[str],
 ) -> tuple[Problem, ...]:
-    """Make problems from their fields, each with its location in the source, and gold answers."""
-    problems: dict[str, Problem] = {}
-    questions: dict[str, tuple[str, str]] = {}
-    for (location, values), (answer, *alternatives) in zip(rows, golds, strict=True):
-        values |= {"answer": answer, "alternatives": alternatives}
-        if fields.decimal == ",":
-            values["decimal"] = ","
-        # if the config names the column of the id, it must be there
-        if fields.id in (None, "unique_id"):
-            values.setdefault("id", len(problems))
+    """Make problems from their located fields and their gold answers."""
+    problem_by_id: dict[str, Problem] = {}
+    facts_by_question: dict[str, tuple[str, str]] = {}
+    for (location, fields), (answer, *alternatives) in zip(rows, golds_by_row, strict=True):
+        fields |= {"answer": answer, "alternatives": alternatives}
+        if settings.decimal == ",":
+            fields["decimal"] = ","
+        # problems may be numbered unless the config names a column of the id
+        if settings.id in (None, "unique_id"):
+            fields.setdefault("id", len(problem_by_id))
         try:
-            problem = _PROBLEM_ADAPTER.validate_python(values)
+            problem = _PROBLEM_ADAPTER.validate_python(fields)
         except ValidationError as error:
             raise DataError(explain(error, location)) from None
-        if problem.id in problems:
+        if problem.id in problem_by_id:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
-        columns = [problem.row[name] for name in sorted(question_columns)]
-        columns += letter_lines(problem.choices)
-        question = " ".join([problem.problem, *columns])
+        further_texts = [problem.row[name] for name in sorted(question_columns)]
+        further_texts += letter_lines(problem.choices)
+        question = " ".join([problem.problem, *further_texts])
+        if further_texts:
+            problem = replace(problem, shown_text=fold_text(question))
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:
             facts.append(f"cluster {problem.cluster}")
-        if columns:
-            problem = replace(problem, shown_text=fold_text(question))
-        refuse_other_golds(questions, question, facts, location)
-        problems[problem.id] = problem
-    return tuple(problems.values())
+        refuse_other_golds(facts_by_question, question, facts, location)
+        problem_by_id[problem.id] = problem
+    return tuple(problem_by_id.values())

@@ -142,7 +142,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, values: Any) -> Any:
+    def _fill_in_defaults(cls, values: Any) -> Any:
         """Set the defaults that depend on other keys, and expand the conditions."""
         if not isinstance(values, dict):
             return values
@@ -150,7 +150,8 @@ class RunConfig(Strict):
         if values.get("answer") == "line" and values.get("instruction") is None:
             values["instruction"] = PLAIN_INSTRUCTION
         if values.get("endpoint") == ANSWER_LOGPROB:
-            values["max_gen_toks"] = 1  # vLLM's least; the token is not used
+            # vLLM generates one token or more; this one is not used
+            values["max_gen_toks"] = 1
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict):
             if isinstance(fewshot.get("instructions"), (list, tuple)):
@@ -163,8 +164,8 @@ class RunConfig(Strict):
             entries = values.setdefault("conditions", [BASELINE])
             if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
                 # a condition of the sweep that is also an entry would be refused as a duplicate
-                swept = [entry for entry in expand_sweep(sweep) if entry not in entries]
-                values["conditions"] = [*entries, *swept]
+                new_entries = [entry for entry in expand_sweep(sweep) if entry not in entries]
+                values["conditions"] = [*entries, *new_entries]
         return values
 
     @model_validator(mode="after")
@@ -185,11 +186,11 @@ class RunConfig(Strict):
 
     def _find_condition_faults(self) -> Iterator[str]:
         layouts = self.layouts or (Layout.RAW,)
-        tasks = {
+        task_names = {
             self.task_name("", condition.name, layout)
             for layout, condition in product(layouts, self.all_conditions)
         }
-        if len(tasks) < len(layouts) * len(self.all_conditions):
+        if len(task_names) < len(layouts) * len(self.all_conditions):
             yield (
                 "conditions, layouts: names must differ, also from names with a layout "
                 f"(name_layout); got {', '.join(self.condition_names)} in {', '.join(layouts)}"
@@ -228,24 +229,23 @@ class RunConfig(Strict):
 
     def _find_contrast_faults(self) -> Iterator[str]:
         names = self.condition_names
-        listed_names = ", ".join(names)
-        pairs = {*map(frozenset, self.tested)}
+        names_text = ", ".join(names)
+        contrasts = [contrast_name(*pair) for pair in self.tested]
         # only written contrasts are checked: the default one of a single condition names `wo`,
         # which may be in another run
         unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
         for name in sorted(unknown_names):
-            yield f"contrasts: {name} is not a condition of this run: {listed_names}"
-        contrasts = [contrast_name(*pair) for pair in self.tested]
-        if self.contrasts and (len(pairs) < len(contrasts) or min(map(len, pairs)) < 2):
+            yield f"contrasts: {name} is not a condition of this run: {names_text}"
+        different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
+        if self.contrasts and len(different_pairs) < len(contrasts):
             yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
         if self.primary not in (None, *contrasts):
-            expected = ", ".join(contrasts) or "(none)"
-            yield f"primary: expected one of the contrasts {expected}, got {self.primary!r}"
+            contrasts_text = ", ".join(contrasts) or "(none)"
+            yield f"primary: expected one of the contrasts {contrasts_text}, got {self.primary!r}"
         needs_baseline = self.baseline or self.contrasts or self.primary
         if needs_baseline and self.baseline_name not in names:
             yield (
-                f"baseline: expected one of the conditions {listed_names}, "
-                f"got {self.baseline_name!r}"
+                f"baseline: expected one of the conditions {names_text}, got {self.baseline_name!r}"
             )
 
     def _find_model_faults(self) -> Iterator[str]:
@@ -256,8 +256,8 @@ class RunConfig(Strict):
         ]
         if prefixed_names and self.model.applies_own_template:
             yield f"{', '.join(prefixed_names)} begins the answer, which a chat API forbids"
-        has_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
-        if getattr(self.gen_kwargs, "thinking_token_budget", None) and not has_markers:
+        knows_markers = self.model.backend == "vllm" and "reasoning_config" in self.model.model_args
+        if getattr(self.gen_kwargs, "thinking_token_budget", None) and not knows_markers:
             yield (
                 "gen_kwargs.thinking_token_budget: needs `model.backend: vllm` and "
                 "model.model_args.reasoning_config, such as {reasoning_start_str: <think>, "
@@ -267,7 +267,7 @@ class RunConfig(Strict):
             yield "model.model_args: expected `pretrained`, or `model` for an API backend"
         if self.endpoint != ANSWER_LOGPROB:
             return
-        requirements = {
+        is_met_by_requirement = {
             # other backends return no log-probabilities of a prompt
             f"`model.backend: vllm`, not {self.model.backend}": self.model.backend == "vllm",
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
@@ -278,8 +278,9 @@ class RunConfig(Strict):
                 self.answer == "line" or not self.positive_control
             ),
         }
-        if missing := [need for need, is_met in requirements.items() if not is_met]:
-            yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(missing)}"
+        unmet_requirements = [text for text, is_met in is_met_by_requirement.items() if not is_met]
+        if unmet_requirements:
+            yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(unmet_requirements)}"
 
     @property
     def interventions(self) -> dict[str, tuple[Intervention, ...]]:
@@ -314,9 +315,9 @@ class RunConfig(Strict):
         """The primary contrast; None if there is none."""
         if self.primary is not None:
             return read_contrast(self.primary)
-        default = (STUDY_CONDITION, self.baseline_name)
-        has_both = {*default} <= {*self.condition_names}
-        return default if has_both and default in self.tested else None
+        contrast = (STUDY_CONDITION, self.baseline_name)
+        has_both = {*contrast} <= {*self.condition_names}
+        return contrast if has_both and contrast in self.tested else None
 
     @property
     def replicated_conditions(self) -> tuple[str, ...]:
@@ -387,10 +388,11 @@ class RunConfig(Strict):
             if key not in _FREE_KEYS and (key in changed_keys or key in _RECORDED_KEYS)
         }
         if self.other_texts:
-            # the stored tasks give the number of texts, which may grow
+            # only their families, because a continued run may have more texts
             values["other_texts"] = sorted(self.other_texts)
         if isinstance(self.fewshot, ExamplesConfig):
-            del values["fewshot"]  # the run's identity has the examples
+            # the identity of a run has the ids or the hash of its examples instead
+            del values["fewshot"]
         elif self.fewshot and not self.fewshot.instructions:
             del values["fewshot"]["instructions"]
         arguments = select_fixed_arguments(self.model.model_args)
@@ -484,11 +486,11 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
         overrides = {"model.label": None, **overrides}  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)
     if "conditions" in overrides and isinstance(values["conditions"], list):
-        entries = read_values(path, "runs").get("conditions")
-        file_conditions = index_by_name(entries) if isinstance(entries, list) else {}
+        file_entries = read_values(path, "runs").get("conditions")
+        entry_by_name = index_by_name(file_entries) if isinstance(file_entries, list) else {}
         for index, entry in enumerate(values["conditions"]):
             if isinstance(entry, str):
-                values["conditions"][index] = file_conditions.get(entry, entry)
+                values["conditions"][index] = entry_by_name.get(entry, entry)
         _drop_contrasts(values, {"contrasts", "primary"} - overrides.keys())
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
 

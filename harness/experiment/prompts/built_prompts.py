@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.array_types import Integers
 from harness.constants import SEPARATOR
 from harness.experiment.intervention_settings import ResolvedChange
-from harness.experiment.prompts.chat_template import apply_chat_template, find_segments
+from harness.experiment.prompts.chat_template import Span, apply_chat_template, find_segments
 from harness.experiment.prompts.prompt import (
     Layout,
     Prompt,
     PromptSettings,
-    Role,
     hash_text,
     join_texts,
 )
@@ -36,8 +36,6 @@ class AnswerTokens(NamedTuple):
     answer: list[int]
 
 
-Spans = Sequence[tuple[Role, tuple[int, int]]]
-"""The role of each segment, and its half-open range of characters in the text."""
 TOKEN_ROLES = (
     "template",
     "instruction",
@@ -85,7 +83,7 @@ class BuiltPrompt:
     prompt: Prompt
     text: str
     answer_prefix: str = ""
-    spans: Spans = ()
+    spans: Sequence[Span] = ()
     token_ids: tuple[int, ...] | None = None
     offsets: NDArray[np.int32] | None = None
     problem_token_ids: tuple[int, ...] = ()
@@ -99,8 +97,8 @@ class BuiltPrompt:
     @property
     def request_length(self) -> int:
         """The tokens of the prompt with its longest answer; 0 if the tokenizer is unknown."""
-        answers = [len(label) + len(answer) for label, answer in self.answers]
-        return len(self.token_ids or ()) + max(answers, default=0)
+        answer_lengths = [len(label) + len(answer) for label, answer in self.answers]
+        return len(self.token_ids or ()) + max(answer_lengths, default=0)
 
     @cached_property
     def prompt_sha256(self) -> str:
@@ -128,11 +126,11 @@ class BuiltPrompt:
         of its visible characters, or of most of its blanks if it has only blanks.
         """
         assert self.offsets is not None  # because all callers know the tokenizer
-        characters = count_characters(self.text, self.spans, self.offsets)
-        visible = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
+        counts = count_characters(self.text, self.spans, self.offsets)
+        visible_counts = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         # One visible character outweighs all blanks of the text, so blanks decide only without any.
-        roles = (visible * len(self.text) + characters).argmax(axis=1)
-        return np.where(characters[:, FILLER_INDEX], FILLER_INDEX, roles).astype(np.int8)
+        roles = (visible_counts * len(self.text) + counts).argmax(axis=1)
+        return np.where(counts[:, FILLER_INDEX], FILLER_INDEX, roles).astype(np.int8)
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
@@ -146,14 +144,18 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
     for index, role in enumerate(TOKEN_ROLES):
         parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
     is_inserted = find_originals(prompt, baseline) == ABSENT
-    inserted = np.flatnonzero(is_inserted).tolist()
+    parts["inserted"] = np.flatnonzero(is_inserted).tolist()
+    # some tokens of the baseline are not in the prompt
     if (~is_inserted).sum() < len(baseline.token_ids or ()):
-        inserted = parts["filler"] = []
-    examples = parts["demonstration"]
-    if examples:
-        span = range(examples[0], examples[-1] + 1)
-        examples = [position for position in span if position not in inserted]
-    return parts | {"first": [0], "examples": examples, "inserted": inserted}
+        parts["inserted"] = parts["filler"] = []
+    example_positions = parts["demonstration"]
+    if example_positions:
+        # with the separators between the examples
+        positions = range(example_positions[0], example_positions[-1] + 1)
+        example_positions = [
+            position for position in positions if position not in parts["inserted"]
+        ]
+    return parts | {"first": [0], "examples": example_positions}
 
 
 def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int32]:
@@ -171,6 +173,7 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     originals = np.full(len(tokens), ABSENT, np.int32)
     paired_count = 0
     for position, token in enumerate(tokens):
+        # a slice, because there may be no further token
         if baseline_tokens[paired_count : paired_count + 1] == [token]:
             originals[position] = paired_count
             paired_count += 1
@@ -183,18 +186,18 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     return originals
 
 
-def find_region_indices(roles: NDArray[np.int8]) -> NDArray[np.int64]:
+def find_region_indices(roles: NDArray[np.int8]) -> Integers:
     """The region of each token, as an index into TOKEN_REGIONS."""
-    names = {role: role for role in TOKEN_REGIONS} | {"demonstration": "examples"}
-    indices = [TOKEN_REGIONS.index(names.get(role, "other")) for role in TOKEN_ROLES]
+    region_by_role = {role: role for role in TOKEN_REGIONS} | {"demonstration": "examples"}
+    indices = [TOKEN_REGIONS.index(region_by_role.get(role, "other")) for role in TOKEN_ROLES]
     regions = np.array(indices)[roles]
     regions[0] = TOKEN_REGIONS.index("first")
     return regions
 
 
 def count_characters(
-    text: str, spans: Spans, offsets: NDArray[np.int32], *, with_blanks: bool = True
-) -> NDArray[np.int64]:
+    text: str, spans: Sequence[Span], offsets: NDArray[np.int32], *, with_blanks: bool = True
+) -> Integers:
     """Count the characters of each role in every token: [token, role].
 
     Args:
@@ -210,12 +213,12 @@ def count_characters(
     has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
     if not with_blanks:
         has_role[[character.isspace() for character in text]] = 0
-    # [character + 1, role] running sums: a token's counts are the difference of two rows
-    totals = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
+    # [character + 1, role]: a token's counts are the difference of two running sums
+    running_sums = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
     starts, ends = offsets.T
     # some tokenizers give a blank token no width: it counts as the character before its end
     starts = np.where(starts < ends, starts, np.maximum(ends - 1, 0))
-    return np.asarray(totals[ends] - totals[starts])
+    return np.asarray(running_sums[ends] - running_sums[starts])
 
 
 def measure_prompt(
@@ -234,23 +237,23 @@ def measure_prompt(
         PromptMismatchError: the chat template changed or dropped a turn, so that it cannot be
             found.
     """
-    question = prompt.text
+    requested_text = prompt.text
     if model is not None and settings.layout is Layout.CHAT:
-        question = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
-    text = question
+        requested_text = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
+    text = requested_text
     if prompt.answer:
         if settings.layout is not Layout.CHAT:
             text += SEPARATOR
         # An answer that begins inside open reasoning would be read as part of it.
-        _, closing = find_open_reasoning(question, settings.thinking)
-        if closing:
-            text += f"\n{closing}\n\n"
+        _, end_marker = find_open_reasoning(requested_text, settings.thinking)
+        if end_marker:
+            text += f"\n{end_marker}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
-    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(question) :])
+    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(requested_text) :])
     if model is None:
         return built
-    spans = find_segments(prompt, question)
+    spans = find_segments(prompt, requested_text)
     for segment in prompt.answer:
         end = position + len(segment.text)
         if segment.role == "filler":
@@ -259,27 +262,27 @@ def measure_prompt(
     return tokenize(built, spans, model.tokenizer)
 
 
-def tokenize(built: BuiltPrompt, spans: Spans, tokenizer: PreTrainedTokenizerBase) -> BuiltPrompt:
+def tokenize(
+    built: BuiltPrompt, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
+) -> BuiltPrompt:
     """Add to a prompt its tokens, and the numbers that the checks need."""
-    token_ids, pairs = encode(built.text, tokenizer)
-    # two columns also where there is no token
-    offsets = np.array(pairs, np.int32).reshape(-1, 2)
-    characters = count_characters(built.text, spans, offsets)
-    filler_characters = characters[:, FILLER_INDEX]
+    token_ids, ranges = encode(built.text, tokenizer)
+    # reshaped, because offsets have two columns also where there is no token
+    offsets = np.array(ranges, np.int32).reshape(-1, 2)
+    counts = count_characters(built.text, spans, offsets)
+    filler_characters = counts[:, FILLER_INDEX]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
     # A token without width, such as an added BOS, lies in no segment.
     inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
     is_straddling = (filler_characters > 0) & (filler_characters < widths)
-    is_in_problem = has_width & (
-        characters[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0
-    )
+    is_in_problem = has_width & (counts[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0)
     return replace(
         built,
         spans=tuple(spans),
         token_ids=token_ids,
         offsets=offsets,
-        problem_token_ids=tuple(token_ids[index] for index in np.flatnonzero(is_in_problem)),
+        problem_token_ids=tuple(token_ids[position] for position in np.flatnonzero(is_in_problem)),
         filler_tokens=len(inner_positions),
         straddling_tokens=int(is_straddling.sum()),
         filler_span=(inner_positions[0], inner_positions[-1] + 1) if inner_positions else None,

@@ -14,6 +14,8 @@ from harness.experiment.prompts.prompt import Prompt, Role, join_texts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Span = tuple[Role, tuple[int, int]]
+"""The role of a segment, and its half-open range of characters in a text."""
 PINNED_DATE = date(2024, 7, 26)
 """The date that chat templates print as today's: the default date of Llama 3.1's template."""
 
@@ -59,11 +61,11 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(switches)
 
 
-def choose_template(model: str, templates: Any, name: object) -> str | None:
+def choose_template(model_name: str, templates: Any, name: object) -> str | None:
     """Choose one of a tokenizer's chat templates: the named one, else `default`.
 
     Args:
-        model: The name of the model, for messages.
+        model_name: The name of the model, for messages.
         templates: `chat_template` of its tokenizer: one template, several by name, or None.
         name: The model argument `chat_template`; None if it is not set.
 
@@ -76,7 +78,7 @@ def choose_template(model: str, templates: Any, name: object) -> str | None:
     if name not in templates:
         raise ConfigError(
             "model.model_args.chat_template: expected the name of a chat template of "
-            f"{model} ({', '.join(sorted(templates))}), got {name}."
+            f"{model_name} ({', '.join(sorted(templates))}), got {name}."
         )
     template: str | None = templates[name]
     return template
@@ -123,15 +125,15 @@ def has_system_turn(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, A
     """Whether the chat template prints a system turn. Some refuse it, and some drop it silently."""
     if not tokenizer.chat_template:
         return True
-    mark = "A-SYSTEM-TURN"
+    system_text = "A-SYSTEM-TURN"
     try:
-        turns = [{"role": "system", "content": mark}, {"role": "user", "content": "?"}]
-        return mark in apply_chat_template(tokenizer, turns, switches)
+        turns = [{"role": "system", "content": system_text}, {"role": "user", "content": "?"}]
+        return system_text in apply_chat_template(tokenizer, turns, switches)
     except ModelError:
         return False
 
 
-def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]]]:
+def find_segments(prompt: Prompt, text: str) -> list[Span]:
     """The role and the half-open range of characters of each segment in the templated text.
 
     The text between the segments is template. All segments of a turn are searched for as one text,
@@ -142,46 +144,47 @@ def find_segments(prompt: Prompt, text: str) -> list[tuple[Role, tuple[int, int]
     Raises:
         PromptMismatchError: the template changed or dropped a turn.
     """
-    spans: list[tuple[Role, tuple[int, int]]] = []
+    spans: list[Span] = []
     previous_end = 0
     turns = [prompt.segments] if text == prompt.text else prompt.turns
-    # Turns stand in order, so each is searched for after the previous one.
+    # The turns are in order, so each is searched for after the previous one.
     for number, turn in enumerate(turns, start=1):
         turn_text = join_texts(turn)
         if not turn_text.strip():
             continue
-        body = turn_text if text.find(turn_text, previous_end) >= 0 else turn_text.strip()
+        found_text = turn_text if text.find(turn_text, previous_end) >= 0 else turn_text.strip()
+        # the last of several turns
         is_last = bool(spans) and number == len(turns)
-        start = _find_turn(body, text, previous_end, is_last=is_last)
-        previous_end = start + len(body)
+        turn_start = _find_turn(found_text, text, previous_end, is_last=is_last)
+        previous_end = turn_start + len(found_text)
         # segments are counted from where the turn would begin if the template had not trimmed it
-        position = start - turn_text.index(body)
+        position = turn_start - turn_text.index(found_text)
         for segment in turn:
             end = position + len(segment.text)
-            low, high = max(position, start), min(end, previous_end)
-            if segment.role != "turn" and (low < high or segment.role != "separator"):
-                spans.append((segment.role, (low, high)))
+            start, stop = max(position, turn_start), min(end, previous_end)
+            if segment.role != "turn" and (start < stop or segment.role != "separator"):
+                spans.append((segment.role, (start, stop)))
             position = end
     return spans
 
 
-def _find_turn(body: str, text: str, start: int, *, is_last: bool) -> int:
+def _find_turn(turn_text: str, text: str, start: int, *, is_last: bool) -> int:
     """Find the first or the last occurrence of a turn from `start` on, if possible of entire words.
 
     Raises:
         PromptMismatchError: there is no occurrence.
     """
     positions, entire_positions = [], []
-    position = text.find(body, start)
+    position = text.find(turn_text, start)
     while position >= 0:
         positions.append(position)
-        edges = (position, position + len(body))
+        edges = (position, position + len(turn_text))
         if not any(_INSIDE_WORD.match(text, edge) for edge in edges):
             entire_positions.append(position)
-        position = text.find(body, position + 1)
+        position = text.find(turn_text, position + 1)
     if not positions:
         raise PromptMismatchError(
-            f"The chat template changed the text of a turn: expected to find {body[:60]!r} "
+            f"The chat template changed the text of a turn: expected to find {turn_text[:60]!r} "
             "in the templated prompt."
         )
     # Entire words first: the problem 2 must not be found in the 12 of an example.

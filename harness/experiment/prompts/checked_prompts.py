@@ -32,13 +32,13 @@ from harness.reasoning_markers import find_open_reasoning
 
 BOX_LABEL = "\\boxed{"
 """The label of an answer in a box."""
+# remarks on gold answers whose log-probability is measured
 MERGED_REMARK = (
     "merge with their label, or one of their other answers does: another spelling is scored"
 )
 OTHER_LENGTH_REMARK = (
     "are compared with answers of another number of tokens, as too few have the same"
 )
-"""Remarks on gold answers whose log-probability is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def build_checked_prompts(
     build = partial(_build_prompts, problems, settings=settings, model=model)
     # conditions with the same other changes share their prompts without a filler
     build_reference = cache(build)
-    for number, condition in enumerate(conditions):
+    for index, condition in enumerate(conditions):
         references = build_reference(condition.without_filler())
         prompts = build(condition) if condition.filler else references
         condition_prompts = ConditionPrompts(
@@ -114,12 +114,10 @@ def build_checked_prompts(
         )
         if model is not None:
             condition_prompts = _check_prompts(condition_prompts, references, model)
-            if number == 0:  # once, because all conditions have the same problems
-                problems_and_examples = [*problems, *settings.examples]
-                notes = (
-                    *_find_control_tokens(problems_and_examples, model),
-                    *condition_prompts.notes,
-                )
+            # once, because all conditions have the same problems
+            if index == 0:
+                problem_notes = _find_control_tokens([*problems, *settings.examples], model)
+                notes = (*problem_notes, *condition_prompts.notes)
                 condition_prompts = replace(condition_prompts, notes=notes)
             if settings.scored_form is not None:
                 condition_prompts = _add_answers(condition_prompts, settings, model)
@@ -136,11 +134,11 @@ def _build_prompts(
     """Build and tokenize the prompts of one condition."""
     fresh = getattr(condition, "fresh", None)
     sample = settings.sample if fresh == "sample" else 0
-    fit = cache(partial(fit_filler, condition, model.tokenizer if model else None))
+    fit_text = cache(partial(fit_filler, condition, model.tokenizer if model else None))
     prompts = []
     for problem in problems:
         try:
-            filler_text = fit(f"{problem.id}:{sample}" if fresh else "")
+            filler_text = fit_text(f"{problem.id}:{sample}" if fresh else "")
         except ConfigError as error:
             raise ConfigError(f"condition {condition.name!r}: {error}") from None
         prompt = build_prompt(problem, condition, filler_text=filler_text, settings=settings)
@@ -167,7 +165,7 @@ def _add_answers(
     """
     encode = partial(model.tokenizer.encode, add_special_tokens=False)
     prompts: list[BuiltPrompt] = []
-    counts = Counter[str]()
+    count_by_remark = Counter[str]()
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _find_label_and_end(prompt, settings)
         bare_label = label.rstrip(" ")
@@ -184,10 +182,11 @@ def _add_answers(
             answers.append(tokens)
             if text in others and len(tokens.answer) != len(answers[0].answer):
                 remarks.add(OTHER_LENGTH_REMARK)
-        counts.update(remarks)
+        count_by_remark.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
     notes = [
-        f"{count} of {len(prompts)} gold answers {remark}." for remark, count in counts.items()
+        f"{count} of {len(prompts)} gold answers {remark}."
+        for remark, count in count_by_remark.items()
     ]
     return replace(
         condition_prompts, prompts=tuple(prompts), notes=(*sorted(notes), *condition_prompts.notes)
@@ -196,12 +195,13 @@ def _add_answers(
 
 def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
     """The texts between prompt and answer, and after the answer: the end of its box or line."""
-    _, box, content = prompt.answer_prefix.rpartition(BOX_LABEL)
-    if box and "}" not in content:
+    _, box_label, box_content = prompt.answer_prefix.rpartition(BOX_LABEL)
+    # the prompt has already opened the box
+    if box_label and "}" not in box_content:
         return "", "}"
-    _, closing = find_open_reasoning(prompt.text, settings.thinking)
+    _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
     # an answer inside open reasoning would be part of it
-    label = f"\n{closing}\n\n" if closing else ""
+    label = f"\n{end_marker}\n\n" if end_marker else ""
     label += prompt.prompt.blank
     return (label + BOX_LABEL, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
 
@@ -245,7 +245,8 @@ def _check_prompts(
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             _, gap_size = find_gap(changes)
             # with a gap the filler is not in the prompt
-            prompt = reference if gap_size else prompt
+            if gap_size:
+                prompt = reference
             prompt = replace(prompt, intervention=changes)
         prompts.append(prompt)
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))

@@ -17,18 +17,19 @@ def cut_sentence(words: list[str], token_count: int, count_tokens: Callable[[str
     """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
     # The longest cut comes first, so that few words are appended.
     for size in range(min(len(words), token_count), 0, -1):
-        missing = token_count - count_tokens(_as_sentence(words[:size]))
-        if missing < 0:
+        missing_count = token_count - count_tokens(_as_sentence(words[:size]))
+        if missing_count < 0:
             continue
-        for shift in range(len(PADDING_WORDS)):
-            padding = list(islice(cycle(PADDING_WORDS), shift, shift + missing))
+        # each padding word is tried as the first
+        for first in range(len(PADDING_WORDS)):
+            padding = list(islice(cycle(PADDING_WORDS), first, first + missing_count))
             # a padding word may be several tokens: then fewer words fit
-            for length in range(missing, -1, -1):
-                sentence = _as_sentence(words[:size] + padding[:length])
-                tokens = count_tokens(sentence)
-                if tokens == token_count:
+            for padding_size in range(missing_count, -1, -1):
+                sentence = _as_sentence(words[:size] + padding[:padding_size])
+                sentence_length = count_tokens(sentence)
+                if sentence_length == token_count:
                     return sentence
-                if tokens < token_count:
+                if sentence_length < token_count:
                     break
     raise ConfigError(
         f"No cut of the sentence has exactly {token_count} tokens in this tokenizer. "
@@ -47,10 +48,10 @@ def draw_words(
         drawn_words = generator.choices(words, k=token_count)
         while drawn_words:
             text = " ".join(drawn_words)
-            tokens = count_tokens(text)
-            if tokens == token_count:
+            text_length = count_tokens(text)
+            if text_length == token_count:
                 return text
-            if tokens < token_count:
+            if text_length < token_count:
                 break
             drawn_words.pop()
     raise ConfigError(

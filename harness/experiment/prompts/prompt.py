@@ -120,9 +120,9 @@ class Prompt:
     @property
     def turns(self) -> list[tuple[Segment, ...]]:
         """The segments of each turn. The first is the system turn, which may be empty."""
-        ends = [index for index, segment in enumerate(self.segments) if segment.role == "turn"]
-        stops = [self.system_size, *ends, len(self.segments)]
-        starts = [0, self.system_size, *(end + 1 for end in ends)]
+        turn_ends = [index for index, segment in enumerate(self.segments) if segment.role == "turn"]
+        stops = [self.system_size, *turn_ends, len(self.segments)]
+        starts = [0, self.system_size, *(end + 1 for end in turn_ends)]
         return [self.segments[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     @property
@@ -186,21 +186,22 @@ class PromptSettings:
         Raises:
             ConfigError: only the problem or only a template has choices.
         """
-        is_in_text = self.asks_in_text and self.layout is Layout.RAW
-        default = QUESTION_AND_ANSWER if is_in_text else ONLY_PROBLEM
+        default_template = ONLY_PROBLEM
+        if self.asks_in_text and self.layout is Layout.RAW:
+            default_template = QUESTION_AND_ANSWER
         if problem.choices:
-            default = default.replace("{problem}", "{problem}\n{choices}")
-        templates = condition.choose_templates(self.template or default, self.question)
-        example, question = (
+            default_template = default_template.replace("{problem}", "{problem}\n{choices}")
+        templates = condition.choose_templates(self.template or default_template, self.question)
+        parsed_example, parsed_question = (
             parse_template(str(template), condition.filler is not None) for template in templates
         )
-        for parsed in (example, question):
+        for parsed in (parsed_example, parsed_question):
             if (CHOICES in parsed.question) != bool(problem.choices):
                 raise ConfigError(
                     "template: the question needs {choices} if problems have choices, and only "
                     f"then; problem {problem.id} has {len(problem.choices)}."
                 )
-        return example, question
+        return parsed_example, parsed_question
 
 
 def build_prompt(
@@ -217,12 +218,12 @@ def build_prompt(
     row, layout = problem.row, settings.layout
     separator = Segment("separator", "" if layout is Layout.AS_PUBLISHED else SEPARATOR)
     parsed_example, parsed_question = settings.parse_templates(condition, problem)
-    is_chat, is_raw = layout is Layout.CHAT, layout is Layout.RAW
+    is_raw = layout is Layout.RAW
     instruction = fill_columns(settings.choose_instruction(condition), row)
     system = [Segment("instruction", instruction), separator]
     body = []
     for example in settings.examples:
-        body += _fill_example(parsed_example, example, filler_text, is_chat=is_chat)
+        body += _fill_example(parsed_example, example, filler_text, layout)
     body += _fill(parsed_question.question, problem, filler_text)
     answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
     if isinstance(condition, FilledCondition) and FILLER not in (
@@ -237,18 +238,19 @@ def build_prompt(
             case Placement.RANDOM:
                 _insert_at_random(system, body, insertion, f"{condition.seed}:{problem.id}")
             case Placement.ANSWER:
+                # the separator stands only between the filler and an answer prefix
                 answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
             case _:
                 # before the first example, which is the question itself if there are no examples
                 body = insertion + body
     system_segments = _merge_same_role(system)
-    ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
+    answer_ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
     return Prompt(
         segments=(*system_segments, *_merge_same_role(body)),
         system_size=len(system_segments) if settings.has_system_turn else 0,
         answer=_merge_same_role(answer),
         blank=parsed_question.blank if is_raw else "",
-        end="".join(ending) + parsed_example.end if is_raw and settings.examples else "\n",
+        end="".join(answer_ending) + parsed_example.end if is_raw and settings.examples else "\n",
     )
 
 
@@ -256,10 +258,10 @@ def _fill(
     pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
 ) -> list[Segment]:
     """The segments of pieces of a template for one problem."""
-    texts = {f"row.{column}": text for column, text in problem.row.items()}
-    texts |= {"problem": problem.problem, "answer": problem.answer}
-    texts["choices"] = "\n".join(letter_lines(problem.choices))
-    texts["filler"] = fill_columns(filler_text, problem.row)
+    text_by_name = {f"row.{column}": text for column, text in problem.row.items()}
+    text_by_name |= {"problem": problem.problem, "answer": problem.answer}
+    text_by_name["choices"] = "\n".join(letter_lines(problem.choices))
+    text_by_name["filler"] = fill_columns(filler_text, problem.row)
     segments = []
     for piece in pieces:
         role: Role = "format"
@@ -272,19 +274,20 @@ def _fill(
         # in a template without `{problem}`, columns take its role
         elif piece in (PROBLEM, CHOICES) or (piece.kind == "name" and PROBLEM not in pieces):
             role = "problem"
-        segments.append(Segment(role, texts[piece.text] if piece.kind == "name" else piece.text))
+        text = text_by_name[piece.text] if piece.kind == "name" else piece.text
+        segments.append(Segment(role, text))
     return segments
 
 
 def _fill_example(
-    parsed: ParsedTemplate, example: Problem, filler_text: str, *, is_chat: bool
+    parsed: ParsedTemplate, example: Problem, filler_text: str, layout: Layout
 ) -> list[Segment]:
     """The segments of an example, with the separator or the turns that end it."""
     question, answer = (
         _fill(pieces, example, filler_text, is_example=True)
         for pieces in (parsed.question, parsed.answer)
     )
-    if is_chat:
+    if layout is Layout.CHAT:
         end = Segment("turn", SEPARATOR)
         return [*question, end, *answer, end]
     blank, end = Segment("demonstration", parsed.blank), Segment("separator", parsed.end)
@@ -307,21 +310,23 @@ def _insert_at_random(
     either side, or the boundary after the instruction.
     """
     problem_index = [segment.role for segment in body].index("problem")
-    boundaries = [(body, 0, 0)]  # the boundary after the instruction
+    # Each has a list of segments, the index of a segment and a position in its text. The first is
+    # the boundary after the instruction.
+    boundaries = [(body, 0, 0)]
     for segments, index in ((system, 0), (body, problem_index)):
         for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
             boundaries.append((segments, index, match.start()))
-    segments, index, position = random.Random(seed).choice(boundaries)
+    split_segments, split_index, position = random.Random(seed).choice(boundaries)
     if not position:
         body[:0] = insertion
         return
-    role, text = segments[index].role, segments[index].text
+    role, text = split_segments[split_index].role, split_segments[split_index].text
     start, rest = Segment(role, text[:position]), Segment(role, text[position:])
     # `insertion` ends with a separator; another one stands before the filler
-    segments[index : index + 1] = [start, insertion[-1], *insertion, rest]
+    split_segments[split_index : split_index + 1] = [start, insertion[-1], *insertion, rest]
 
 
-_DOCUMENT_FIELDS = frozenset(("condition", "layout", "system", "user", "segments"))
+_DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}
 """The fields that `make_document` adds to a problem, besides those of a reference condition."""
 
 
@@ -329,10 +334,10 @@ def make_document(
     problem: Problem, prompt: Prompt, condition: Condition, layout: Layout
 ) -> dict[str, Any]:
     """Make the document that lm-eval gets of a problem under one condition."""
-    shown = {"shown": problem.shown_text} if problem.shown_text else {}
+    shown_field = {"shown": problem.shown_text} if problem.shown_text else {}
     return {
         **problem.record(),
-        **shown,
+        **shown_field,
         "condition": condition.name,
         **condition.reference,
         "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
@@ -345,12 +350,12 @@ def make_document(
 def document_prompt(document: Mapping[str, Any]) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
-    size, length = 0, 0
+    system_size, length = 0, 0
     # the system turn consists of whole segments, so the lengths become equal
     while length < len(document["system"]):
-        length += len(segments[size].text)
-        size += 1
-    return Prompt(segments=segments, system_size=size)
+        length += len(segments[system_size].text)
+        system_size += 1
+    return Prompt(segments=segments, system_size=system_size)
 
 
 def is_ours(document: Mapping[str, Any]) -> bool:

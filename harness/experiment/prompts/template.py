@@ -95,7 +95,8 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
     answer_index = pieces.index(ANSWER) if ANSWER in pieces else len(pieces)
     question, blank = _cut_end(pieces[:answer_index], " ")
     answer, end = _cut_end(pieces[answer_index:], None)
-    if not {piece.text for piece in question if piece.kind == "name"} - {"filler", "choices"}:
+    question_names = {piece.text for piece in question if piece.kind == "name"}
+    if not question_names - {"filler", "choices"}:
         raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
     return ParsedTemplate(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
 
@@ -105,11 +106,16 @@ def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, s
     if not pieces or pieces[-1].kind == "name":
         return tuple(pieces), ""
     *first_pieces, (kind, text) = pieces
-    visible = text.rstrip(characters)
-    return (*first_pieces, Piece(kind, visible)), text[len(visible) :]
+    remaining_text = text.rstrip(characters)
+    return (*first_pieces, Piece(kind, remaining_text)), text[len(remaining_text) :]
 
 
-Template = Annotated[str, AfterValidator(lambda text: parse_template(text) and text)]
+def _check_template(template: str) -> str:
+    parse_template(template)
+    return template
+
+
+Template = Annotated[str, AfterValidator(_check_template)]
 """The text of a template that was parsed without an error, such as `{filler}{problem}`."""
 
 

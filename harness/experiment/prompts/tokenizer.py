@@ -102,17 +102,17 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
     """
     context_length = arguments.get("max_model_len", arguments.get("max_length"))
     base_url = str(arguments.get("base_url") or "").rstrip("/")
-    is_completions = bool(base_url) and not base_url.endswith("chat/completions")
-    if context_length is None and not is_completions:
+    is_completions_api = bool(base_url) and not base_url.endswith("chat/completions")
+    if context_length is None and not is_completions_api:
         return None
     if not str(context_length).isdigit() or not int(str(context_length)):
-        reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions else ""
+        reason = ", without which lm-eval cuts prompts to 2048 tokens" if is_completions_api else ""
         raise ConfigError(
             f"The context length, model.model_args.max_model_len or max_length{reason}: "
             f"expected a whole number above 0, got {context_length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
-    return int(str(context_length)) - is_completions
+    return int(str(context_length)) - is_completions_api
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
@@ -147,9 +147,9 @@ def refuse_missing_folder(name: str) -> None:
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     path = Path(name).expanduser()
     if looks_like_path and not any(path.glob("*.json")):
-        trouble = "is a file" if path.is_file() else "does not exist, or has no config.json"
+        fault = "is a file" if path.is_file() else "does not exist, or has no config.json"
         raise ModelError(
-            f"Model folder {name} {trouble}. Expected a folder, a hub name or `smollm2`."
+            f"Model folder {name} {fault}. Expected a folder, a hub name or `smollm2`."
         )
 
 
@@ -199,8 +199,8 @@ def encode(
     A text that begins with BOS gets no second BOS.
     """
     has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not has_bos)
-    return tuple(encoded["input_ids"]), encoded["offset_mapping"]
+    encoding = tokenizer(text, return_offsets_mapping=True, add_special_tokens=not has_bos)
+    return tuple(encoding["input_ids"]), encoding["offset_mapping"]
 
 
 def token_texts(
@@ -218,10 +218,10 @@ def token_texts(
     previous_end = 0
     for token_id, (start, end) in zip(token_ids, offsets, strict=True):
         # each token of a split character has the offsets of the whole character
-        name = text[max(start, previous_end) : end]
+        token_text = text[max(start, previous_end) : end]
         if start >= end:
-            name = str(tokenizer.convert_ids_to_tokens(token_id))
-        texts.append(name)
+            token_text = str(tokenizer.convert_ids_to_tokens(token_id))
+        texts.append(token_text)
         previous_end = max(previous_end, end)
     return tuple(texts)
 
@@ -271,10 +271,13 @@ def _list_words(tokenizer: PreTrainedTokenizerBase) -> Sequence[str]:
 
 def _count_between_separators(text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """The number of tokens of a filler's text between two separators, as in a prompt."""
-    begin = len(SEPARATOR) + 1
-    end = begin + len(text)
-    encoded = tokenizer(
+    # after the full stop and a separator
+    filler_start = 1 + len(SEPARATOR)
+    filler_end = filler_start + len(text)
+    encoding = tokenizer(
         f".{SEPARATOR}{text}{SEPARATOR}A", return_offsets_mapping=True, add_special_tokens=False
     )
     # a token that the filler shares with a separator counts too, so that such a merge is found
-    return sum(low < high and low < end and begin < high for low, high in encoded["offset_mapping"])
+    return sum(
+        max(start, filler_start) < min(end, filler_end) for start, end in encoding["offset_mapping"]
+    )
