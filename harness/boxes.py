@@ -10,8 +10,8 @@ _BOX_TOKEN = re.compile(
     r"|\\[\\{}]|[{}]"
 )
 # The content of an empty box, which is skipped: models quote the prompt's `\boxed{}` or
-# `\boxed{...}`. The repetition is not possessive, because a lookahead in a possessive repetition
-# may pass although it fails (fixed in Python 3.11.5).
+# `\boxed{...}`. The repetition is not possessive, because before Python 3.11.5 a lookahead inside a
+# possessive repetition can pass wrongly.
 _EMPTY_CONTENT = re.compile(
     r"(?:[\s~{}$]|\.{2,}(?!\.)|\\[ ,;:!>]"
     r"|\\(?:quad|qquad|enspace|thinspace|space|[lc]?dots)(?![A-Za-z])"

@@ -59,10 +59,13 @@ class _GroupedCommands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for heading, example_by_module in COMMANDS.items():
-            names = [module_name.rpartition(".")[2] for module_name in example_by_module]
+            command_names = [module_name.rpartition(".")[2] for module_name in example_by_module]
             with formatter.section(heading):
                 formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(200)) for name in names]
+                    [
+                        (command_name, self.commands[command_name].get_short_help_str(200))
+                        for command_name in command_names
+                    ]
                 )
 
 

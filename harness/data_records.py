@@ -129,20 +129,22 @@ def find_delimiter(path: Path) -> str:
         return max(",;\t", key=stream.readline().count)
 
 
-def _read_hub_table(name: str, revision: str | None, configuration: str | None, split: str) -> Any:
+def _read_hub_table(
+    repository: str, revision: str | None, configuration: str | None, split: str
+) -> Any:
     """A split of a dataset of the hub as a table of pyarrow."""
     import datasets
     import huggingface_hub
 
-    # otherwise each of its five attempts prints that there is no network
+    # otherwise each of the library's five attempts prints that there is no network
     huggingface_hub.utils.logging.set_verbosity_error()
-    # otherwise an error is printed twice
+    # otherwise `datasets` also prints the error that it raises
     datasets.logging.set_verbosity(logging.CRITICAL)
     datasets.disable_progress_bars()
     try:
-        dataset = datasets.load_dataset(name, configuration, revision=revision, split=split)
+        dataset = datasets.load_dataset(repository, configuration, revision=revision, split=split)
     except Exception as error:
-        raise DataError(explain_hub_error(name, error)) from error
+        raise DataError(explain_hub_error(repository, error)) from error
     return dataset.with_format("arrow")[:]
 
 
@@ -211,14 +213,14 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
                 "compared."
             )
     entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
-    unit, on_each_line = ("element", "") if is_array else ("line", " on each line")
-    for number, entry in enumerate(entries, start=1):
-        location = f"{path}, {unit} {number}"
+    entry_word, line_hint = ("element", "") if is_array else ("line", " on each line")
+    for entry_number, entry in enumerate(entries, start=1):
+        location = f"{path}, {entry_word} {entry_number}"
         if not is_array and not entry.strip():
             continue
         record = entry if is_array else _decode(entry, location)
         if not isinstance(record, dict):
-            raise DataError(f"{location}: expected a JSON object{on_each_line}, got {entry!r:.40}.")
+            raise DataError(f"{location}: expected a JSON object{line_hint}, got {entry!r:.40}.")
         yield location, record
 
 

@@ -91,8 +91,8 @@ def list_near(invalid_name: str, names: Iterable[object], limit: int = 6) -> str
 def name_similar_files(path: Path) -> str:
     """A sentence about names like that of a missing file; empty if its folder has none."""
     is_missing = path.parent.is_dir() and not path.exists()
-    names = os.listdir(path.parent) if is_missing else []
-    similar_names = difflib.get_close_matches(path.name, names)
+    file_names = os.listdir(path.parent) if is_missing else []
+    similar_names = difflib.get_close_matches(path.name, file_names)
     return f" Near it: {', '.join(similar_names)}." if similar_names else ""
 
 

@@ -66,33 +66,35 @@ def check_installation() -> dict[str, Check]:
                 "fails", f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
             )
             # not fatal: comparisons need none of these packages, and some backends need no vLLM
-            if missing := explain_missing(error):
-                check = Check("not installed", missing, is_fatal=False)
+            if remedy := explain_missing(error):
+                check = Check("not installed", remedy, is_fatal=False)
         check_by_subject[subject] = check
     return check_by_subject
 
 
-def check_version(name: str) -> Check:
+def check_version(package_name: str) -> Check:
     """Whether the version of a package fits the metadata of mless.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
     """
-    installed_version = version(name)
+    installed_version = version(package_name)
     specifier = next(
-        requirement.specifier for requirement in _read_requirements() if requirement.name == name
+        requirement.specifier
+        for requirement in _read_requirements()
+        if requirement.name == package_name
     )
     is_tested = specifier.contains(installed_version, prereleases=True)
-    return Check(installed_version, "" if is_tested else f"pip install '{name}{specifier}'")
+    return Check(installed_version, "" if is_tested else f"pip install '{package_name}{specifier}'")
 
 
 def remark_on_versions() -> None:
     """Print a line for each package of a version that was not tested."""
     # a package that is not installed has no version
-    for name in filter(package_version, TESTED_PACKAGES):
-        check = check_version(name)
+    for package_name in filter(package_version, TESTED_PACKAGES):
+        check = check_version(package_name)
         if check.fix:
-            print_message(f"{name} {check.state} was not tested with mless: {check.fix}")
+            print_message(f"{package_name} {check.state} was not tested with mless: {check.fix}")
 
 
 def explain_missing(error: Exception) -> str:
@@ -112,12 +114,12 @@ def explain_missing(error: Exception) -> str:
     # The packages of an optional part of mless have one marker, such as `extra == "vllm"`. A part
     # may contain another, so the smallest part with this package is suggested.
     smallest_part_marker = min(package_markers, key=markers.count)
-    missing = [
+    missing_requirements = [
         str(requirement).partition(";")[0]
         for requirement in requirements
         if requirement.marker == smallest_part_marker and package_version(requirement.name) is None
     ]
-    return f"Type `pip install {shlex.join(missing)}`."
+    return f"Type `pip install {shlex.join(missing_requirements)}`."
 
 
 def _read_requirements() -> list[Requirement]:

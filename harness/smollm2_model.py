@@ -34,18 +34,18 @@ SMOLLM2_TENSORS_SHA256 = "08587497151051bb64ba4ae8288856623bb8c6cd5dc22bb3bda06e
 """`hash_tensors` of the converted weights."""
 
 
-def resolve_model(name: str) -> str:
+def resolve_model(model_name: str) -> str:
     """A model's name for loaders: the folder of `smollm2`, and the user's home in place of `~`.
 
     Raises:
         ModelError: see `fetch_smollm2`.
     """
-    return str(fetch_smollm2()) if name == SMOLLM2 else os.path.expanduser(name)
+    return str(fetch_smollm2()) if model_name == SMOLLM2 else os.path.expanduser(model_name)
 
 
-def name_model(name: str) -> str:
+def name_model(model_name: str) -> str:
     """The reverse of `resolve_model`, for receipts, which should not contain a path of the user."""
-    return SMOLLM2 if name == str(smollm2_folder()) else name
+    return SMOLLM2 if model_name == str(smollm2_folder()) else model_name
 
 
 def smollm2_folder() -> Path:
@@ -150,8 +150,8 @@ def hash_tensors(path: Path) -> str:
 
     digest = hashlib.sha256()
     tensors = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode() + tensor["data"])
+    for tensor_name, tensor in sorted(tensors.items()):
+        digest.update(tensor_name.encode() + tensor["data"])
     return digest.hexdigest()
 
 

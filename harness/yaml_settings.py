@@ -138,10 +138,10 @@ def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        names = list_near(path.name, sorted(os.listdir(folder)))
+        config_names = list_near(path.name, sorted(os.listdir(folder)))
         raise ConfigError(
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
-            f"{folder}: {names}."
+            f"{folder}: {config_names}."
         ) from None
     except _YAML_ERRORS as error:
         # PyYAML marks the column with ^ in a line of its own, which is lost in a one-line message
@@ -210,10 +210,10 @@ def explain(error: ValidationError, source: str) -> str:
         if _name_key(detail) == key
     ]
     reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
-    text = ": ".join(filter(None, [source, key, "; or ".join(reasons)])).rstrip(".")
+    explanation = ": ".join(filter(None, [source, key, "; or ".join(reasons)])).rstrip(".")
     if deepest_error["type"] not in ("value_error", "missing"):
-        text += f", got {deepest_error['input']!r:.200}"
-    return f"{text}."
+        explanation += f", got {deepest_error['input']!r:.200}"
+    return f"{explanation}."
 
 
 def _locate(detail: Any) -> tuple[Any, ...]:

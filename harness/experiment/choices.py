@@ -78,15 +78,15 @@ def read_choices(
 
 
 def find_letters(
-    rows: Sequence[LocatedRecord],
-    golds_by_row: Sequence[Sequence[str]],
+    located_fields: Sequence[LocatedRecord],
+    golds_by_problem: Sequence[Sequence[str]],
     answer_is: AnswerKind | None,
 ) -> list[list[str]]:
     """The letter of the choice that each gold answer names.
 
     Args:
-        rows: The location of each problem, and its fields.
-        golds_by_row: The answers of each problem. Several are joined: all may be required.
+        located_fields: The location of each problem, and its fields.
+        golds_by_problem: The answers of each problem. Several are joined: all may be required.
         answer_is: What the answers are. None: this is concluded from all of them.
 
     Raises:
@@ -94,7 +94,7 @@ def find_letters(
     """
     answers = [
         (location, fields["choices"], ", ".join(golds).strip())
-        for (location, fields), golds in zip(rows, golds_by_row, strict=True)
+        for (location, fields), golds in zip(located_fields, golds_by_problem, strict=True)
     ]
     letters_by_kind = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):

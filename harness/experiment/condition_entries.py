@@ -27,7 +27,7 @@ from harness.experiment.conditions import (
 from harness.experiment.intervention_settings import as_list, names_filler
 from harness.yaml_settings import validate
 
-# not validated, because a config cannot set the kind
+# `model_construct` does not validate. The schema would refuse `kind`, which a config must not set.
 ANSWER_AT_ONCE = Condition.model_construct(
     name="answer-at-once", answer_prefix="The final answer is $\\boxed{", kind=POSITIVE_CONTROL
 )
@@ -128,7 +128,7 @@ def add_reference_conditions(
         ConfigError: the tested condition has no filler of an exact length, a family of other texts
             has too few for it, or a condition has the name of a text.
     """
-    names = {condition.name for condition in conditions}
+    condition_names = {condition.name for condition in conditions}
     templates = config.get("template"), config.get("question")
     all_conditions = [
         condition.model_copy(update={"is_in_template": condition.mentions_filler(*templates)})
@@ -138,7 +138,7 @@ def add_reference_conditions(
         control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
         name = control.name
         # a condition of the config may have this name
-        while name in names:
+        while name in condition_names:
             name += "_"
         all_conditions.append(control.model_copy(update={"name": name}))
     if config.get("other_texts"):
@@ -215,8 +215,9 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
             "number": number,
             "is_in_template": tested_condition.is_in_template,
         }
-        condition = validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}")
-        yield condition.model_copy(update=reference_fields)
+        yield validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}").model_copy(
+            update=reference_fields
+        )
 
 
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
@@ -227,7 +228,7 @@ def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
 
 def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     """Read all conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
-    # without a named primary contrast, the primary contrast is that of the studied condition
+    # without a named primary contrast, the primary contrast is that of the study's condition
     primary = config.get("primary")
     tested_name = read_contrast(primary)[0] if primary else STUDY_CONDITION
     conditions = [as_condition(entry) for entry in config["conditions"]]

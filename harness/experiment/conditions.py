@@ -128,7 +128,7 @@ class Condition(Strict):
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
 
     @property
-    def reference(self) -> dict[str, Any]:
+    def reference_fields(self) -> dict[str, Any]:
         """The fields of a reference condition; empty for a condition of the config."""
         return {key: getattr(self, key) for key in REFERENCE_FIELDS} if self.kind else {}
 
@@ -157,7 +157,7 @@ class Condition(Strict):
         # not validated, because these fields of this condition are valid
         return Condition.model_construct(name=BASELINE, **changes)
 
-    def recorded(self) -> str | dict[str, Any]:
+    def as_entry(self) -> str | dict[str, Any]:
         """The entry of a config from which `as_condition` reads this condition again."""
         if self == NAMED_CONDITIONS.get(self.name):
             return self.name
@@ -194,7 +194,7 @@ class FilledCondition(Condition):
     @property
     def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
-        # where there is no count, the value of the filler's key may be the number (`random_ids`)
+        # without `count`, the value of the filler's own key may be the number, as in `random_ids`
         count = getattr(self, "count", getattr(self, str(self.filler)))
         return count if isinstance(count, int) else None
 
@@ -336,16 +336,16 @@ def contrast_name(condition: str, baseline: str = BASELINE) -> str:
     return f"{condition} - {baseline}"
 
 
-def read_contrast(text: str) -> tuple[str, str]:
+def read_contrast(contrast: str) -> tuple[str, str]:
     """Read a contrast such as `mless - wo` into the condition and its baseline.
 
     Raises:
         ConfigError: the text is not two names with ` - ` between them.
     """
-    condition, _, baseline = (name.strip() for name in str(text).partition(" - "))
+    condition, _, baseline = (name.strip() for name in str(contrast).partition(" - "))
     if not (condition and baseline):
         raise ConfigError(
             f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', "
-            f"got {text!r}."
+            f"got {contrast!r}."
         )
     return condition, baseline

@@ -97,12 +97,12 @@ class Sampling:
 
     def openai_arguments(self) -> dict[str, Any]:
         """The arguments of OpenAI's API. A parameter that OpenAI lacks is left out if it is off."""
-        stop = {"stop": list(self.stop)} if self.stop else {}
+        stop_argument = {"stop": list(self.stop)} if self.stop else {}
         return {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            **stop,
+            **stop_argument,
             **self._changed_parameters,
         }
 

@@ -35,7 +35,7 @@ _MISSING_AMONG_NUMBERS = re.compile(
     rf"{_MISSING_ANSWER.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
 )
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
-# Texts without a comma between them are excluded: numpy writes them so, and Python joins them.
+# Texts without a comma between them are excluded: numpy writes them so, and Python would join them.
 _LISTED_ANSWERS = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
 _UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
@@ -54,17 +54,17 @@ _GOLD_ADAPTER: TypeAdapter[str] = TypeAdapter(
 """A gold answer. The pattern refuses half a surrogate pair, which no tokenizer takes."""
 
 
-def read_golds(value: Any) -> list[str]:
+def read_golds(cell: Any) -> list[str]:
     """The accepted answers of a field. A worked solution is the answer that it states.
 
     Raises:
         ValidationError: an answer is neither text nor a number.
     """
-    if isinstance(value, str) and _LISTED_ANSWERS.fullmatch(value.strip()):
+    if isinstance(cell, str) and _LISTED_ANSWERS.fullmatch(cell.strip()):
         with suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(value.strip())
+            cell = ast.literal_eval(cell.strip())
     golds = []
-    for answer in value if isinstance(value, list) and value else [value]:
+    for answer in cell if isinstance(cell, list) and cell else [cell]:
         gold = answer
         if isinstance(answer, str):
             # GSM8K has the answer after `####`, MATH in the last box, other data only the answer
@@ -78,12 +78,12 @@ def read_golds(value: Any) -> list[str]:
 
 
 def read_gold_column(
-    cells: Iterable[tuple[str, Any]], path: Path, decimal: DecimalSign | None
+    located_cells: Iterable[tuple[str, Any]], path: Path, decimal: DecimalSign | None
 ) -> list[list[str]]:
     """The accepted answers of every field of a column, as they are written.
 
     Args:
-        cells: The location of each field, and its value.
+        located_cells: The location of each field, and its value.
         path: Their file. Spreadsheets write semicolons where the comma is the decimal sign.
         decimal: The decimal sign, if it is known.
 
@@ -92,9 +92,9 @@ def read_gold_column(
     """
     golds_by_field: list[list[str]] = []
     located_golds: list[tuple[str, str]] = []
-    for location, value in cells:
+    for location, cell in located_cells:
         try:
-            golds_by_field.append(read_golds(value))
+            golds_by_field.append(read_golds(cell))
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
         located_golds += [(location, gold) for gold in golds_by_field[-1]]

@@ -21,11 +21,11 @@ def name_dtype(value: object) -> str:
     Raises:
         ConfigError: a model cannot be loaded in this type.
     """
-    name = str(value).removeprefix("torch.")
-    name = DTYPE_BY_SYNONYM.get(name, name)
-    if name not in DTYPES:
-        raise ConfigError(f"dtype: expected {list_near(name, DTYPES)}, got {value!r}.")
-    return name
+    dtype_name = str(value).removeprefix("torch.")
+    dtype_name = DTYPE_BY_SYNONYM.get(dtype_name, dtype_name)
+    if dtype_name not in DTYPES:
+        raise ConfigError(f"dtype: expected {list_near(dtype_name, DTYPES)}, got {value!r}.")
+    return dtype_name
 
 
 def label_model(name: str) -> str:

@@ -99,8 +99,10 @@ class Plan:
         """
         line_by_task = {}
         for task_name, task in self.tasks.items():
-            name = self.config.task_name(self.dataset.name, task.condition.name, task.layout)
-            line_by_task[task_name] = group_name(task.condition.kind, name)
+            condition_line = self.config.task_name(
+                self.dataset.name, task.condition.name, task.layout
+            )
+            line_by_task[task_name] = group_name(task.condition.kind, condition_line)
         return line_by_task
 
     @cached_property
@@ -113,9 +115,9 @@ class Plan:
         """A row for every prompt: by problem, then by task."""
         index_by_id = {problem.id: index for index, problem in enumerate(self.dataset.problems)}
         rows = []
-        for name, task in self.tasks.items():
+        for task_name, task in self.tasks.items():
             for problem, prompt in zip(task.problems, task.prompts, strict=True):
-                rows.append(PlanRow(name, task, problem, prompt))
+                rows.append(PlanRow(task_name, task, problem, prompt))
         return sorted(rows, key=lambda row: index_by_id[row.problem.id])
 
 
@@ -209,13 +211,13 @@ def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers)
 
 def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
-    condition_by_prompt: dict[tuple[Any, ...], str] = {}
+    name_by_prompt: dict[tuple[Any, ...], str] = {}
     for task in tasks:
         condition = task.condition
         # with --limit, a draw of examples may have no problem and so no prompt
         text = task.prompts[0].text if task.prompts else condition.name
-        prompt = (task.layout, task.draw, str(condition.intervention), text)
-        earlier_name = condition_by_prompt.setdefault(prompt, condition.name)
+        prompt_key = (task.layout, task.draw, str(condition.intervention), text)
+        earlier_name = name_by_prompt.setdefault(prompt_key, condition.name)
         if condition.kind == OTHER_TEXT and earlier_name != condition.name:
             raise ConfigError(
                 f"other_texts: {condition.name} has the same {condition.filler_tokens} tokens as "
@@ -226,7 +228,7 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
 def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
     """The problems or examples of a source, with the columns that the config names."""
     baseline_entries = [
-        condition.recorded()
+        condition.as_entry()
         for condition in config.conditions
         if condition.name == config.baseline_name
     ]
@@ -273,20 +275,20 @@ def _choose_layouts(
     Raises:
         ConfigError: the config sets something about a chat template that no layout uses.
     """
-    layouts, reason = config.layouts, "as configured"
+    layouts, layout_reason = config.layouts, "as configured"
     if not layouts:
         if config.model.applies_own_template:
-            layouts, reason = (Layout.CHAT,), "the server applies its chat template"
+            layouts, layout_reason = (Layout.CHAT,), "the server applies its chat template"
         elif model is not None and model.tokenizer.chat_template:
-            layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
+            layouts, layout_reason = (Layout.CHAT,), "the tokenizer has a chat template"
         else:
-            layouts, reason = (Layout.RAW,), "no chat template is known"
+            layouts, layout_reason = (Layout.RAW,), "no chat template is known"
     template_names = model.template_names if model is not None else ()
     template_name = config.model.model_args.get("chat_template")
     if template_name is not None and config.model.applies_own_template:
         raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
     if template_names and Layout.CHAT in layouts:
-        reason += (
+        layout_reason += (
             f"; chat template {template_name or 'default'} of {', '.join(template_names)} "
             "(--set model.model_args.chat_template=NAME)"
         )
@@ -296,7 +298,7 @@ def _choose_layouts(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
             f"but the layout is {', '.join(layouts)}."
         )
-    return layouts, reason
+    return layouts, layout_reason
 
 
 def _build_tasks(
@@ -340,19 +342,19 @@ def _build_tasks(
             sample=sample,
         )
         groups.append((problems, conditions, group_settings))
-    total = sum(len(problems) * len(conditions) for problems, conditions, _ in groups)
+    total_count = sum(len(problems) * len(conditions) for problems, conditions, _ in groups)
     finished_count = 0
     tasks = {}
     for problems, conditions, group_settings in groups:
         for task in build_checked_prompts(
             problems, conditions, group_settings, model, max_gen_toks=config.max_gen_toks
         ):
-            name = config.task_name(
+            task_name = config.task_name(
                 dataset.name, task.condition.name, task.layout, task.draw, task.sample
             )
-            tasks[name] = task
+            tasks[task_name] = task
             finished_count += len(problems)
-            advance(finished_count, total)
+            advance(finished_count, total_count)
     return tasks
 
 
@@ -407,15 +409,15 @@ class Request:
         """The requests to send: one for each answer, which then ends the prompt."""
         if not self.answers:
             return [self]
-        prompt = self.prompt_token_ids or ()
+        prompt_ids = self.prompt_token_ids or ()
         return [
             replace(
                 self,
-                prompt_token_ids=(*prompt, *label, *answer),
-                scored_tokens=len(answer),
+                prompt_token_ids=(*prompt_ids, *label_ids, *answer_ids),
+                scored_tokens=len(answer_ids),
                 answer_index=index,
             )
-            for index, (label, answer) in enumerate(self.answers)
+            for index, (label_ids, answer_ids) in enumerate(self.answers)
         ]
 
 
@@ -437,7 +439,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
         count_by_content: Counter[object] = Counter()
-        for sample, (name, task, problem, prompt) in product(
+        for sample, (task_name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), rows
         ):
             # Over all draws, so that further samples leave the indices of the first unchanged.
@@ -446,7 +448,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and
             # each has a key of its own.
-            content = (
+            request_content = (
                 sample_index,
                 problem.id,
                 prompt.prompt_token_sha256 or (prompt.prompt_sha256, task.layout),
@@ -454,11 +456,11 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             )
             seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             yield Request(
-                task=name,
+                task=task_name,
                 problem_id=problem.id,
                 sample_index=sample_index,
                 replicate=replicate,
-                duplicate_number=count_by_content[content],
+                duplicate_number=count_by_content[request_content],
                 seed=seed if is_seeded else None,
                 prompt=prompt.text,
                 prompt_token_ids=prompt.token_ids,
@@ -470,7 +472,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 answers=prompt.answers,
                 other_answer_count=len(prompt.other_answers),
             )
-            count_by_content[content] += 1
+            count_by_content[request_content] += 1
 
 
 def sample_key(request: Request, setting: str) -> str:

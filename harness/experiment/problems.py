@@ -54,20 +54,23 @@ class MadeConfig(Strict):
 
     @model_validator(mode="after")
     def _check_operands(self) -> Self:
-        low, high = self.operands
-        if low > high:
-            raise ValueError(f"operands: expected the smallest number first, got {low} and {high}")
+        smallest, largest = self.operands
+        if smallest > largest:
+            raise ValueError(
+                f"operands: expected the smallest number first, got {smallest} and {largest}"
+            )
         if self.count is not None and self.count > self._possible_count:
             raise ValueError(
-                f"count: {low} to {high} give {self._possible_count} {self.make}, got {self.count}"
+                f"count: {smallest} to {largest} give {self._possible_count} {self.make}, "
+                f"got {self.count}"
             )
         return self
 
     @property
     def _possible_count(self) -> int:
         """The number of different problems."""
-        low, high = self.operands
-        return (high - low + 1) ** 2
+        smallest, largest = self.operands
+        return (largest - smallest + 1) ** 2
 
     def problems(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of every problem, as in `problems.Problem`.
@@ -79,10 +82,10 @@ class MadeConfig(Strict):
         indices: dict[int, None] = {}  # a dict, because a set would lose the order
         while len(indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
             indices[generator.randrange(self._possible_count)] = None
-        low, high = self.operands
+        smallest, largest = self.operands
         for index in indices:
-            second, first = divmod(index, high - low + 1)
-            numbers = low + first, low + second
+            second_offset, first_offset = divmod(index, largest - smallest + 1)
+            numbers = smallest + first_offset, smallest + second_offset
             yield {
                 **self._pose_problem(*numbers),
                 "level": len("".join(map(str, numbers))),
@@ -302,10 +305,10 @@ def open_dataset(
             fields = _read_fields(f"problem {record['id']}", record, column_by_field, columns)
             # validated, because columns of numbers become texts
             problems.append(_PROBLEM_ADAPTER.validate_python(fields))
-        low, high = dataset.operands
+        smallest, largest = dataset.operands
         return Dataset(
             name=dataset.make,
-            source=f"made of {low} to {high}, seed {dataset.seed}",
+            source=f"made of {smallest} to {largest}, seed {dataset.seed}",
             problems=tuple(problems),
         )
     if isinstance(dataset, DatasetConfig):
@@ -331,7 +334,7 @@ def _read_dataset(
         column_by_field["id"] = settings.id
     source = settings.path.expanduser()
     try:
-        rows = [
+        located_fields = [
             (location, _read_fields(location, record, column_by_field, row_columns))
             for location, record in read_data(source)
         ]
@@ -342,14 +345,14 @@ def _read_dataset(
         raise DataError(
             f"{error} Get it from {settings.url}, with the columns {columns}."
         ) from None
-    if not rows:
+    if not located_fields:
         raise DataError(f"{settings.path} has no problems.")
-    answers = [(location, fields["answer"]) for location, fields in rows]
-    golds_by_row = read_gold_column(answers, source, settings.decimal)
+    answers = [(location, fields["answer"]) for location, fields in located_fields]
+    golds_by_problem = read_gold_column(answers, source, settings.decimal)
     # a gold answer that names a choice becomes the letter of this choice
-    if settings.answer_is or any(fields["choices"] for _, fields in rows):
-        golds_by_row = find_letters(rows, golds_by_row, settings.answer_is)
-    problems = _make_problems(rows, golds_by_row, settings, question_columns)
+    if settings.answer_is or any(fields["choices"] for _, fields in located_fields):
+        golds_by_problem = find_letters(located_fields, golds_by_problem, settings.answer_is)
+    problems = _make_problems(located_fields, golds_by_problem, settings, question_columns)
     # `stem` removes one suffix only, so `.gz` and the split of a dataset on the hub go first
     file_name = re.split("[@:]", settings.path.name)[0].removesuffix(".gz")
     return Dataset(name=Path(file_name).stem, source=str(source), problems=problems)
@@ -377,13 +380,15 @@ def _read_fields(
     requested_columns |= {f"row.{column}": column for column in row_columns}
     fields: JsonObject = {}
     used_columns = []
-    for field_name, name in requested_columns.items():
-        column = find_column(record, name, ALIAS_BY_COLUMN.get(name, name))
+    for field_name, requested_column in requested_columns.items():
+        column = find_column(
+            record, requested_column, ALIAS_BY_COLUMN.get(requested_column, requested_column)
+        )
         if column is not None:
             fields[field_name] = record[column]
             used_columns.append(column)
         elif field_name in ("problem", "answer") or field_name.startswith("row."):
-            message = f"{location} has no column {name!r}, but {', '.join(record)}."
+            message = f"{location} has no column {requested_column!r}, but {', '.join(record)}."
             if field_name in column_by_field:
                 message += f" Name the column: --set dataset.{field_name}=COLUMN."
             raise DataError(message)
@@ -393,15 +398,17 @@ def _read_fields(
 
 
 def _make_problems(
-    rows: Sequence[LocatedRecord],
-    golds_by_row: Sequence[Sequence[str]],
+    located_fields: Sequence[LocatedRecord],
+    golds_by_problem: Sequence[Sequence[str]],
     settings: DatasetConfig,
     question_columns: Collection[str],
 ) -> tuple[Problem, ...]:
     """Make problems from their located fields and their gold answers."""
     problem_by_id: dict[str, Problem] = {}
     facts_by_question: dict[str, tuple[str, str]] = {}
-    for (location, fields), (answer, *alternatives) in zip(rows, golds_by_row, strict=True):
+    for (location, fields), (answer, *alternatives) in zip(
+        located_fields, golds_by_problem, strict=True
+    ):
         fields |= {"answer": answer, "alternatives": alternatives}
         if settings.decimal == ",":
             fields["decimal"] = ","

@@ -179,7 +179,7 @@ class RunConfig(Strict):
             self._find_model_faults(),
         ):
             raise ValueError(fault)
-        # other settings do not need the model's generation_config to be resolved
+        # `model_default` is checked later, because it needs the model's generation_config
         if self.gen_kwargs != "model_default":
             self.resolve_sampling(None)
         return self
@@ -228,12 +228,12 @@ class RunConfig(Strict):
                 )
 
     def _find_contrast_faults(self) -> Iterator[str]:
-        names = self.condition_names
-        names_text = ", ".join(names)
+        condition_names = self.condition_names
+        names_text = ", ".join(condition_names)
         contrasts = [contrast_name(*pair) for pair in self.tested]
         # only written contrasts are checked: the default one of a single condition names `wo`,
         # which may be in another run
-        unknown_names = {*chain(*self.tested)} - {*names} if self.contrasts else set()
+        unknown_names = {*chain(*self.tested)} - {*condition_names} if self.contrasts else set()
         for name in sorted(unknown_names):
             yield f"contrasts: {name} is not a condition of this run: {names_text}"
         different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
@@ -243,7 +243,7 @@ class RunConfig(Strict):
             contrasts_text = ", ".join(contrasts) or "(none)"
             yield f"primary: expected one of the contrasts {contrasts_text}, got {self.primary!r}"
         needs_baseline = self.baseline or self.contrasts or self.primary
-        if needs_baseline and self.baseline_name not in names:
+        if needs_baseline and self.baseline_name not in condition_names:
             yield (
                 f"baseline: expected one of the conditions {names_text}, got {self.baseline_name!r}"
             )
@@ -273,12 +273,14 @@ class RunConfig(Strict):
             "`gen_kwargs: greedy`": self.gen_kwargs == "greedy",
             "no logprobs_mode": "logprobs_mode" not in self.model.model_args,
             "conditions without an intervention": not self.interventions,
-            # under this endpoint every condition answers at once
+            # the control is an immediate answer, which this endpoint measures in every condition
             "no positive_control, or `answer: line`": (
                 self.answer == "line" or not self.positive_control
             ),
         }
-        unmet_requirements = [text for text, is_met in is_met_by_requirement.items() if not is_met]
+        unmet_requirements = [
+            requirement for requirement, is_met in is_met_by_requirement.items() if not is_met
+        ]
         if unmet_requirements:
             yield f"endpoint: {ANSWER_LOGPROB} needs {'; '.join(unmet_requirements)}"
 
@@ -445,7 +447,7 @@ class RunConfig(Strict):
     def as_written(self) -> dict[str, Any]:
         """The config as plain values with all defaults, from which it can be loaded."""
         values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
-        values["conditions"] = [condition.recorded() for condition in self.conditions]
+        values["conditions"] = [condition.as_entry() for condition in self.conditions]
         return values
 
     def model_arguments(self) -> dict[str, Any]:
@@ -522,10 +524,11 @@ def config_of_model(
     """
     # absolute, because `.` and `..` are not names
     name_words = [os.path.basename(os.path.abspath(model))]
-    if dataset not in (None, "math500"):  # the config's own dataset
+    # the dataset of any-model.yaml is MATH-500
+    if dataset not in (None, "math500"):
         name_words.append(Path(str(dataset)).stem)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(name_words))
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     model_values = {"name": name, "model.model_args.pretrained": model}
-    # the user has not written the file, so it is not named
+    # an error names the options, because the user has not written the file
     return load_config(path, {**model_values, **overrides}, where="the options of --model")

@@ -30,7 +30,7 @@ Documents = dict[str, datasets.Dataset]
 def _make_documents(
     condition: Condition, as_published: bool = False, /, **metadata: Any
 ) -> Documents:
-    dataset = open_dataset("math500", find_columns(condition.recorded()))
+    dataset = open_dataset("math500", find_columns(condition.as_entry()))
     model = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
     layouts = [Layout.AS_PUBLISHED] if as_published else [Layout.RAW]

@@ -131,7 +131,7 @@ def _read_conditions(text: str | None) -> list[Condition]:
     for condition in conditions:
         impossible = [key for key in _IMPOSSIBLE_KEYS if getattr(condition, key, None)]
         # another task's documents have other columns
-        impossible += [f"{{row.{column}}}" for column in find_columns(condition.recorded())]
+        impossible += [f"{{row.{column}}}" for column in find_columns(condition.as_entry())]
         if impossible:
             raise ConfigError(
                 f"--conditions: {condition.name!r} is not a text before a task's question: "

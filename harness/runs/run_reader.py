@@ -206,7 +206,7 @@ class Run:
 
     @property
     def reference_conditions(self) -> ReferenceConditions:
-        """The reference conditions, by name, each with its `Condition.reference`."""
+        """The reference conditions, by name, each with its `Condition.reference_fields`."""
         return self.about.get("reference_conditions") or {}
 
     @property
@@ -333,7 +333,7 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         "looks": identity.looks,
         "primary": identity.primary and contrast_name(*identity.primary),
         "reference_conditions": {
-            name: condition.reference
+            name: condition.reference_fields
             for name, condition in read_conditions(config).items()
             if condition.kind
         },

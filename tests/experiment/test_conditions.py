@@ -77,7 +77,7 @@ def test_every_kind_of_condition_keeps_the_problem_in_every_tokenizer(
 ):
     """`filler_tokens` is the exact number, or true where it is only reported."""
     problems, condition = PROBLEMS[:6], make_condition(values)
-    assert as_condition(condition.recorded()) == condition
+    assert as_condition(condition.as_entry()) == condition
     (task,) = build(any_tokenizer, condition, problems=problems)
     for problem, prompt in zip(problems, task.prompts, strict=True):
         assert prompt.text.count(problem.problem) == copies
@@ -270,7 +270,7 @@ def test_other_texts_match_the_tested_filler_and_grow(toy_tokenizer, settings):
         facts = (text.filler_tokens, text.placement, text.instruction)
         assert facts == (7, "before_system", "Add.")
         assert (text.kind, text.of) == ("other text", "tested")
-        assert text.reference["family"] == text.family
+        assert text.reference_fields["family"] == text.family
     assert few[0].name == f"sentence-{few[0].sentence}" and few[0].number == few[0].sentence
     assert [first.name, second.name] == ["random-tokens-1", "random-tokens-3"]
     assert fit_filler(first, toy_tokenizer) != fit_filler(second, toy_tokenizer)

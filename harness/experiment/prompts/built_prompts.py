@@ -165,7 +165,7 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     separators the first is the baseline's. Tokens of the baseline may remain where the tokenizer
     merged tokens across the filler's edge. Then tokens are paired by longest matching blocks.
     """
-    # with roles, because the separator of a filler is not a blank of the problem
+    # with roles, because a filler's separator must not be paired with equal blanks of the problem
     tokens, baseline_tokens = (
         list(zip(built.token_ids or (), built.token_roles.tolist(), strict=True))
         for built in (prompt, baseline)
@@ -206,7 +206,7 @@ def count_characters(
         offsets: The characters of each token.
         with_blanks: Whether blanks count.
     """
-    # role 0: text outside all segments is the chat template's
+    # role 0 is that of the chat template, which wrote the text outside all segments
     roles = np.zeros(len(text), np.int8)
     for role, (start, end) in spans:
         roles[start:end] = TOKEN_ROLES.index(role)

@@ -61,26 +61,26 @@ def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return ({} if thinking is None else {"enable_thinking": thinking}) | dict(switches)
 
 
-def choose_template(model_name: str, templates: Any, name: object) -> str | None:
+def choose_template(model_name: str, templates: Any, template_name: object) -> str | None:
     """Choose one of a tokenizer's chat templates: the named one, else `default`.
 
     Args:
         model_name: The name of the model, for messages.
         templates: `chat_template` of its tokenizer: one template, several by name, or None.
-        name: The model argument `chat_template`; None if it is not set.
+        template_name: The model argument `chat_template`; None if it is not set.
 
     Raises:
         ConfigError: there is no template of this name.
     """
     if not isinstance(templates, Mapping):
         templates = {"default": templates}
-    name = str(name or "default")
-    if name not in templates:
+    template_name = str(template_name or "default")
+    if template_name not in templates:
         raise ConfigError(
             "model.model_args.chat_template: expected the name of a chat template of "
-            f"{model_name} ({', '.join(sorted(templates))}), got {name}."
+            f"{model_name} ({', '.join(sorted(templates))}), got {template_name}."
         )
-    template: str | None = templates[name]
+    template: str | None = templates[template_name]
     return template
 
 
@@ -148,13 +148,13 @@ def find_segments(prompt: Prompt, text: str) -> list[Span]:
     previous_end = 0
     turns = [prompt.segments] if text == prompt.text else prompt.turns
     # The turns are in order, so each is searched for after the previous one.
-    for number, turn in enumerate(turns, start=1):
+    for turn_number, turn in enumerate(turns, start=1):
         turn_text = join_texts(turn)
         if not turn_text.strip():
             continue
         found_text = turn_text if text.find(turn_text, previous_end) >= 0 else turn_text.strip()
-        # the last of several turns
-        is_last = bool(spans) and number == len(turns)
+        # without an earlier turn with a text, the first occurrence is taken
+        is_last = bool(spans) and turn_number == len(turns)
         turn_start = _find_turn(found_text, text, previous_end, is_last=is_last)
         previous_end = turn_start + len(found_text)
         # segments are counted from where the turn would begin if the template had not trimmed it

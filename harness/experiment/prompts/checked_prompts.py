@@ -169,21 +169,21 @@ def _add_answers(
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _find_label_and_end(prompt, settings)
         bare_label = label.rstrip(" ")
-        others = settings.other_answers.get(problem.id, ())
+        other_answers = settings.other_answers.get(problem.id, ())
         answers, remarks = [], set()
-        for text in map(str.strip, (problem.answer, *problem.alternatives, *others)):
-            tokens = AnswerTokens(encode(label), encode(text + end))
-            if encode(label + text + end) != tokens.label + tokens.answer:
-                tokens = AnswerTokens(
+        for text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
+            answer_tokens = AnswerTokens(encode(label), encode(text + end))
+            if encode(label + text + end) != answer_tokens.label + answer_tokens.answer:
+                answer_tokens = AnswerTokens(
                     encode(bare_label), encode(label[len(bare_label) :] + text + end)
                 )
                 if bare_label == label:
                     remarks.add(MERGED_REMARK)
-            answers.append(tokens)
-            if text in others and len(tokens.answer) != len(answers[0].answer):
+            answers.append(answer_tokens)
+            if text in other_answers and len(answer_tokens.answer) != len(answers[0].answer):
                 remarks.add(OTHER_LENGTH_REMARK)
         count_by_remark.update(remarks)
-        prompts.append(replace(prompt, answers=tuple(answers), other_answers=others))
+        prompts.append(replace(prompt, answers=tuple(answers), other_answers=other_answers))
     notes = [
         f"{count} of {len(prompts)} gold answers {remark}."
         for remark, count in count_by_remark.items()
@@ -209,8 +209,8 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
     """Find problems and examples with a text that the tokenizer reads as a control token."""
     added_tokens = model.tokenizer.added_tokens_decoder.values()
-    names = [re.escape(token.content) for token in added_tokens if token.special]
-    pattern = re.compile("|".join(names) or "$^")  # `$^` matches no text of a problem
+    token_patterns = [re.escape(token.content) for token in added_tokens if token.special]
+    pattern = re.compile("|".join(token_patterns) or "$^")  # `$^` matches no text of a problem
     for problem in problems:
         if match := pattern.search(f"{problem.problem}\n{problem.choices}\n{problem.answer}"):
             yield f"problem {problem.id}: its text or answer has the control token {match[0]!r}."
@@ -225,16 +225,16 @@ def _check_prompts(
         PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
     """
     condition = condition_prompts.condition
-    notes: dict[str, None] = {}  # a set would lose the order
+    notes: dict[str, None] = {}  # a dict, because a set would lose the order
     prompts = []
     for problem, prompt, reference in zip(
         condition_prompts.problems, condition_prompts.prompts, references, strict=True
     ):
         location = f"problem {problem.id}"
-        for is_violation, text in _find_faults(location, condition, prompt, reference):
+        for is_violation, sentence in _find_faults(location, condition, prompt, reference):
             if is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
-                raise _make_error(condition_prompts, model, text)
-            notes[text] = None
+                raise _make_error(condition_prompts, model, sentence)
+            notes[sentence] = None
         if condition.intervention:
             parts = find_parts(prompt, reference)
             try:

@@ -16,16 +16,16 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 def cut_sentence(words: list[str], token_count: int, count_tokens: Callable[[str], int]) -> str:
     """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
     # The longest cut comes first, so that few words are appended.
-    for size in range(min(len(words), token_count), 0, -1):
-        missing_count = token_count - count_tokens(_as_sentence(words[:size]))
+    for word_count in range(min(len(words), token_count), 0, -1):
+        missing_count = token_count - count_tokens(_as_sentence(words[:word_count]))
         if missing_count < 0:
             continue
         # each padding word is tried as the first
-        for first in range(len(PADDING_WORDS)):
-            padding = list(islice(cycle(PADDING_WORDS), first, first + missing_count))
+        for first_index in range(len(PADDING_WORDS)):
+            padding = list(islice(cycle(PADDING_WORDS), first_index, first_index + missing_count))
             # a padding word may be several tokens: then fewer words fit
             for padding_size in range(missing_count, -1, -1):
-                sentence = _as_sentence(words[:size] + padding[:padding_size])
+                sentence = _as_sentence(words[:word_count] + padding[:padding_size])
                 sentence_length = count_tokens(sentence)
                 if sentence_length == token_count:
                     return sentence

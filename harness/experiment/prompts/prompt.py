@@ -241,7 +241,7 @@ def build_prompt(
                 # the separator stands only between the filler and an answer prefix
                 answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
             case _:
-                # before the first example, which is the question itself if there are no examples
+                # before the first example, or before the question if there are no examples
                 body = insertion + body
     system_segments = _merge_same_role(system)
     answer_ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
@@ -296,8 +296,8 @@ def _fill_example(
 
 def _merge_same_role(segments: Iterable[Segment]) -> tuple[Segment, ...]:
     """The segments that have a text. Neighbours of the same role are joined."""
-    with_text = [segment for segment in segments if segment.text]
-    groups = groupby(with_text, key=lambda segment: segment.role)
+    nonempty_segments = [segment for segment in segments if segment.text]
+    groups = groupby(nonempty_segments, key=lambda segment: segment.role)
     return tuple(Segment(role, join_texts(group)) for role, group in groups)
 
 
@@ -339,7 +339,7 @@ def make_document(
         **problem.record(),
         **shown_field,
         "condition": condition.name,
-        **condition.reference,
+        **condition.reference_fields,
         "layout": "as_published" if layout is Layout.AS_PUBLISHED else "sound",
         "system": prompt.system,
         "user": prompt.user,
@@ -385,12 +385,12 @@ def hash_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def refuse_other_text(text: str, sha256: str, where: str) -> None:
+def refuse_other_text(text: str, sha256: str, location: str) -> None:
     """Raise PromptMismatchError unless the text has the SHA-256 that the run recorded."""
     text_sha256 = hash_text(text)
     if text_sha256 != sha256:
         raise PromptMismatchError(
-            f"{where}: the prompt differs from that of the run: "
+            f"{location}: the prompt differs from that of the run: "
             f"expected SHA-256 {sha256[:12]}, got {text_sha256[:12]}."
         )
 

@@ -124,6 +124,6 @@ def fill_columns(text: str, row: Mapping[str, str]) -> str:
     return _ROW_COLUMN.sub(lambda match: row[match[1]], text)
 
 
-def find_columns(values: Any) -> set[str]:
+def find_columns(config: Any) -> set[str]:
     """The names of the columns in all texts of a config."""
-    return {*_ROW_COLUMN.findall(json.dumps(values, ensure_ascii=False))}
+    return {*_ROW_COLUMN.findall(json.dumps(config, ensure_ascii=False))}

@@ -137,7 +137,7 @@ def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTo
         raise ModelError(
             f"{name} has no fast tokenizer, and only fast tokenizers give character offsets."
         )
-    # mless checks lengths itself, with a clearer message
+    # this stops a warning about long texts, because mless checks lengths with a clearer message
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
@@ -227,7 +227,7 @@ def token_texts(
 
 
 def fit_filler(
-    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, key: str = ""
+    condition: Condition, tokenizer: PreTrainedTokenizerBase | None, draw_key: str = ""
 ) -> str:
     """The condition's filler as text; empty without a filler.
 
@@ -255,7 +255,7 @@ def fit_filler(
                     "model's tokenizer (--set model.model_args.tokenizer=NAME), or leave "
                     "random_ids out."
                 )
-            generator = random.Random(f"{seed}:{key}" if key else seed)
+            generator = random.Random(f"{seed}:{draw_key}" if draw_key else seed)
             return draw_words(_list_words(tokenizer), token_count, count_tokens, generator)
         case _:
             return ""

@@ -103,7 +103,7 @@ def _describe_logs(
 
 
 def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonObject]:
-    """The reference conditions among the logs', by name, each with its `Condition.reference`."""
+    """The `Condition.reference_fields` of the reference conditions among the logs', by name."""
     references = {}
     for _, (prompt, *_) in logs_by_condition.values():
         doc = prompt.doc
