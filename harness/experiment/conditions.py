@@ -297,20 +297,20 @@ def as_condition(entry: Any) -> Condition:
             f"Expected a condition, one of {list_near(str(entry), NAMED_CONDITIONS)}, or a mapping "
             f"such as {{name: dots, unit: '.'}}, got {entry!r}."
         )
-    label = f"condition {entry.get('name', '')!r}"
+    location = f"condition {entry.get('name', '')!r}"
     values = {key: value for key, value in entry.items() if value is not None}
     filler_keys = [key for key in KIND_BY_FILLER if key in values]
     if len(filler_keys) > 1:
-        raise ConfigError(f"{label}: expected one filler, got {' and '.join(filler_keys)}.")
+        raise ConfigError(f"{location}: expected one filler, got {' and '.join(filler_keys)}.")
     condition_class = KIND_BY_FILLER[filler_keys[0]] if filler_keys else Condition
-    condition = validate(condition_class, values, label)
+    condition = validate(condition_class, values, location)
     if not (condition.filler or condition.other_changes):
         raise ConfigError(
-            f"{label} changes nothing: expected one of "
+            f"{location} changes nothing: expected one of "
             f"{', '.join((*KIND_BY_FILLER, *PROMPT_KEYS))}."
         )
     if condition.name in NAMED_CONDITIONS:
-        raise ConfigError(f"{label} has the name of a condition of the study.")
+        raise ConfigError(f"{location} has the name of a condition of the study.")
     return condition
 
 

@@ -174,25 +174,25 @@ class FewshotConfig(Strict):
         shuffled_clusters = generator.sample(
             [*problems_by_cluster.values()], len(problems_by_cluster)
         )
-        pool: list[list[Problem]] = []
+        pool_clusters: list[list[Problem]] = []
         while shuffled_clusters and (
-            len(pool) < self.num_fewshot or sum(map(len, pool)) < pool_size
+            len(pool_clusters) < self.num_fewshot or sum(map(len, pool_clusters)) < pool_size
         ):
-            pool.append(shuffled_clusters.pop())
+            pool_clusters.append(shuffled_clusters.pop())
         # a cluster must be left for the questions
         if not shuffled_clusters:
             raise ConfigError(
                 f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
                 f"a pool of {pool_size} problems and one question, got "
-                f"{sum(map(len, pool))} problems in {len(pool)} clusters."
+                f"{sum(map(len, pool_clusters))} problems in {len(pool_clusters)} clusters."
             )
         example_sets = []
         for _ in range(self.draws):
             # one problem of each sampled cluster, so that no two examples are nearly the same
-            example_clusters = generator.sample(pool, self.num_fewshot)
+            example_clusters = generator.sample(pool_clusters, self.num_fewshot)
             example_sets.append(tuple(generator.choice(cluster).id for cluster in example_clusters))
         return ExampleIds(
-            pool=tuple(problem.id for cluster in pool for problem in cluster),
+            pool=tuple(problem.id for cluster in pool_clusters for problem in cluster),
             example_sets=tuple(example_sets),
         )
 

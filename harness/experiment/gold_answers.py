@@ -122,7 +122,6 @@ def _refuse_faulty(
     located_golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
-    *,
     fewest: int = 1,
 ) -> None:
     """Raise DataError if at least this number of different answers are faulty."""

@@ -163,13 +163,12 @@ class AttentionIntervention(_LayerIntervention):
         start_by_place = {"first": 0, "middle": last_start // 2, "last": last_start}
         start = start_by_place[self.which or "first"]
         selected_positions = positions[start : start + selected_count]
+        changed_positions = parts["inserted"] if self.part == "filler" else positions
         if self.count:
-            positions = selected_positions
-        elif self.part == "filler":
-            positions = parts["inserted"]
-        first_later_position = positions[-1] + 1
+            changed_positions = selected_positions
+        first_later_position = changed_positions[-1] + 1
         ranges: list[list[float]] = []
-        for position in positions:
+        for position in changed_positions:
             if self.keep and position in selected_positions:
                 continue
             # a position that follows the last range makes it longer

@@ -156,8 +156,8 @@ def make_plan(
     lacks_markers = False
     if model is not None:
         thinking = thinking or read_markers(model.template)
-        # These are in the names of variables for reasoning. The word "reason" alone is not searched
-        # for, because any template may contain "reason step by step".
+        # Both are parts of names of variables, such as `reasoning_content`. The word "reason" alone
+        # says nothing, because any template may contain "reason step by step".
         mentions_reasoning = re.search("reasoning_|thinking", model.template)
         lacks_markers = mentions_reasoning is not None and not thinking
         # the tokenizer adds all tokens except the last, which is the letter
@@ -226,7 +226,11 @@ def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
 
 
 def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
-    """The problems or examples of a source, with the columns that the config names."""
+    """The problems or examples of a source, with the columns that the config names.
+
+    Raises:
+        DataError: the source cannot be read, or an answer of several lines is to be a line.
+    """
     baseline_entries = [
         condition.as_entry()
         for condition in config.conditions

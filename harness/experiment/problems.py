@@ -377,6 +377,7 @@ def _read_fields(
     """
     requested_columns = {name: name for name in ("solution", "subject", "level", "cluster")}
     requested_columns |= column_by_field
+    # with a prefix, because a column of the row may have the name of a field
     requested_columns |= {f"row.{column}": column for column in row_columns}
     fields: JsonObject = {}
     used_columns = []

@@ -134,6 +134,7 @@ def _build_prompts(
     """Build and tokenize the prompts of one condition."""
     fresh = getattr(condition, "fresh", None)
     sample = settings.sample if fresh == "sample" else 0
+    # Prompts share a filler, unless it is fresh for each problem or for each sample of a problem.
     fit_text = cache(partial(fit_filler, condition, model.tokenizer if model else None))
     prompts = []
     for problem in problems:
@@ -200,7 +201,7 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
     if box_label and "}" not in box_content:
         return "", "}"
     _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
-    # an answer inside open reasoning would be part of it
+    # open reasoning is ended first, because an answer inside it would be part of it
     label = f"\n{end_marker}\n\n" if end_marker else ""
     label += prompt.prompt.blank
     return (label + BOX_LABEL, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
@@ -264,9 +265,9 @@ def _find_faults(
             "text.",
         )
     if condition.stated_token_count is not None:
-        expected = condition.stated_token_count * len(prompt.filler_ranges)
-        if filler_tokens != expected:
-            verb = "splits" if filler_tokens > expected else "merges"
+        expected_tokens = condition.stated_token_count * len(prompt.filler_ranges)
+        if filler_tokens != expected_tokens:
+            verb = "splits" if filler_tokens > expected_tokens else "merges"
             reason = ""
             if isinstance(condition, UnitCondition):
                 reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
@@ -275,7 +276,7 @@ def _find_faults(
                 remedy = " To allow any number of tokens, write the filler as `text`."
             yield (
                 is_exact,
-                f"{reason}expected {expected} filler tokens, got {filler_tokens}.{remedy}",
+                f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
             )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
@@ -293,12 +294,12 @@ def _refuse_long_prompts(
     condition_prompts: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int
 ) -> None:
     """Raise PromptMismatchError if the context is too short."""
-    longest = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
-    if model.context_length is not None and longest + max_gen_toks > model.context_length:
+    most_tokens = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
+    if model.context_length is not None and most_tokens + max_gen_toks > model.context_length:
         fault = (
-            f"{longest} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
+            f"{most_tokens} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
             f"exceed the context length of {model.context_length} by "
-            f"{longest + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
+            f"{most_tokens + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
             "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
         )
         raise _make_error(condition_prompts, model, fault)
