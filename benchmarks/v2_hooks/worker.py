@@ -32,7 +32,7 @@ from harness.engines.interventions.arithmetic import (
 from harness.engines.interventions.open_layers import CACHE_OPERATIONS
 from harness.engines.interventions.open_worker import OpenWorker
 from harness.engines.interventions.vllm_worker import WorkerInterventions
-from harness.experiment.intervention_settings import TARGETS, find_gap
+from harness.experiment.intervention_settings import TARGET_BY_KIND, find_gap
 
 VERSION = "0.32"
 """The vLLM whose V2 runner has these hooks."""
@@ -165,7 +165,7 @@ class V2Interventions(WorkerInterventions):
         self._layer_counts[slot] = sum(len(change["layers"]) for change in changes)
         for index, change in enumerate(changes):
             layers = change["layers"]
-            if layers and TARGETS[change["kind"]] == "attention":
+            if layers and TARGET_BY_KIND[change["kind"]] == "attention":
                 row = tabulate_row(change)
                 self._table[layers, slot, : len(row)] = copy_to(device, row)
             if phantom := tuple(change.get("phantom", ())):
@@ -243,7 +243,7 @@ class V2Interventions(WorkerInterventions):
             changes = {
                 index: change
                 for index, change in enumerate(program)
-                if layer in change["layers"] and TARGETS[change["kind"]] == target
+                if layer in change["layers"] and TARGET_BY_KIND[change["kind"]] == target
             }
             if changes:
                 is_changed = numbers == number

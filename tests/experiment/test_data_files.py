@@ -220,9 +220,9 @@ def test_what_the_baseline_shows_of_a_row_tells_questions_apart_and_changes_no_h
     problems = open_dataset(dataset, "ab", "ba")
     clusters = [problem.cluster_key for problem in problems.problems]
     assert clusters == ["It? 3 0", "It? 3 1"] * 2
-    assert [{*problem.record()} & {"shown_text", "row", "cluster"} for problem in problems.problems] == [
-        set()
-    ] * 4
+    assert [
+        {*problem.record()} & {"shown_text", "row", "cluster"} for problem in problems.problems
+    ] == [set()] * 4
 
 
 def generate(**keys):
