@@ -220,11 +220,11 @@ def build_prompt(
     parsed_example, parsed_question = settings.parse_templates(condition, problem)
     is_raw = layout is Layout.RAW
     instruction = fill_columns(settings.choose_instruction(condition), row)
-    system = [Segment("instruction", instruction), separator]
-    body = []
+    system_segments = [Segment("instruction", instruction), separator]
+    body_segments = []
     for example in settings.examples:
-        body += _fill_example(parsed_example, example, filler_text, layout)
-    body += _fill(parsed_question.question, problem, filler_text)
+        body_segments += _fill_example(parsed_example, example, filler_text, layout)
+    body_segments += _fill(parsed_question.question, problem, filler_text)
     answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
     if isinstance(condition, FilledCondition) and FILLER not in (
         *parsed_example.pieces,
@@ -234,20 +234,22 @@ def build_prompt(
         insertion = [Segment("filler", fill_columns(filler_text, row)), separator]
         match condition.placement:
             case Placement.BEFORE_SYSTEM:
-                system = insertion + system
+                system_segments = insertion + system_segments
             case Placement.RANDOM:
-                _insert_at_random(system, body, insertion, f"{condition.seed}:{problem.id}")
+                _insert_at_random(
+                    system_segments, body_segments, insertion, f"{condition.seed}:{problem.id}"
+                )
             case Placement.ANSWER:
                 # the separator stands only between the filler and an answer prefix
                 answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
             case _:
                 # before the first example, or before the question if there are no examples
-                body = insertion + body
-    system_segments = _merge_same_role(system)
+                body_segments = insertion + body_segments
+    merged_system = _merge_same_role(system_segments)
     answer_ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
     return Prompt(
-        segments=(*system_segments, *_merge_same_role(body)),
-        system_size=len(system_segments) if settings.has_system_turn else 0,
+        segments=(*merged_system, *_merge_same_role(body_segments)),
+        system_size=len(merged_system) if settings.has_system_turn else 0,
         answer=_merge_same_role(answer),
         blank=parsed_question.blank if is_raw else "",
         end="".join(answer_ending) + parsed_example.end if is_raw and settings.examples else "\n",
@@ -302,23 +304,26 @@ def _merge_same_role(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def _insert_at_random(
-    system: list[Segment], body: list[Segment], insertion: Sequence[Segment], seed: str
+    system_segments: list[Segment],
+    body_segments: list[Segment],
+    insertion: Sequence[Segment],
+    seed: str,
 ) -> None:
     """Insert segments at a word boundary, drawn uniformly from those of instruction and problem.
 
     A boundary is a single blank between two words, since a cut there does not change the tokens on
     either side, or the boundary after the instruction.
     """
-    problem_index = [segment.role for segment in body].index("problem")
+    problem_index = [segment.role for segment in body_segments].index("problem")
     # Each has a list of segments, the index of a segment and a position in its text. The first is
     # the boundary after the instruction.
-    boundaries = [(body, 0, 0)]
-    for segments, index in ((system, 0), (body, problem_index)):
+    boundaries = [(body_segments, 0, 0)]
+    for segments, index in ((system_segments, 0), (body_segments, problem_index)):
         for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
             boundaries.append((segments, index, match.start()))
     split_segments, split_index, position = random.Random(seed).choice(boundaries)
     if not position:
-        body[:0] = insertion
+        body_segments[:0] = insertion
         return
     role, text = split_segments[split_index].role, split_segments[split_index].text
     start, rest = Segment(role, text[:position]), Segment(role, text[position:])
