@@ -184,6 +184,7 @@ def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
 
 
 def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
+    """The rows of a CSV file; `path` is for messages."""
     csv.field_size_limit(sys.maxsize)
     # strict: otherwise a quote that is never closed would swallow the rest of the file
     reader = csv.DictReader(stream, delimiter=find_delimiter(path), strict=True)
@@ -202,6 +203,7 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
+    """The objects of an array or of lines; `path` is for messages."""
     is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
     # One object over several lines, such as an indented log, is not a table of records. The text of
     # several records is not JSON as a whole: it raises the ValueError that is suppressed.

@@ -51,7 +51,7 @@ _UNKNOWN_KEY_TYPE = "unknown_key"
 _OUR_ERROR_TYPES = (_UNKNOWN_KEY_TYPE, "value_error")
 """The types of the errors that we raise, which are more specific than pydantic's."""
 _PATTERN_TEXT = "String should match pattern "
-_PLAIN_MESSAGE_BY_MESSAGE = {
+_PLAIN_TEXT_BY_MESSAGE = {
     rf"{_PATTERN_TEXT}'\S'": "is empty",
     f"{_PATTERN_TEXT}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",
     f"{_PATTERN_TEXT}'^[A-Za-z0-9_-][A-Za-z0-9._-]*$'": "expected letters, digits, dots, _ and -",
@@ -203,7 +203,7 @@ def explain(error: ValidationError, source: str) -> str:
         return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
     # pydantic calls a list of YAML a tuple
     messages = [
-        _PLAIN_MESSAGE_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
+        _PLAIN_TEXT_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
             "valid tuple", "list, such as [a, b]"
         )
         for detail in details

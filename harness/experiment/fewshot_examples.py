@@ -131,10 +131,10 @@ class FewshotConfig(Strict):
         if ids is None or [*map(len, ids.example_sets)] != requested_sizes:
             ids = self._choose_examples(problems_by_cluster)
         problem_by_id = {problem.id: problem for problem in problems}
-        if missing := sorted({*ids.pool} - problem_by_id.keys()):
+        if missing_ids := sorted({*ids.pool} - problem_by_id.keys()):
             raise DataError(
-                f"the problem {missing[0]}, from which this run takes examples, is no longer in "
-                "the dataset. Restore it, or choose another --output."
+                f"the problem {missing_ids[0]}, from which this run takes examples, is no longer "
+                "in the dataset. Restore it, or choose another --output."
             )
         pool_clusters = {problem_by_id[problem_id].cluster_key for problem_id in ids.pool}
         questions = [problem for problem in problems if problem.cluster_key not in pool_clusters]

@@ -329,6 +329,7 @@ def open_dataset(
 def _read_dataset(
     settings: DatasetConfig, row_columns: Collection[str], question_columns: Collection[str]
 ) -> Dataset:
+    """Read the problems of a file, a folder or a dataset on the hub."""
     column_by_field = {"problem": settings.problem, "answer": settings.answer}
     if settings.id is not None:
         column_by_field["id"] = settings.id

@@ -461,7 +461,7 @@ class RunConfig(Strict):
         return arguments
 
 
-_CHANGES_WEIGHTS = re.compile(
+_WEIGHTS_KEY = re.compile(
     r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?"
 )
 """Matches keys whose override names other weights."""
@@ -484,7 +484,7 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
         50
     """
     path = Path(path)
-    if any(map(_CHANGES_WEIGHTS.fullmatch, overrides)):
+    if any(map(_WEIGHTS_KEY.fullmatch, overrides)):
         overrides = {"model.label": None, **overrides}  # first, so that an override can set a label
     values = read_values(path, "runs", overrides)
     if "conditions" in overrides and isinstance(values["conditions"], list):
