@@ -101,8 +101,8 @@ for example_by_module in COMMANDS.values():
     for module_name, example in example_by_module.items():
         # All are imported at every start, so the module of a command imports nothing heavy at its
         # top.
-        function = getattr(import_module(module_name), module_name.rpartition(".")[2])
-        app.command(epilog=f"Example: {example}")(function)
+        command = getattr(import_module(module_name), module_name.rpartition(".")[2])
+        app.command(epilog=f"Example: {example}")(command)
 
 _PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
 """Errors of the operating system about a path from the user that is of the wrong kind."""

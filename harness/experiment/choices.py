@@ -123,14 +123,14 @@ def find_letters(
 
 def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
     """The letter of the choice that an answer of a kind names; empty if it names none."""
-    name, names = gold, [*choices.values()]
+    given_name, choice_names = gold, [*choices.values()]
     if kind == "letter":
-        name = re.sub(r"\W", "", gold).upper()
-        names = [label.upper() for label in choices]
+        given_name = re.sub(r"\W", "", gold).upper()
+        choice_names = [label.upper() for label in choices]
     elif kind != "text":
         # `index0` and `index1` end with the number of the first choice
-        names = [str(index + int(kind[-1])) for index in range(len(choices))]
-    return LETTERS[names.index(name)] if name in names else ""
+        choice_names = [str(index + int(kind[-1])) for index in range(len(choices))]
+    return LETTERS[choice_names.index(given_name)] if given_name in choice_names else ""
 
 
 def letter_lines(choices: Sequence[str]) -> list[str]:

@@ -125,31 +125,31 @@ class FewshotConfig(Strict):
         problems_by_cluster: dict[str, list[Problem]] = {}
         for problem in problems:
             problems_by_cluster.setdefault(problem.cluster_key, []).append(problem)
-        ids, requested_sizes = stored_ids, [self.num_fewshot] * self.draws
+        example_ids, requested_sizes = stored_ids, [self.num_fewshot] * self.draws
         # Examples are also chosen if the config asks for other numbers than the stored run has. The
         # run is then refused, with a message that names both numbers.
-        if ids is None or [*map(len, ids.example_sets)] != requested_sizes:
-            ids = self._choose_examples(problems_by_cluster)
+        if example_ids is None or [*map(len, example_ids.example_sets)] != requested_sizes:
+            example_ids = self._choose_examples(problems_by_cluster)
         problem_by_id = {problem.id: problem for problem in problems}
-        if missing_ids := sorted({*ids.pool} - problem_by_id.keys()):
+        if missing_ids := sorted({*example_ids.pool} - problem_by_id.keys()):
             raise DataError(
                 f"the problem {missing_ids[0]}, from which this run takes examples, is no longer "
                 "in the dataset. Restore it, or choose another --output."
             )
-        pool_clusters = {problem_by_id[problem_id].cluster_key for problem_id in ids.pool}
+        pool_clusters = {problem_by_id[problem_id].cluster_key for problem_id in example_ids.pool}
         questions = [problem for problem in problems if problem.cluster_key not in pool_clusters]
         if not questions:
             raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
         question_clusters = [*dict.fromkeys(question.cluster_key for question in questions)]
         example_sets = [
             ExampleSet(
-                draw=0 if self.draws == 1 else index + 1,
-                examples=tuple(problem_by_id[problem_id] for problem_id in example_ids),
-                clusters=self._assign_clusters(index, question_clusters, draws_per_problem),
+                draw=0 if self.draws == 1 else draw_index + 1,
+                examples=tuple(problem_by_id[problem_id] for problem_id in draw_ids),
+                clusters=self._assign_clusters(draw_index, question_clusters, draws_per_problem),
             )
-            for index, example_ids in enumerate(ids.example_sets)
+            for draw_index, draw_ids in enumerate(example_ids.example_sets)
         ]
-        return questions, example_sets, ids
+        return questions, example_sets, example_ids
 
     def _assign_clusters(
         self, draw_index: int, clusters: Sequence[str], draws_per_problem: int
@@ -161,8 +161,8 @@ class FewshotConfig(Strict):
         """
         # Each cluster has `draws_per_problem` draws in a row, and the next cluster begins one draw
         # later. So a draw has the clusters that begin with it or with one of the draws before it.
-        starts = [(draw_index - step) % self.draws for step in range(draws_per_problem)]
-        return frozenset().union(*(clusters[start :: self.draws] for start in starts))
+        start_indices = [(draw_index - step) % self.draws for step in range(draws_per_problem)]
+        return frozenset().union(*(clusters[start :: self.draws] for start in start_indices))
 
     def _choose_examples(self, problems_by_cluster: Mapping[str, list[Problem]]) -> ExampleIds:
         """Choose clusters at random for the pool, and the examples of each draw from the pool."""

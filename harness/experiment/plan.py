@@ -318,7 +318,7 @@ def _build_tasks(
     With a filler for each sample, every sample has its own prompts under all conditions, so that
     they are compared sample by sample. `settings` are those that all prompts share.
     """
-    groups = []
+    task_groups = []
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
@@ -334,27 +334,27 @@ def _build_tasks(
         instruction = config.instruction
         if config.fewshot and config.fewshot.instructions:
             instruction = config.fewshot.instructions[draw_index]
-        sample = 0
+        sample_number = 0
         if config.has_fresh_samples:
-            sample = repeat * config.draws + draw_index + 1
+            sample_number = repeat * config.draws + draw_index + 1
         group_settings = replace(
             settings,
             layout=layout,
             instruction=instruction,
             examples=example_set.examples if has_examples else (),
             draw=draw,
-            sample=sample,
+            sample_number=sample_number,
         )
-        groups.append((problems, conditions, group_settings))
-    total_count = sum(len(problems) * len(conditions) for problems, conditions, _ in groups)
+        task_groups.append((problems, conditions, group_settings))
+    total_count = sum(len(problems) * len(conditions) for problems, conditions, _ in task_groups)
     finished_count = 0
     tasks = {}
-    for problems, conditions, group_settings in groups:
+    for problems, conditions, group_settings in task_groups:
         for task in build_checked_prompts(
             problems, conditions, group_settings, model, max_gen_toks=config.max_gen_toks
         ):
             task_name = config.task_name(
-                dataset.name, task.condition.name, task.layout, task.draw, task.sample
+                dataset.name, task.condition.name, task.layout, task.draw, task.sample_number
             )
             tasks[task_name] = task
             finished_count += len(problems)
@@ -439,7 +439,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     for replicate in range(config.replicates):
         rows = [row for row in plan.rows if plan.count_replicates(row.task) > replicate]
         # a stable sort: within a draw or sample, the conditions of a problem stay neighbours
-        rows.sort(key=lambda row: (row.task.sample, row.task.draw))
+        rows.sort(key=lambda row: (row.task.sample_number, row.task.draw))
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)
         count_by_content: Counter[object] = Counter()
@@ -448,7 +448,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         ):
             # Over all draws, so that further samples leave the indices of the first unchanged.
             # Samples and draws count from 1; 0 means that there is only one.
-            sample_index = sample * config.draws + max((task.sample or task.draw) - 1, 0)
+            sample_index = sample * config.draws + max((task.sample_number or task.draw) - 1, 0)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and
             # each has a key of its own.

@@ -367,8 +367,8 @@ class RunConfig(Strict):
         if self.omits_temperature:
             values |= {"source": "server_default", "temperature": None}
         # the answer is the first line, so the completion may end there
-        until = (*self.until, "\n") if self.answer == "line" else self.until
-        sampling = Sampling(max_tokens=self.max_gen_toks, stop=until, **values)
+        stop_strings = (*self.until, "\n") if self.answer == "line" else self.until
+        sampling = Sampling(max_tokens=self.max_gen_toks, stop=stop_strings, **values)
         if self.repeats_per_draw > 1 and sampling.is_greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "

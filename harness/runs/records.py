@@ -119,7 +119,7 @@ class StoredPrompt(Struct, omit_defaults=True):
             read=read,
             draw=condition_prompts.draw,
             other_answers=built.other_answers,
-            sample=condition_prompts.sample,
+            sample=condition_prompts.sample_number,
             intervention=built.intervention,
         )
 

@@ -167,8 +167,8 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     """
     # with roles, because a filler's separator must not be paired with equal blanks of the problem
     tokens, baseline_tokens = (
-        list(zip(built.token_ids or (), built.token_roles.tolist(), strict=True))
-        for built in (prompt, baseline)
+        list(zip(built_prompt.token_ids or (), built_prompt.token_roles.tolist(), strict=True))
+        for built_prompt in (prompt, baseline)
     )
     originals = np.full(len(tokens), ABSENT, np.int32)
     paired_count = 0
@@ -250,26 +250,26 @@ def measure_prompt(
             text += f"\n{end_marker}\n\n"
     position = len(text)
     text += join_texts(prompt.answer)
-    built = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(requested_text) :])
+    built_prompt = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(requested_text) :])
     if model is None:
-        return built
+        return built_prompt
     spans = find_segments(prompt, requested_text)
     for segment in prompt.answer:
         end = position + len(segment.text)
         if segment.role == "filler":
             spans.append((segment.role, (position, end)))
         position = end
-    return tokenize(built, spans, model.tokenizer)
+    return tokenize(built_prompt, spans, model.tokenizer)
 
 
 def tokenize(
-    built: BuiltPrompt, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
+    built_prompt: BuiltPrompt, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
 ) -> BuiltPrompt:
     """Add to a prompt its tokens, and the numbers that the checks need."""
-    token_ids, ranges = encode(built.text, tokenizer)
+    token_ids, ranges = encode(built_prompt.text, tokenizer)
     # reshaped, because offsets have two columns also where there is no token
     offsets = np.array(ranges, np.int32).reshape(-1, 2)
-    counts = count_characters(built.text, spans, offsets)
+    counts = count_characters(built_prompt.text, spans, offsets)
     filler_characters = counts[:, FILLER_INDEX]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
@@ -278,7 +278,7 @@ def tokenize(
     is_straddling = (filler_characters > 0) & (filler_characters < widths)
     is_in_problem = has_width & (counts[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0)
     return replace(
-        built,
+        built_prompt,
         spans=tuple(spans),
         token_ids=token_ids,
         offsets=offsets,

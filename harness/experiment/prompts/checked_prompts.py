@@ -53,7 +53,7 @@ class ConditionPrompts:
         notes: One sentence for each guarantee that this filler or layout cannot keep. Empty if the
             tokenizer is unknown.
         draw: The number of the draw of examples, from 1; 0 if there is at most one draw.
-        sample: The number of the only sample with these prompts; see `PromptSettings`.
+        sample_number: The number of the only sample with these prompts; see `PromptSettings`.
     """
 
     condition: Condition
@@ -62,7 +62,7 @@ class ConditionPrompts:
     prompts: tuple[BuiltPrompt, ...]
     notes: tuple[str, ...] = ()
     draw: int = 0
-    sample: int = 0
+    sample_number: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -110,7 +110,7 @@ def build_checked_prompts(
             problems=tuple(problems),
             prompts=prompts,
             draw=settings.draw,
-            sample=settings.sample,
+            sample_number=settings.sample_number,
         )
         if model is not None:
             condition_prompts = _check_prompts(condition_prompts, references, model)
@@ -133,13 +133,13 @@ def _build_prompts(
 ) -> tuple[BuiltPrompt, ...]:
     """Build and tokenize the prompts of one condition."""
     fresh = getattr(condition, "fresh", None)
-    sample = settings.sample if fresh == "sample" else 0
+    sample_number = settings.sample_number if fresh == "sample" else 0
     # Prompts share a filler, unless it is fresh for each problem or for each sample of a problem.
     fit_text = cache(partial(fit_filler, condition, model.tokenizer if model else None))
     prompts = []
     for problem in problems:
         try:
-            filler_text = fit_text(f"{problem.id}:{sample}" if fresh else "")
+            filler_text = fit_text(f"{problem.id}:{sample_number}" if fresh else "")
         except ConfigError as error:
             raise ConfigError(f"condition {condition.name!r}: {error}") from None
         prompt = build_prompt(problem, condition, filler_text=filler_text, settings=settings)

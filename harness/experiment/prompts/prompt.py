@@ -149,7 +149,8 @@ class PromptSettings:
         asks_in_text: Whether QUESTION_AND_ANSWER is the default template in `raw`.
         examples: The examples before the question.
         draw: The number of the draw of examples, from 1; 0 if there is at most one draw.
-        sample: The number of the only sample with these prompts, from 1; 0: all samples have them.
+        sample_number: The number of the only sample with these prompts, from 1. 0: all samples have
+            these prompts.
         has_system_turn: False for chat templates that refuse a system role. The instruction is then
             in the user turn, and the raw text is the same.
         thinking: The markers of the model's reasoning; those of all families if there are none.
@@ -165,7 +166,7 @@ class PromptSettings:
     asks_in_text: bool = False
     examples: tuple[Problem, ...] = ()
     draw: int = 0
-    sample: int = 0
+    sample_number: int = 0
     has_system_turn: bool = True
     thinking: Markers = ()
     scored_form: str | None = None

@@ -63,12 +63,12 @@ class ModelTokenizer:
             ConfigError: the context length is not a number, or is missing where it is required; no
                 chat template has the requested name, or it does not read a switch.
         """
-        weights = arguments.get("pretrained")
-        if not weights:
+        weights_name = arguments.get("pretrained")
+        if not weights_name:
             served_name = str(arguments.get("model") or "")
-            weights = served_name if served_name and Path(served_name).is_dir() else None
-        name = arguments.get("tokenizer") or weights
-        if not isinstance(name, str) or not isinstance(weights, str | None):
+            weights_name = served_name if served_name and Path(served_name).is_dir() else None
+        name = arguments.get("tokenizer") or weights_name
+        if not isinstance(name, str) or not isinstance(weights_name, str | None):
             return None
         tokenizer = load_tokenizer(name, arguments)
         templates = tokenizer.chat_template
@@ -76,9 +76,9 @@ class ModelTokenizer:
         context_length = _stated_length(arguments)
         # The model's own limit counts too, except where overrides of its config, such as those of
         # RoPE, come with a stated length. With another model's tokenizer the limit is unknown.
-        if weights == name and not (context_length and arguments.get("hf_overrides")):
-            config = load_model_config(name, arguments)
-            lengths = (context_length, getattr(config, "max_position_embeddings", None))
+        if weights_name == name and not (context_length and arguments.get("hf_overrides")):
+            model_config = load_model_config(name, arguments)
+            lengths = (context_length, getattr(model_config, "max_position_embeddings", None))
             context_length = min(filter(None, lengths), default=None)
         switches = template_switches(arguments)
         model = cls(
@@ -185,10 +185,10 @@ def load_model_config(name: str, arguments: Mapping[str, Any] = {}) -> Pretraine
     from transformers import AutoConfig
 
     name = smollm2_model.resolve_model(name)
-    config: PretrainedConfig = _load_pretrained(
+    model_config: PretrainedConfig = _load_pretrained(
         AutoConfig, name, arguments.get("revision"), arguments
     )
-    return config.get_text_config()
+    return model_config.get_text_config()
 
 
 def encode(
