@@ -179,7 +179,7 @@ def list_sides(session: Session, engines: Mapping[str, VLLMEngine]) -> list[Side
     requests, greedy = (session.requests("mless", is_greedy=flag) for flag in (False, True))
     # of each set of queries, all queries
     recorded = [
-        replace(request, record=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
+        replace(request, query_sets=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
         for request in requests
     ]
     plain, hooks = engines["plain"], engines["hooks"]

@@ -218,7 +218,7 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
 def _describe_requests(plan: Plan) -> Iterator[str]:
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
-        yield f"sampling  {config.sampling_words}, at most {config.max_gen_toks} tokens each"
+        yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
     counts = []
     if config.replicates > 1:
         counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions]

@@ -52,7 +52,7 @@ def recorded_prompt(
     name: str,
     intervention: list[JsonObject] | None = None,
 ) -> Request:
-    """A request for the attention of a prompt and for one token. Sets: see `Request.record`."""
+    """A request for the attention of a prompt and for one token. Sets: see `Request.query_sets`."""
     return Request(
         task="",
         problem_id=name,
@@ -62,7 +62,7 @@ def recorded_prompt(
         prompt_token_sha256=None,
         sampling=Sampling(max_tokens=1),
         intervention=intervention,
-        record=sets,
+        query_sets=sets,
     )
 
 

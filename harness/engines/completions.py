@@ -36,7 +36,7 @@ class Completion:
         finish_reason: As the backend reports it; see `finish_reasons.read_reason`.
         prompt_tokens: Tokens of the prompt by a server's count; None where it reports none.
         attention: The sums of attention [layer, set, head, key] if the prompt is recorded: see
-            `Request.record`.
+            `Request.query_sets`.
         prompt_logprobs: The log-probability and the rank of each token of the prompt after the
             first, if the request has tokens to score.
     """
@@ -146,8 +146,8 @@ def sampling_parameters(request: Request, recording: str = "") -> Any:
     extra: dict[str, Any] = {}
     if request.intervention:
         extra[engine_processes.PLUGIN] = request.intervention
-    if request.record:
-        extra[engine_processes.RECORD] = {"name": recording, "sets": request.record}
+    if request.query_sets:
+        extra[engine_processes.RECORD] = {"name": recording, "sets": request.query_sets}
     return SamplingParams(
         **request.sampling.vllm_arguments(),
         **DECODING,

@@ -206,7 +206,7 @@ class VLLMEngine:
         """
         assert request.prompt_token_ids, "the plan of a vLLM run has the tokens of every prompt"
         recording = ""
-        if request.record:
+        if request.query_sets:
             recording = f"recorded {next(self._recording_numbers)}"
             self._recording_names[request_id] = recording
         prompt = intervention_check.salted_prompt(

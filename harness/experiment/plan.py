@@ -380,7 +380,7 @@ class Request:
         prompt_token_sha256: Hash of the token ids; None if they are unknown.
         sampling: The effective parameters.
         intervention: The changes inside the model, such as changes of its attention.
-        record: Sets of queries over which recorded attention is summed: 1 for each token of the
+        query_sets: Sets of queries over which recorded attention is summed: 1 for each token of the
             set, 0 for other tokens. In the first two sets a query's attention to its own token
             does not count. None: nothing is recorded.
         turns: The messages, for a chat API, which takes no templated text.
@@ -402,7 +402,7 @@ class Request:
     prompt_token_sha256: str | None
     sampling: Sampling
     intervention: list[ResolvedChange] | None = None
-    record: Sequence[Sequence[int]] | None = None
+    query_sets: Sequence[Sequence[int]] | None = None
     turns: tuple[dict[str, str], ...] | None = None
     answers: tuple[AnswerTokens, ...] = ()
     other_answer_count: int = 0

@@ -338,7 +338,7 @@ class RunConfig(Strict):
         return "temperature" in str(self.model.model_args.get("omit"))
 
     @property
-    def sampling_words(self) -> str:
+    def sampling_description(self) -> str:
         """A short description of the sampling."""
         description = str(self.gen_kwargs)
         if isinstance(self.gen_kwargs, ExplicitSampling):

@@ -209,7 +209,7 @@ class EagerEngine:
         for request in requests:
             weights = self.weigh(request)
             size = weights.shape[-1]
-            sets = np.array(request.record, np.float32)
+            sets = np.array(request.query_sets, np.float32)
             # from the third set on, a query's attention to its own token counts
             later = weights * (1 - np.eye(size))
             sums = [np.einsum("sq,lhqk->lshk", sets[:2], later)]

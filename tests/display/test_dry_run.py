@@ -93,7 +93,7 @@ def test_every_config_of_a_real_model_detects_two_points_or_has_a_sampled_twin_t
             assert effect < 0.02  # most effects of the study are 2 points or more
         else:
             twin = configs[f"{name}-sampled"]
-            assert twin.sampling_words == "temperature 0.5, top_p 0.95, 8 samples a problem"
+            assert twin.sampling_description == "temperature 0.5, top_p 0.95, 8 samples a problem"
             for field in ("layouts", "model", "conditions"):
                 assert getattr(twin, field) == getattr(run_config, field)
 

@@ -28,7 +28,7 @@ def test_a_server_that_gets_no_temperature_samples_by_its_default():
     receipt = {"greedy": sampling.is_greedy, "sampling": sampling.lm_eval_arguments()}
     assert (sampling.source, sampling.temperature) == ("server_default", None)
     assert describe_sampling(receipt) == "the server's temperature"
-    assert config.sampling_words.startswith("the server's temperature instead of greedy, ")
+    assert config.sampling_description.startswith("the server's temperature instead of greedy, ")
 
 
 class Model:

@@ -23,7 +23,7 @@ class Recording:
     added twice.
 
     Attributes:
-        sets: Sets of queries [set, token]; see `Request.record`.
+        sets: Sets of queries [set, token]; see `Request.query_sets`.
         query_count: The number of queries that have come.
         sums: [layer, set, head, key] The sums over these queries, on the device.
     """
