@@ -115,7 +115,7 @@ def _count_prompt_tokens(plan: Plan) -> int:
     A prompt counts once for each answer whose log-probability is measured.
     """
     tokens = sum(
-        plan.replicates(condition_prompts)
+        plan.count_replicates(condition_prompts)
         * max(1, len(prompt.answers))
         * len(prompt.token_ids or ())
         for _, condition_prompts, _, prompt in plan.rows

@@ -168,7 +168,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             condition=task.condition.name,
             layout=str(task.layout),
             samples=config.repeats_per_prompt,
-            replicates=plan.replicates(task),
+            replicates=plan.count_replicates(task),
             sampling=sampling,
             intervention=task.condition.model_dump(mode="json")["intervention"] or None,
         )
