@@ -323,6 +323,7 @@ def _build_tasks(
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
     ):
+        # a positive control may have no examples, so its prompts are another group
         conditions = [
             condition
             for condition in config.all_conditions
