@@ -13,8 +13,8 @@ from attention_probe.measure.prompt_fields import (
 from attention_probe.prompts.token_roles import PromptsByCondition, common_tokens
 from harness.engines.attention_sums import (
     record_sums,
-    recorded_prompt,
-    single_queries,
+    recording_request,
+    single_query_sets,
 )
 from harness.engines.vllm_engine import VLLMEngine
 
@@ -30,9 +30,9 @@ def measure_in_engine(
     for condition, prompt in prompts.items():
         averages.append(query_sets(prompt, common[condition]))
         sets = averages[-1].astype(int).tolist()
-        sets += single_queries(record.count_rows(prompt), len(prompt), most_rows)
+        sets += single_query_sets(record.count_rows(prompt), len(prompt), most_rows)
         token_ids = prompt.token_ids.tolist()
-        requests.append(recorded_prompt(token_ids, sets, condition, prompt.intervention))
+        requests.append(recording_request(token_ids, sets, condition, prompt.intervention))
     measured = {}
     all_sums = record_sums(engine, requests)
     for prompt, sets, sums in zip(prompts.values(), averages, all_sums, strict=True):

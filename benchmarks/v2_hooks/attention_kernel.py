@@ -1,8 +1,8 @@
 """Attention with changes as one Triton kernel, which reads vLLM's paged cache.
 
 A launch needs no numbers of its step from the host, so that a CUDA graph can contain it: what
-changes a request's attention is a row of a table on the device. `arithmetic.weigh` is the same in
-torch.
+changes a request's attention is a row of a table on the device. `arithmetic.changed_weights` is the
+same in torch.
 """
 
 from collections.abc import Sequence

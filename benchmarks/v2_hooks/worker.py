@@ -21,7 +21,7 @@ from benchmarks.v2_hooks.attention_kernel import (
     tabulate_row,
 )
 from harness.constants import JsonObject
-from harness.engines.engine_processes import OPERATION, PLUGIN, WorkerFacts
+from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN, WorkerFacts
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -99,7 +99,7 @@ def open_layers(
     if any(change["kind"] == "function" for change in changes):
         from vllm.config import CompilationConfig
 
-        operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
+        operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, CHANGE_OPERATION]
         options["compilation_config"] = {"splitting_ops": operations, "cudagraph_mode": "PIECEWISE"}
 
 
@@ -128,7 +128,7 @@ class V2Interventions(WorkerInterventions):
             if exists:
                 raise RuntimeError(f"these hooks do not support {feature}")
         for layer in sizes["attention"]:
-            refuse_attention(layer, self._attention(layer))
+            refuse_attention(layer, self._attention_module(layer))
         self._add_request, self._preprocess_state = state.add_request, state.preprocess_state
         state.add_request, state.preprocess_state = self.add_request, self.preprocess_state
         self._padding = runner.max_num_reqs
@@ -138,7 +138,7 @@ class V2Interventions(WorkerInterventions):
         count = partial(zeros, dtype=torch.long)
         self._slots = count(self._padding) + self._padding
         self._token_slots = count(runner.max_num_tokens) + self._padding
-        self._indices, self.applied = count(runner.max_num_tokens), count(())
+        self._indices, self.applied_rows = count(runner.max_num_tokens), count(())
         self._programs, self._program_numbers = sizes["programs"], count(rows)
         self._gaps = count(2, rows)
         self._table = zeros(layers, rows, FIRST_RANGE + RANGE_COLUMNS * sizes["ranges"])
@@ -169,12 +169,12 @@ class V2Interventions(WorkerInterventions):
                 row = tabulate_row(change)
                 self._table[layers, slot, : len(row)] = copy_to(device, row)
             if phantom := tuple(change.get("phantom", ())):
-                states = torch.stack([*self._phantoms[change["start"], phantom]])
+                states = torch.stack([*self._phantom_states[change["start"], phantom]])
                 self._phantom_rows[:, slot, : len(phantom)] = states
             if change["kind"] == "mlp_output":
                 self._is_token[index, slot] = False
                 self._is_token[index, slot, copy_to(device, change["tokens"])] = True
-                sources = self._sources[tuple(change["source"])]
+                sources = self._outputs_by_source[tuple(change["source"])]
                 for layer in layers:
                     self._source_rows[index, slot, layer] = sources[layer]
         self._gaps[:, slot] = copy_to(device, find_gap(changes))
@@ -195,13 +195,17 @@ class V2Interventions(WorkerInterventions):
         self._indices[: batch.num_tokens] = positions
         positions.copy_(add_gap(positions, *self._gaps[:, token_slots]))
         layer_counts = self._layer_counts[batch.idx_mapping_np]
-        self.expected += int(layer_counts @ batch.num_scheduled_tokens)
+        self.expected_rows += int(layer_counts @ batch.num_scheduled_tokens)
 
-    def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
-        attention = self._attention(layer)
+    def _record_and_attend(
+        self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor
+    ) -> None:
+        attention = self._attention_module(layer)
         units = attention.head_size
         cache = READERS[attention.attn_backend.get_name()](attention.kv_cache, units)
-        changes = LayerChanges(self._table[layer], self._phantom_rows, self.applied, self._slots)
+        changes = LayerChanges(
+            self._table[layer], self._phantom_rows, self.applied_rows, self._slots
+        )
         query, output = (rows.view(len(rows), -1, units) for rows in (states[0], output))
         change_attention(query, cache, output, attention.impl.scale, changes, metadata)
 
@@ -220,8 +224,8 @@ class V2Interventions(WorkerInterventions):
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs of a layer's MLP over their rows."""
-        if self._new_source is not None:
-            self._new_source[layer] = out[-1].clone()
+        if self._new_outputs is not None:
+            self._new_outputs[layer] = out[-1].clone()
         slots, indices = self._token_slots[: len(out)], self._indices[: len(out)]
         for changes, is_changed in self._find_rows("outputs", layer, len(out)):
             for index, change in changes.items():
@@ -236,7 +240,7 @@ class V2Interventions(WorkerInterventions):
 
         All rows are computed, so that a CUDA graph can contain it.
         """
-        if self._new_source is not None:
+        if self._new_outputs is not None:
             return
         numbers = self._program_numbers[self._token_slots[:row_count]]
         for number, program in enumerate(self._programs):
@@ -247,7 +251,7 @@ class V2Interventions(WorkerInterventions):
             }
             if changes:
                 is_changed = numbers == number
-                self.applied += len(changes) * is_changed.sum()
+                self.applied_rows += len(changes) * is_changed.sum()
                 yield changes, is_changed
 
 

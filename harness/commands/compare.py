@@ -6,7 +6,7 @@ import typer
 
 from harness.commands.options import Columns, Common, Explain, FormatName, Metric, ScoreName
 
-EXIT_CODES = {"not worse": 0, "worse": 1, "not shown": 3}
+EXIT_CODE_BY_RESULT = {"not worse": 0, "worse": 1, "not shown": 3}
 """The exit code of the gate for each result of `check_not_worse`."""
 
 
@@ -42,7 +42,7 @@ def compare(
     exit_code, message = 0, ""
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
-        exit_code = EXIT_CODES[result]
+        exit_code = EXIT_CODE_BY_RESULT[result]
     typer.echo(write_board(board, TableOptions(form=output_format, explain=explain)))
     if message:
         typer.echo(f"mless: {message}", err=True)

@@ -44,8 +44,7 @@ Decimal = Annotated[
 ]
 FormatName = Annotated[TableFormat, typer.Option("--format", help="Output format.")]
 Baseline = Annotated[
-    str | None,
-    typer.Option(help="Baseline of all differences; default: the run's baseline."),
+    str | None, typer.Option(help="Baseline of all differences; default: the run's baseline.")
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns below a text table.")]
 LayoutName = Annotated[

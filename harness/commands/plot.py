@@ -44,6 +44,6 @@ def plot(
         "seed": DEFAULT_SEED,
         "runs": list(board.receipt),
     }
-    for name, (figure, numbers) in draw_figures(board, loaded_runs, kind or []):
-        for path in write_figure(figure, numbers, output, name, {"figure": name, **receipt}):
+    for name, (figure, figure_numbers) in draw_figures(board, loaded_runs, kind or []):
+        for path in write_figure(figure, figure_numbers, output, name, {"figure": name, **receipt}):
             typer.echo(f"{path.suffix[1:]:<4} {path}")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def regrade(
     run: Annotated[
-        Path,
-        typer.Argument(help="A run folder; logs of any harness; a table of completions."),
+        Path, typer.Argument(help="A run folder; logs of any harness; a table of completions.")
     ],
     metric: Metric = None,
     columns: Columns = None,
@@ -45,37 +44,36 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.display.comparison_columns import text_column
     from harness.display.printed_tables import Table, render
     from harness.display.value_texts import plural
-    from harness.execution.regrading import LOG_FORM, REGRADED_SHOWN
+    from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
     from harness.grading.answer_forms import FORMS, NO_FORM
 
-    clusters = grades["cluster"].nunique()
-    problem_count = (
-        f" of {clusters} {plural('problem', clusters)}" if clusters < len(grades) else ""
-    )
-    summary = (
-        f"{len(grades)} samples{problem_count}: right by mless {grades['by_mless'].mean():.1%}"
-    )
-    verdicts, forms = (
-        ", ".join(f"{name} {count}" for name, count in grades[column].value_counts().items())
-        for column in ("verdict", "form")
-    )
-    lines = [f"Verdicts: {verdicts}.", f"Forms of the answers: {forms}."]
-    if (grades["form"] == NO_FORM).any():
-        lines.append(f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *FORMS, 'bare'])}.")
+    problem_count = grades["cluster"].nunique()
+    summary = f"{len(grades)} samples"
+    if problem_count < len(grades):
+        summary += f" of {problem_count} {plural('problem', problem_count)}"
+    summary += f": right by mless {grades['by_mless'].mean():.1%}"
     listed_grades, title = grades, "The first"
     # a metric may have judged only the first of several samples
-    judged = grades[grades["by_log"].notna()]
-    if len(judged):
-        if len(judged) < len(grades):
-            summary += f"; of {len(judged)} that the log judges {judged['by_mless'].mean():.1%}"
-        metric = ", ".join(judged["metric"].unique())
-        listed_grades = judged[judged["by_mless"] != judged["by_log"]]
-        summary += f", by the log's metric {metric} {judged['by_log'].mean():.1%}"
+    log_grades = grades[grades["by_log"].notna()]
+    if len(log_grades):
+        if len(log_grades) < len(grades):
+            summary += (
+                f"; of {len(log_grades)} that the log judges {log_grades['by_mless'].mean():.1%}"
+            )
+        metric = ", ".join(log_grades["metric"].unique())
+        listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
+        summary += f", by the log's metric {metric} {log_grades['by_log'].mean():.1%}"
         summary += f"; they differ on {len(listed_grades)}"
-        title += " on which they differ"
-    lines = [f"{summary}.", *lines]
+        title = "The first on which they differ"
+    lines = [f"{summary}."]
+    for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
+        count_by_name = grades[column].value_counts()
+        count_text = ", ".join(f"{name} {count}" for name, count in count_by_name.items())
+        lines.append(f"{heading}: {count_text}.")
+    if (grades["form"] == NO_FORM).any():
+        lines.append(f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *FORMS, 'bare'])}.")
     if len(listed_grades):
-        first_grades = listed_grades.head(REGRADED_SHOWN).fillna({"answer": "-"})
+        first_grades = listed_grades.head(MOST_LISTED_SAMPLES).fillna({"answer": "-"})
         first_grades["gold"] = first_grades["gold"].str[-30:]
         first_grades["answer"] = first_grades["answer"].str[:30]
         columns = [*map(text_column, ("name", "gold", "answer", "verdict", "form"))]

@@ -67,17 +67,17 @@ def run(
     """Run an experiment, or continue it. It writes a run folder and prints a table."""
     from harness.errors import ConfigError
     from harness.execution.prepared_run import prepare
-    from harness.execution.prepared_run import run as run_config
+    from harness.execution.prepared_run import run as execute_run
     from harness.experiment.run_config import config_of_model, load_config
     from harness.installation import remark_on_versions
     from harness.yaml_settings import parse_overrides
 
     if (config is None) == (model is None):
-        got = "both" if config else "neither"
+        count_word = "both" if config else "neither"
         raise ConfigError(
-            f"Expected a run config or --model ORG/NAME, got {got}. Give one of the two."
+            f"Expected a run config or --model ORG/NAME, got {count_word}. Give one of the two."
         )
-    values: dict[str, object] = {
+    option_values: dict[str, object] = {
         "max_gen_toks": max_gen_toks,
         "fewshot.num_fewshot": num_fewshot,
         # Examples show that the answer is one line. Without them the instruction must ask for a
@@ -89,20 +89,22 @@ def run(
         "conditions": None if conditions is None else conditions.replace(" ", "").split(","),
     }
     if apply_chat_template is not None:
-        values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
+        option_values["layouts"] = ["chat"] if apply_chat_template else ["raw"]
     remark_on_versions()
-    values = {key: value for key, value in values.items() if value is not None}
+    changes = {key: value for key, value in option_values.items() if value is not None}
     # last, so that --set wins over the other options
-    values |= parse_overrides(overrides)
+    changes |= parse_overrides(overrides)
     if config is None:
-        settings = config_of_model(str(model), values, dataset=dataset)
+        run_config = config_of_model(str(model), changes, dataset=dataset)
     else:
-        settings = load_config(config, values)
+        run_config = load_config(config, changes)
     if dry_run:
-        plan = prepare(settings, limit=limit, output=output, engines=engines, tokenizer_only=True)
-        typer.echo(plan.describe())
+        prepared = prepare(
+            run_config, limit=limit, output=output, engines=engines, tokenizer_only=True
+        )
+        typer.echo(prepared.describe())
         return
-    show_run(run_config(settings, limit=limit, output=output, engines=engines, quiet=quiet))
+    show_run(execute_run(run_config, limit=limit, output=output, engines=engines, quiet=quiet))
 
 
 def show_run(run: Run) -> None:
@@ -112,7 +114,10 @@ def show_run(run: Run) -> None:
 
     try:
         typer.echo(make_table([run], TableOptions(explain=False)))
-    except ComparisonError as error:  # a run without the baseline is allowed
+    # a run without its baseline is allowed, and the error says why it has no table
+    except ComparisonError as error:
         typer.echo(error)
-    typer.echo(f"\nmore    mless table {run.name} --explain")
-    typer.echo(f"next    mless report {run.name} -o report.html\nrun     {run.name}")
+    typer.echo(
+        f"\nmore    mless table {run.name} --explain\n"
+        f"next    mless report {run.name} -o report.html\nrun     {run.name}"
+    )

@@ -38,8 +38,7 @@ def table(
     ] = False,
     score: ScoreName = None,
     mediators: Annotated[
-        bool,
-        typer.Option("--mediators", help="Add missing boxes, truncation and lengths."),
+        bool, typer.Option("--mediators", help="Add missing boxes, truncation and lengths.")
     ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Add accuracies by other graders.")
@@ -61,14 +60,14 @@ def table(
     from harness.display.table_page import TableOptions, make_table
     from harness.runs.joined_runs import load_runs
 
-    is_requested = {"mediators": mediators, "audit": audit, "together": together}
+    is_requested_by_table = {"mediators": mediators, "audit": audit, "together": together}
     options = TableOptions(
         form=output_format,
         by=by or (),
         baseline=baseline,
         score=score,
         common=common,
-        side_tables=[key for key in is_requested if is_requested[key]],
+        side_tables=[name for name in is_requested_by_table if is_requested_by_table[name]],
         explain=explain,
     )
     loaded_runs = load_runs(runs, metrics=metric or [None], columns=columns, pool=pool)

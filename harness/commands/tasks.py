@@ -29,7 +29,9 @@ def tasks(
     from harness.errors import ConfigError
     from harness.lm_eval_plugin.task_folders import write_wrapped
 
-    if (wrap is None) != (output is None) or (wrap is None and (conditions or model)):
+    lacks_one = (wrap is None) != (output is None)
+    lacks_wrap = wrap is None and (conditions or model)
+    if lacks_one or lacks_wrap:
         raise ConfigError(
             "Expected --wrap TASK with --output DIR; --conditions and --model need both."
         )

@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from harness.engines import served_model
 from harness.engines.completions import Completion, FinishedRequests
 from harness.engines.engine_choice import check_engines, open_engines
 from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
 from harness.engines.interventions.open_layers import refuse_interventions
+from harness.engines.served_model import PATH_BY_BACKEND, ServedModel, check_served
 from harness.engines.start_errors import explain_start_error
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import ConfigError, ModelError
@@ -26,9 +26,9 @@ from harness.experiment.generation_settings import sample_seed
 from harness.experiment.plan import Request
 from harness.experiment.run_config import RunConfig
 
-LM_EVAL_BATCH = 64
-"""Requests that a model of lm-eval's gets at once, and so the most that an interruption costs."""
-LM_EVAL_BATCH_SIZE = 8
+REQUESTS_PER_LM_EVAL_CALL = 64
+"""Requests in one call of a model of lm-eval's, and so the most that an interruption costs."""
+LM_EVAL_DEFAULT_BATCH_SIZE = 8
 """lm-eval's batch size unless the config has another; its `auto` tries sizes for minutes on a
 CPU."""
 
@@ -53,8 +53,8 @@ def check_backend(config: RunConfig, engines: int | str | None = None) -> int | 
             f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of "
             "our own."
         )
-    if backend in served_model.PATHS:
-        served_model.check_served(config)
+    if backend in PATH_BY_BACKEND:
+        check_served(config)
     return 1
 
 
@@ -62,21 +62,21 @@ def open_backend(
     backend: str,
     arguments: Mapping[str, Any],
     *,
-    sampled: bool,
+    has_sampled_requests: bool,
     engines: int | str,
     request_count: int,
-    log: Path,
-) -> AbstractContextManager[VLLMEngine | EnginePool | served_model.ServedModel | LmEvalBackend]:
+    log_path: Path,
+) -> AbstractContextManager[VLLMEngine | EnginePool | ServedModel | LmEvalBackend]:
     """Load the model; it is shut down at the end of the context.
 
     Args:
-        backend: `vllm` for our engine, a name in `served_model.PATHS` for a server, else the name
-            of a model of lm-eval's.
+        backend: `vllm` for our engine, a key of `served_model.PATH_BY_BACKEND` for a server, else
+            the name of a model of lm-eval's.
         arguments: lm-eval's model arguments.
-        sampled: Whether any request will be sampled.
+        has_sampled_requests: Whether any request will be sampled.
         engines: The number of engines, or `auto`; only for `vllm`.
         request_count: The number of requests, and so the largest number of engines.
-        log: A file that takes what the libraries of several engines print.
+        log_path: A file that takes what the libraries of several engines print.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -84,12 +84,18 @@ def open_backend(
     """
     if backend == "vllm":
         return closing(
-            open_engines(arguments, engines, sampled=sampled, request_count=request_count, log=log)
+            open_engines(
+                arguments,
+                engines,
+                has_sampled_requests=has_sampled_requests,
+                request_count=request_count,
+                log_path=log_path,
+            )
         )
-    if backend in served_model.PATHS:
-        return closing(served_model.ServedModel(backend, arguments))
-    options = {"batch_size": LM_EVAL_BATCH_SIZE, **arguments}
-    # lm-eval has an option of this name instead, and here prompts are already rendered
+    if backend in PATH_BY_BACKEND:
+        return closing(ServedModel(backend, arguments))
+    options = {"batch_size": LM_EVAL_DEFAULT_BATCH_SIZE, **arguments}
+    # lm-eval's models do not know this argument; the prompts are rendered already
     options.pop("chat_template", None)
     try:
         import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
@@ -97,8 +103,10 @@ def open_backend(
 
         model = get_model(backend).create_from_arg_obj(options)
     except Exception as error:  # lm-eval and its backends raise errors of any kind
-        name, program = str(arguments.get("pretrained") or ""), f"The backend {backend!r}"
-        raise ModelError(explain_start_error(name, error, program=program)) from error
+        model_name = str(arguments.get("pretrained") or "")
+        raise ModelError(
+            explain_start_error(model_name, error, program=f"The backend {backend!r}")
+        ) from error
     # lm-eval's models end with the process: nothing to close
     return nullcontext(LmEvalBackend(model))
 
@@ -118,15 +126,15 @@ class LmEvalBackend:
         from lm_eval.api.instance import Instance
         from transformers import set_seed
 
-        for start in range(0, len(requests), LM_EVAL_BATCH):
-            batch = requests[start : start + LM_EVAL_BATCH]
+        for start in range(0, len(requests), REQUESTS_PER_LM_EVAL_CALL):
+            batch = requests[start : start + REQUESTS_PER_LM_EVAL_CALL]
             instances = []
             for number, request in enumerate(batch, start=start):
                 prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
-                # lm-eval passes turns to a chat API only in its own wrapping
+                # lm-eval's chat models take turns only in the text that this method makes of them
                 if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
-                # without a seed, a server gives all samples the same one
+                # without it, lm-eval's server models send the same seed for all samples
                 if request.seed is not None:
                     settings["seed"] = request.seed
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
@@ -149,4 +157,4 @@ class LmEvalBackend:
     def facts(self) -> dict[str, Any]:
         """The device of the model, for the run's receipt; None where lm-eval does not report it."""
         device = getattr(self.model, "device", None)
-        return {"device": device and str(device), "device_names": None}
+        return {"device": None if device is None else str(device), "device_names": None}

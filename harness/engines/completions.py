@@ -19,7 +19,7 @@ from harness.experiment.intervention_settings import find_gap
 from harness.experiment.plan import Request
 from harness.finish_reasons import read_reason
 
-DECODING = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+DECODING_ARGUMENTS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
 """Arguments of vLLM's SamplingParams that decide which text tokens give."""
 
 
@@ -59,10 +59,10 @@ def refuse_too_long(request: Request, max_model_len: int) -> None:
     """Raise EngineError if a request does not fit into the model's context."""
     # a gap in the positions uses up context too
     _, gap_size = find_gap(request.intervention)
-    size = len(request.prompt_token_ids or ()) + gap_size
-    if size + request.sampling.max_tokens > max_model_len:
+    prompt_size = len(request.prompt_token_ids or ()) + gap_size
+    if prompt_size + request.sampling.max_tokens > max_model_len:
         raise EngineError(
-            f"Problem {request.problem_id} of {request.task} has {size} prompt tokens: with "
+            f"Problem {request.problem_id} of {request.task} has {prompt_size} prompt tokens: with "
             f"max_gen_toks {request.sampling.max_tokens} it is over the context of {max_model_len}."
         )
 
@@ -76,20 +76,20 @@ def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completio
     """
     completions = []
     for output in outputs:
-        completion = output.outputs[0]
-        # an engine that shuts down reports requests that it did not finish with `abort`
-        if read_reason(completion.finish_reason) in ("stop", "length"):
-            # vLLM has nothing for the first token. `prompt_logprobs=0` requests no alternatives, so
-            # each further dict has one entry: the prompt's token
-            positions = (output.prompt_logprobs or ())[1:]
-            tokens = [next(iter(position.values())) for position in positions]
+        vllm_completion = output.outputs[0]
+        # an engine that shuts down reports its unfinished requests with the finish reason `abort`
+        if read_reason(vllm_completion.finish_reason) in ("stop", "length"):
+            # the first token has no log-probability
+            logprobs_by_position = (output.prompt_logprobs or ())[1:]
+            # one entry each, the prompt's own token, as `prompt_logprobs=0` requests no others
+            logprobs = [next(iter(by_token.values())) for by_token in logprobs_by_position]
             completions.append(
                 Completion(
                     request_id=output.request_id,
                     text=_read_text(output, tokenizer),
-                    completion_tokens=len(completion.token_ids),
-                    finish_reason=completion.finish_reason,
-                    prompt_logprobs=[(token.logprob, token.rank) for token in tokens],
+                    completion_tokens=len(vllm_completion.token_ids),
+                    finish_reason=vllm_completion.finish_reason,
+                    prompt_logprobs=[(entry.logprob, entry.rank) for entry in logprobs],
                 )
             )
     return completions, len(completions) < len(outputs)
@@ -105,58 +105,64 @@ def _read_text(output: Any, tokenizer: Any) -> str:
     from vllm import SamplingParams
     from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
-    completion = output.outputs[0]
-    if output.prompt_logprobs:  # vLLM must generate a token after a gold answer, which is not used
+    vllm_completion = output.outputs[0]
+    # Only the prompt is scored. vLLM generates a token after it all the same, which is dropped.
+    if output.prompt_logprobs:
         return ""
-    # before a stop string the text may be empty
-    if completion.text or isinstance(completion.stop_reason, str):
-        return str(completion.text)
-    token_ids = list(completion.token_ids)
-    if completion.finish_reason == "stop":
-        del token_ids[-1]
-    request: Any = SimpleNamespace(
+    # vLLM has decoded the text if it looks for stop strings; it is empty if one of them came first
+    if vllm_completion.text or isinstance(vllm_completion.stop_reason, str):
+        return str(vllm_completion.text)
+    token_ids = list(vllm_completion.token_ids)
+    if vllm_completion.finish_reason == "stop":
+        del token_ids[-1]  # the end token, which is not part of the text
+    vllm_request: Any = SimpleNamespace(
         request_id="",
         prompt_token_ids=output.prompt_token_ids,
         prompt_embeds=None,
-        sampling_params=SamplingParams(**DECODING),
+        sampling_params=SamplingParams(**DECODING_ARGUMENTS),
     )
-    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, request)
-    # A tokenizer that is not fast has no stream. The last bytes may change the text before them, or
-    # begin a character, so that there is no text yet.
+    detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)
+    # a slow tokenizer has no `stream`, and `step` fails if the last bytes change earlier text
     with suppress(Exception):
-        text: str = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
+        # None if the last bytes only begin a character
+        text: str | None = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
         is_added = [token_id in detokenizer.added_token_ids for token_id in token_ids]
-        if "\ufffd" not in text and (True, True) not in pairwise(is_added):
+        has_added_pair = (True, True) in pairwise(is_added)
+        # the replacement character stands for bytes that make no character
+        if text is not None and "\ufffd" not in text and not has_added_pair:
             return text
-    detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, request)
+    detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)
     detokenizer.update(token_ids, False)
     return str(detokenizer.get_next_output_text(True, False))
 
 
-def sampling_parameters(request: Request, recording: str = "") -> Any:
+def sampling_parameters(request: Request, recording_name: str = "") -> Any:
     """A request's parameters as vLLM's SamplingParams.
 
     Args:
         request: The request.
-        recording: The name of what is recorded of its prompt.
+        recording_name: The name of the recording of its prompt; empty without one.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    extra: dict[str, Any] = {}
+    extra_args: dict[str, Any] = {}
     if request.intervention:
-        extra[engine_processes.PLUGIN] = request.intervention
+        extra_args[engine_processes.PLUGIN] = request.intervention
     if request.query_sets:
-        extra[engine_processes.RECORD] = {"name": recording, "sets": request.query_sets}
+        extra_args[engine_processes.RECORD_KEY] = {
+            "name": recording_name,
+            "sets": request.query_sets,
+        }
     return SamplingParams(
         **request.sampling.vllm_arguments(),
-        **DECODING,
+        **DECODING_ARGUMENTS,
         seed=request.seed,
-        # else `_read_text` takes half of the time; stop strings are found in the text
+        # vLLM finds stop strings in its own text; without them, `_read_text` is faster
         detokenize=bool(request.sampling.stop),
-        extra_args=extra or None,
-        # vLLM then computes the whole prompt: it reads no cached prefix, whose log-probabilities
-        # it would not have
+        extra_args=extra_args or None,
+        # 0 requests no alternatives to the prompt's tokens. vLLM then computes the whole prompt,
+        # because its cached prefixes have no log-probabilities.
         prompt_logprobs=0 if request.scored_tokens else None,
         # otherwise vLLM makes an output after every token
         output_kind=RequestOutputKind.FINAL_ONLY,

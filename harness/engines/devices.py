@@ -10,10 +10,10 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Names of a processor's instructions for bf16; `bf16` is Arm's. Without them vLLM converts all
 numbers: a model of 135 million parameters took 20 s in bf16 and 3.5 s in float32 (108 short
 answers, two idle cores)."""
-FEW_CORES = 4
-"""Up to this number of cores vLLM reserves none. The core that it would reserve mostly waits, and
-is at least a quarter of them."""
-RESERVED_CORES = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+MOST_UNRESERVED_CORES = 4
+"""On a machine with at most this number of cores vLLM reserves none. The core that it would reserve
+mostly waits, and is at least a quarter of them."""
+RESERVED_CORES_VARIABLE = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 """vLLM's variable for the number of cores that it reserves for itself; 1 by default."""
 
 
@@ -28,12 +28,12 @@ def gpu_driver() -> str:
     return subprocess.check_output(command, text=True, timeout=10).splitlines()[0]
 
 
-def computes_bf16(flags: Path = Path("/proc/cpuinfo")) -> bool:
+def computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has instructions for bf16."""
-    return not BF16_FLAGS.isdisjoint(flags.read_text(encoding="utf-8").split())
+    return not BF16_FLAGS.isdisjoint(cpuinfo.read_text(encoding="utf-8").split())
 
 
 def use_all_cores() -> None:
-    """Let vLLM compute on all cores where there are few, unless the user has set RESERVED_CORES."""
-    if count_cores() <= FEW_CORES:
-        os.environ.setdefault(RESERVED_CORES, "0")
+    """Let vLLM compute on all cores where there are few, unless the user has set the variable."""
+    if count_cores() <= MOST_UNRESERVED_CORES:
+        os.environ.setdefault(RESERVED_CORES_VARIABLE, "0")

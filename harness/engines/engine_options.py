@@ -17,11 +17,11 @@ CPU_BLOCK_SIZE = 32
 """Tokens in a block of the KV cache on a CPU, the unit in which prompts share a prefix. Instruction
 and filler together are shorter than vLLM's 128, so that nothing would ever be shared. Smaller
 blocks must be multiples of 32."""
-CPU_BATCHED_TOKENS = 8192
+LEAST_CPU_BATCHED_TOKENS = 8192
 """The fewest tokens that fit into one step on a CPU, where prompts are prefilled without chunks."""
 
-ENGINE_NAMES = {"pretrained": "model", "max_length": "max_model_len"}
-"""vLLM's names of engine arguments that lm-eval names differently."""
+VLLM_NAME_BY_LM_EVAL_NAME = {"pretrained": "model", "max_length": "max_model_len"}
+"""vLLM's name of each engine argument that lm-eval names differently."""
 NON_ENGINE_ARGUMENTS = (
     "batch_size",
     "max_batch_size",
@@ -34,7 +34,7 @@ NON_ENGINE_ARGUMENTS = (
 )
 """Model arguments that lm-eval, the pool of engines or the prompts use."""
 ENGINE_DEFAULTS = {
-    "disable_log_stats": True,  # as in vLLM's own `LLM`: nobody reads them, and they take time
+    "disable_log_stats": True,  # as in vLLM's own `LLM`: statistics take time, nobody reads them
     "worker_extension_cls": WORKER_EXTENSION,
 }
 """Engine arguments that have these values unless the user sets them."""
@@ -51,7 +51,7 @@ def engine_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
             "The model arguments name no model: expected `pretrained`, a model folder or hub name."
         )
     options = {
-        ENGINE_NAMES.get(name, name): value
+        VLLM_NAME_BY_LM_EVAL_NAME.get(name, name): value
         for name, value in arguments.items()
         if value is not None and name not in NON_ENGINE_ARGUMENTS
     }
@@ -74,12 +74,12 @@ def compilation_settings(options: Mapping[str, Any]) -> JsonObject:
     return compilation
 
 
-def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:
+def fit_to_cpu(options: dict[str, Any], *, has_sampled_requests: bool) -> None:
     """Fill in the engine arguments that vLLM needs on a CPU; have it use all cores if they are few.
 
     Args:
         options: The engine arguments; changed in place.
-        sampled: Whether any request will be sampled.
+        has_sampled_requests: Whether any request will be sampled.
 
     Raises:
         ConfigError: the engine would die in the middle of the run.
@@ -89,11 +89,13 @@ def fit_to_cpu(options: dict[str, Any], *, sampled: bool) -> None:
         options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     options.setdefault("block_size", CPU_BLOCK_SIZE)
     if not options.setdefault("enable_chunked_prefill", False):
-        context = int(options.get("max_model_len") or 0)
-        if context:  # without chunks the longest prompt must fit into one step
+        context_size = int(options.get("max_model_len") or 0)
+        if context_size:  # without chunks the longest prompt must fit into one step
             batched_tokens = int(options.get("max_num_batched_tokens") or 0)
-            options["max_num_batched_tokens"] = max(batched_tokens, context, CPU_BATCHED_TOKENS)
-    elif sampled:
+            options["max_num_batched_tokens"] = max(
+                batched_tokens, context_size, LEAST_CPU_BATCHED_TOKENS
+            )
+    elif has_sampled_requests:
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is "
             "prefilled in chunks kills vLLM. Remove it, or use `gen_kwargs: greedy`."

@@ -13,14 +13,14 @@ from itertools import chain
 from typing import Any
 
 from harness.engines.completions import FinishedRequests, refuse_too_long
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS, ignored_signals
+from harness.engines.engine_processes import CONTINUE_ADVICE, ENGINE_TURN_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
-from harness.engines.vllm_engine import QUEUE_PER_SEQUENCE
+from harness.engines.vllm_engine import REQUESTS_PER_SEQUENCE
 from harness.errors import HarnessError, print_message
 from harness.experiment.plan import Request
 
-FRUITLESS_STARTS = 3
-"""After this number of starts in a row without a sample no engine is started any more."""
+MOST_FRUITLESS_STARTS = 3
+"""After this number of starts in a row that gave no sample, no engine is started any more."""
 
 
 @dataclass(eq=False)
@@ -49,16 +49,18 @@ class EnginePool:
 
     Args:
         carrier: Starts the engines.
-        size: The number of engines at most.
-        compiles: Whether vLLM compiles the model. The other engines then start when one has loaded
-            it, because they find its compiled model in vLLM's cache.
+        most_engines: The largest number of engines at a time.
+        is_compiled: Whether vLLM compiles the model. The other engines then start when one has
+            loaded it, because they find its compiled model in vLLM's cache.
 
     Attributes:
         cards: The cards of each engine that has loaded the model, in the order of loading.
     """
 
-    def __init__(self, carrier: RayCarrier, size: int, *, compiles: bool = False) -> None:
-        self._carrier, self._size, self._compiles = carrier, size, compiles
+    def __init__(
+        self, carrier: RayCarrier, most_engines: int, *, is_compiled: bool = False
+    ) -> None:
+        self._carrier, self._most_engines, self._is_compiled = carrier, most_engines, is_compiled
         self.cards: list[Sequence[str] | None] = []
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -67,7 +69,7 @@ class EnginePool:
     @property
     def token_counts(self) -> list[int]:
         """See `VLLMEngine`, for all engines."""
-        # a copy, as another thread may ask
+        # a copy, because another thread may call this while engines come and go
         return [*chain.from_iterable(engine.token_counts for engine in list(self._engines))]
 
     def facts(self) -> dict[str, Any]:
@@ -78,10 +80,10 @@ class EnginePool:
         Raises:
             HarnessError: no engine can be started; the message is the last engine's.
         """
-        while not (loaded := [engine for engine in self._engines if engine.facts]):
-            self._start(self._size)
+        while not (loaded_engines := [engine for engine in self._engines if engine.facts]):
+            self._start(self._most_engines)
             self._collect()
-        return {**loaded[0].facts, "engines": self._size}
+        return {**loaded_engines[0].facts, "engines": self._most_engines}
 
     def stream(self, requests: Sequence[Request]) -> Iterator[FinishedRequests]:
         """Generate all requests in their order; yield what has finished, at least once a second.
@@ -95,19 +97,20 @@ class EnginePool:
             HarnessError: as `facts`.
         """
         self._waiting = deque(enumerate(requests))
-        while unfinished := len(self._waiting) + sum(
-            len(engine.requests) for engine in self._engines
-        ):
-            size = min(self._size, unfinished)
+        unfinished_count = len(requests)
+        while unfinished_count:
+            engine_count = min(self._most_engines, unfinished_count)
             if self._waiting:
-                self._start(size)
+                self._start(engine_count)
             else:  # an engine that still loads would come too late
                 self._drop([engine for engine in self._engines if not engine.facts])
             if not self._may_start:
-                size = max(1, len(self._engines))
+                engine_count = max(1, len(self._engines))
             # Equal shares: no engine holds a long queue while another is idle.
-            self._hand_out(math.ceil(unfinished / size))
-            yield self._collect()
+            self._hand_out(math.ceil(unfinished_count / engine_count))
+            finished = self._collect()
+            unfinished_count -= len(finished)
+            yield finished
 
     def close(self) -> None:
         """End all engines, which a second Ctrl-C must not leave behind, and drop their requests."""
@@ -119,23 +122,23 @@ class EnginePool:
 
     @property
     def _may_start(self) -> bool:
-        return self._fruitless_starts < FRUITLESS_STARTS
+        return self._fruitless_starts < MOST_FRUITLESS_STARTS
 
-    def _start(self, size: int) -> None:
-        """Start the engines that are missing."""
-        if self._compiles and not self.cards:
-            size = 1
-        while len(self._engines) < size and self._may_start:
+    def _start(self, engine_count: int) -> None:
+        """Start engines until there are so many; only one if it must compile the model first."""
+        if self._is_compiled and not self.cards:
+            engine_count = 1
+        while len(self._engines) < engine_count and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
 
-    def _hand_out(self, share: int) -> None:
-        """Fill up the engines that have no call; none gets more than its share of all requests."""
+    def _hand_out(self, most_requests: int) -> None:
+        """Fill up the engines that have no call, with at most so many requests each."""
         for engine in self._engines:
             if not engine.facts or engine.call is not None:
                 continue
-            limit = min(QUEUE_PER_SEQUENCE * engine.facts["max_num_seqs"], share)
-            request_count = min(limit - len(engine.requests), len(self._waiting))
+            capacity = min(REQUESTS_PER_SEQUENCE * engine.facts["max_num_seqs"], most_requests)
+            request_count = min(capacity - len(engine.requests), len(self._waiting))
             requests = [self._waiting.popleft() for _ in range(request_count)]
             for _, request in requests:
                 refuse_too_long(request, engine.facts["max_model_len"])
@@ -145,10 +148,12 @@ class EnginePool:
 
     def _collect(self) -> FinishedRequests:
         """Read the answers that have come."""
-        calls = {engine.call: engine for engine in self._engines if engine.call is not None}
+        engine_by_call = {
+            engine.call: engine for engine in self._engines if engine.call is not None
+        }
         finished = []
-        for call in self._carrier.wait(list(calls), ENGINE_TURN_SECONDS):
-            engine = calls[call]
+        for call in self._carrier.wait(list(engine_by_call), ENGINE_TURN_SECONDS):
+            engine = engine_by_call[call]
             engine.call = None
             try:
                 result = self._carrier.result(call)
@@ -156,6 +161,7 @@ class EnginePool:
             except HarnessError as error:
                 self._lose(engine, error)
                 continue
+            # the first call of an engine loads the model and returns facts, all others completions
             if not engine.facts:
                 engine.facts = result
                 self.cards.append(result.get("cards"))
@@ -188,11 +194,11 @@ class EnginePool:
             if not self._engines:
                 raise error
             consequence = f"{len(self._engines)} left"
-        message = str(error).replace(f" {CONTINUE}", "")
+        message = str(error).replace(f" {CONTINUE_ADVICE}", "")
         print_message(f"an engine is lost; {consequence}. {message}")
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
-        # a copy, because `engines` may be the list that shrinks
+        # a copy, because `engines` may be the list from which they are removed
         for engine in list(engines):
             self._engines.remove(engine)
             self._carrier.kill(engine.handle)

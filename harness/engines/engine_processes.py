@@ -32,19 +32,19 @@ OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 PLUGIN = "mless"
 """The name of `die_with_parent` in the entry-point group, and of open layers in vLLM's
 `additional_config`."""
-RECORD = "mless-record"
+RECORD_KEY = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN."""
-LATER_SETS = 2
-"""The number of sets of recorded queries, from the first, in which a query's attention to its own
-token does not count."""
-OPERATION = "mless::change_rows"
+LATER_SET_COUNT = 2
+"""The number of sets of recorded queries in which a query's attention to its own token does not
+count. They come before the other sets."""
+CHANGE_OPERATION = "mless::change_rows"
 """The operation in vLLM's graphs that changes activations."""
 
 WORKER_EXTENSION = f"{__name__}.WorkerFacts"
 """A value for vLLM's engine argument `worker_extension_cls`."""
 
-CONTINUE = "Everything finished is in the journal: run the same command again to continue."
+CONTINUE_ADVICE = "Everything finished is in the journal: run the same command again to continue."
 """The last sentence of an error in the middle of a run."""
 
 
@@ -57,12 +57,13 @@ def die_with_parent() -> None:
     the process ends, and vLLM 0.33 starts its workers from a pool of threads.
     """
     owner = os.environ.get(OWNER_VARIABLE)
+    # vLLM also calls this in the run's own process
     if owner and owner != process_identity(os.getpid()):
         threading.Thread(
             target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
         ).start()
-        # The level ERROR keeps the run's own process silent. In the log of this process, lower
-        # levels say how far the start is.
+        # mless sets the level ERROR to keep vLLM silent in the run's own process. The messages of
+        # this process go to a log, where lower levels say how far the start is.
         if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
             logger = logging.getLogger("vllm")
             logger.setLevel(logging.INFO)
@@ -70,7 +71,7 @@ def die_with_parent() -> None:
                 handler.setLevel(logging.INFO)
 
 
-# a module is imported once, so each process has one such hook
+# at import, which happens once, so that each process has one such hook
 os.register_at_fork(after_in_child=die_with_parent)
 
 
@@ -83,14 +84,15 @@ def process_identity(process_id: int) -> str:
         state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
         return ""
-    # `fields` begins with field 4 of the line; field 22 is the time of the start (proc_pid_stat(5))
+    # `fields` begins with field 4 of the line; field 22 is the time of the start. The states of a
+    # process that has ended are Z before it is reaped, and X after that (proc_pid_stat(5)).
     return "" if state in "ZX" else f"{process_id}:{fields[18]}"
 
 
 def _end_with(owner: str) -> None:
     while process_identity(int(owner.partition(":")[0])) == owner:
         time.sleep(ENGINE_TURN_SECONDS)
-    # vLLM's handler of SIGTERM may only note the signal
+    # not SIGTERM, because vLLM's handler may only note that signal
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,17 +103,17 @@ def started_processes() -> Iterator[list[BaseProcess]]:
     Python's own list of them loses a process when it ends, and with it the exit code.
     """
     processes: list[BaseProcess] = []
-    start = BaseProcess.start
+    original_start = BaseProcess.start
 
     def start_and_note(process: BaseProcess) -> None:
-        start(process)
+        original_start(process)
         processes.append(process)
 
     BaseProcess.start = start_and_note  # type: ignore[assignment, method-assign]
     try:
         yield processes
     finally:
-        BaseProcess.start = start  # type: ignore[method-assign]
+        BaseProcess.start = original_start  # type: ignore[method-assign]
 
 
 class WorkerFacts:
@@ -145,7 +147,7 @@ class WorkerFacts:
             return torch.backends.cpu.get_cpu_capability()
 
         def card() -> str | None:
-            with suppress(NotImplementedError):  # on a CPU
+            with suppress(NotImplementedError):  # a CPU has none
                 return str(current_platform.get_device_uuid(self.local_rank))
             return os.environ.get("CUDA_VISIBLE_DEVICES")
 
@@ -171,21 +173,21 @@ def read_fact(getter: Callable[[], Any]) -> Any:
 
 def make_stop_error(program: str, error: BaseException) -> EngineError:
     """The error for a program that answered a request with an error of its own."""
-    return EngineError(f"{program} stopped: {quote_error(error).rstrip('.')}. {CONTINUE}")
+    return EngineError(f"{program} stopped: {quote_error(error).rstrip('.')}. {CONTINUE_ADVICE}")
 
 
 @contextmanager
 def ignored_signals() -> Iterator[None]:
     """Ignore Ctrl-C and SIGTERM within the context. Only the main thread receives them."""
-    handlers = {}
+    handler_by_signal = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            handlers[number] = signal.signal(number, signal.SIG_IGN)
+        for signal_number in (signal.SIGINT, signal.SIGTERM):
+            handler_by_signal[signal_number] = signal.signal(signal_number, signal.SIG_IGN)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in handler_by_signal.items():
+            signal.signal(signal_number, handler)
 
 
 @contextmanager
@@ -194,18 +196,18 @@ def end_processes_with_run() -> Iterator[None]:
 
     They do not import the script of this process again, which then needs no main guard.
     """
-    script = sys.modules["__main__"]
+    main_module = sys.modules["__main__"]
     # A spawned process imports the file of `__main__`. An empty module has no file.
     sys.modules["__main__"] = ModuleType("__main__")
-    plugins = os.environ.get("VLLM_PLUGINS")
+    user_plugins = os.environ.get("VLLM_PLUGINS")
     os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
-    if plugins is not None:
+    if user_plugins is not None:
         # where the user names plugins, vLLM calls no others
-        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}".lstrip(",")
+        os.environ["VLLM_PLUGINS"] = f"{user_plugins},{PLUGIN}".lstrip(",")
     try:
         yield
     finally:
-        sys.modules["__main__"] = script
+        sys.modules["__main__"] = main_module
         del os.environ[OWNER_VARIABLE]
-        if plugins is not None:
-            os.environ["VLLM_PLUGINS"] = plugins
+        if user_plugins is not None:
+            os.environ["VLLM_PLUGINS"] = user_plugins

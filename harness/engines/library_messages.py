@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOG = "libraries.log"
+LIBRARY_LOG = "libraries.log"
 """The file for messages of libraries while a model is loaded."""
-STORED_ERROR_BYTES = 2**18
-"""Number of bytes at the end of an engine's log that are searched for the cause of its death."""
+SEARCHED_LOG_BYTES = 2**18
+"""The number of bytes at the end of an engine's log in which the cause of its death is searched."""
 
 
 @contextmanager
@@ -20,20 +20,23 @@ def library_log(path: Path) -> Iterator[None]:
 
     Only the messages of mless remain visible. Python's warnings go to the file too.
     """
-    stderr, showwarning = sys.stderr, warnings.showwarning
+    original_stderr, original_showwarning = sys.stderr, warnings.showwarning
     if sys.__stderr__ is None:
         yield
         return
-    stderr.flush()
+    original_stderr.flush()
     path.parent.mkdir(parents=True, exist_ok=True)
     # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
-    descriptor = os.dup(2)
+    terminal_descriptor = os.dup(2)
     with (
         open(path, "a", encoding="utf-8") as log,
-        os.fdopen(descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding) as terminal,
+        os.fdopen(
+            terminal_descriptor, "w", buffering=1, encoding=sys.__stderr__.encoding
+        ) as terminal,
     ):
         os.dup2(log.fileno(), 2)
-        if stderr is sys.__stderr__:  # a notebook replaces it
+        # in a notebook `sys.stderr` is another object, which shows messages in a cell
+        if original_stderr is sys.__stderr__:
             sys.stderr = terminal
         warnings.showwarning = lambda *warning: print(
             warnings.formatwarning(*warning[:4]), file=log, flush=True
@@ -41,9 +44,9 @@ def library_log(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            warnings.showwarning = showwarning
-            sys.stderr = stderr
-            os.dup2(descriptor, 2)
+            warnings.showwarning = original_showwarning
+            sys.stderr = original_stderr
+            os.dup2(terminal_descriptor, 2)
 
 
 class NewMessages:
@@ -53,20 +56,20 @@ class NewMessages:
     """
 
     def __init__(self) -> None:
-        # its path, because `library_log` may end before the children do
+        # the file's path, because the children may still write to it after `library_log` has ended
         self._path = Path("/proc/self/fd/2").resolve()
         self.forget()
 
     def forget(self) -> None:
         """Drop the text that was written until now."""
-        self._start = self._path.stat().st_size if self._path.is_file() else 0
+        self._first_byte = self._path.stat().st_size if self._path.is_file() else 0
 
     def read(self) -> str:
-        """The end of the text, at most `STORED_ERROR_BYTES`."""
+        """The end of the text, at most `SEARCHED_LOG_BYTES`."""
         if not self._path.is_file():
             return ""
-        text = self._path.read_bytes()[self._start :]
-        return text[-STORED_ERROR_BYTES:].decode(errors="replace")
+        text = self._path.read_bytes()[self._first_byte :]
+        return text[-SEARCHED_LOG_BYTES:].decode(errors="replace")
 
 
 def quieten_libraries() -> None:
@@ -77,5 +80,5 @@ def quieten_libraries() -> None:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
     # after the last message of mless
-    filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, filters))
+    warning_filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warning_filters))

@@ -17,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines.completions import Completion
-from harness.engines.engine_processes import CONTINUE, make_stop_error
+from harness.engines.engine_processes import CONTINUE_ADVICE, make_stop_error
 from harness.engines.vllm_engine import VLLMEngine
 from harness.errors import EngineError, HarnessError, quote
 from harness.experiment.plan import Request
 from harness.resources import count_cores
 
-EXCHANGE_SECONDS, LONGEST_EXCHANGE_SECONDS = 0.1, 2.0
-"""Seconds after which a call to a remote engine returns: the first if a completion is ready, so
-that messages are few; the second if none is, so that new requests arrive."""
+EXCHANGE_SECONDS = 0.1
+"""Seconds that a call to a remote engine takes if a completion is ready. Several completions then
+share a message."""
+FRUITLESS_EXCHANGE_SECONDS = 2.0
+"""Seconds after which a call without a completion returns, so that the engine gets new requests."""
 
 
 @contextmanager
@@ -45,7 +47,7 @@ def _explained_errors() -> Iterator[None]:
             raise error.cause from error
         raise make_stop_error("An engine", error.cause) from error
     except ray.exceptions.ActorDiedError as error:
-        raise EngineError(f"The process of an engine is gone. {CONTINUE}") from error
+        raise EngineError(f"The process of an engine is gone. {CONTINUE_ADVICE}") from error
     except Exception as error:
         raise make_stop_error("Ray", error) from error
 
@@ -54,21 +56,25 @@ class EngineActor:
     """One engine in a process that Ray starts. `RayCarrier` calls its methods."""
 
     def load(
-        self, arguments: Mapping[str, Any], sampled: bool, log: str, threads: str | None
+        self,
+        arguments: Mapping[str, Any],
+        has_sampled_requests: bool,
+        log_path: str,
+        omp_threads: str | None,
     ) -> dict[str, Any]:
-        """Load the model; return the engine's facts. `threads` is the run's own OMP_NUM_THREADS."""
-        # set by Ray, from a number of CPUs that we do not request
+        """Load the model; return the engine's facts. `omp_threads`: the run's OMP_NUM_THREADS."""
+        # Ray sets it to the number of requested CPUs, and we request none
         os.environ.pop("OMP_NUM_THREADS", None)
-        if threads:
-            os.environ["OMP_NUM_THREADS"] = threads
+        if omp_threads:
+            os.environ["OMP_NUM_THREADS"] = omp_threads
         try:
-            with open(log, "ab") as file:
+            with open(log_path, "ab") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-        except OSError:  # on another machine, which has no such folder
+        except OSError:  # another machine may not have the folder of the log
             pass
-        self._engine = VLLMEngine(arguments, sampled=sampled)
-        self._unfinished = 0
+        self._engine = VLLMEngine(arguments, has_sampled_requests=has_sampled_requests)
+        self._unfinished_count = 0
         return self._engine.facts()
 
     def exchange(
@@ -81,14 +87,15 @@ class EngineActor:
         """
         for number, request in requests:
             self._engine.submit(str(number), request)
-        self._unfinished += len(requests)
+        self._unfinished_count += len(requests)
         completions: list[Completion] = []
-        started, seconds = time.monotonic(), LONGEST_EXCHANGE_SECONDS
-        while len(completions) < self._unfinished and time.monotonic() - started < seconds:
+        start_time = time.monotonic()
+        deadline = start_time + FRUITLESS_EXCHANGE_SECONDS
+        while len(completions) < self._unfinished_count and time.monotonic() < deadline:
             completions += self._engine.step()
             if completions:
-                seconds = EXCHANGE_SECONDS
-        self._unfinished -= len(completions)
+                deadline = start_time + EXCHANGE_SECONDS
+        self._unfinished_count -= len(completions)
         return completions, self._engine.token_counts
 
 
@@ -96,47 +103,55 @@ class RayCarrier:
     """Starts the engines of an `EnginePool` and carries calls to them. Each answer is read once.
 
     Attributes:
-        gpus: The number of GPUs of each machine that has any. Those of an engine must be on one
-            machine.
-        cores: The CPU cores that this process may use, or those of the cluster where these are
-            more.
+        gpu_counts: The number of GPUs of each machine that has any. Those of an engine must be on
+            one machine.
+        core_count: The number of CPU cores that this process may use, or of the cluster's cores
+            where these are more.
     """
 
     def __init__(
         self,
         arguments: Mapping[str, Any],
         *,
-        sampled: bool,
-        engine_gpus: int,
-        log: Path,
+        has_sampled_requests: bool,
+        gpus_per_engine: int,
+        log_path: Path,
     ) -> None:
         import ray
 
         self._ray: Any = ray
         arguments = dict(arguments)
-        for name in ("pretrained", "tokenizer"):  # an actor may be in another working folder
+        for name in ("pretrained", "tokenizer"):  # absolute, as an actor may have another folder
             path = arguments.get(name)
             if isinstance(path, str) and Path(path).is_dir():
                 arguments[name] = str(Path(path).absolute())
-        threads = os.environ.get("OMP_NUM_THREADS")
-        self._load_arguments = arguments, sampled, str(log.absolute()), threads
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._load_arguments = (
+            arguments,
+            has_sampled_requests,
+            str(log_path.absolute()),
+            os.environ.get("OMP_NUM_THREADS"),
+        )
+        self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
         self._connect()
         try:
             nodes = self._ray.nodes()
         except BaseException:
-            self.close()  # nobody else closes a carrier that was not made
+            self.close()  # the caller gets no carrier that it could close
             raise
-        machines = [node["Resources"] for node in nodes if node["Alive"]]
-        self.gpus = [int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1]
-        self.cores = max(count_cores(), sum(int(machine.get("CPU", 0)) for machine in machines))
+        machine_resources = [node["Resources"] for node in nodes if node["Alive"]]
+        self.gpu_counts = [
+            int(resources["GPU"]) for resources in machine_resources if resources.get("GPU", 0) >= 1
+        ]
+        cluster_cores = sum(int(resources.get("CPU", 0)) for resources in machine_resources)
+        self.core_count = max(count_cores(), cluster_cores)
         # GPUs limit the number of engines. Without GPUs the user chooses it, and no CPUs are
         # requested, because Ray would not start more engines than it counts CPUs.
-        self._actor: Any = ray.remote(EngineActor).options(
+        self._actor_class: Any = ray.remote(EngineActor).options(
             num_cpus=0,
-            num_gpus=engine_gpus if self.gpus else 0,
+            num_gpus=gpus_per_engine if self.gpu_counts else 0,
             max_restarts=0,
-            # a repeated call would generate samples that the pool has already handed out again
+            # the pool gives the requests of a lost engine to another one, so a call that Ray
+            # repeats would generate them twice
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
@@ -153,30 +168,31 @@ class RayCarrier:
             "logging_level": "ERROR",
             "log_to_driver": False,
         }
-        variables = {
+        environment_variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
-            # otherwise Ray warns of a future change
+            # without it, Ray prints a warning about its next versions
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         }
         try:
             if address == "local":
-                # a short path, because that of a socket is limited
+                # a short path, because a socket's path has a limited length
                 parent = os.environ.get("RAY_TMPDIR") or "/tmp"
-                self._folder = tempfile.TemporaryDirectory(
+                self._temporary_folder = tempfile.TemporaryDirectory(
                     prefix="mless-ray-", dir=parent, ignore_cleanup_errors=True
                 )
                 # otherwise Ray stores a token in the home folder
-                variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-                # Ray's 15 would give our graders the engine's cores
-                variables["RAY_worker_niceness"] = "0"
+                environment_variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+                # with Ray's default, 15, our graders would take the cores from the engine
+                environment_variables["RAY_worker_niceness"] = "0"
                 # our small messages need no web server, no idle worker for each core, little memory
                 options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
-                options["_temp_dir"] = self._folder.name
-            else:  # one try of 40 seconds, where Ray makes twenty
-                variables["RAY_gcs_server_port_wait_time_s"] = "1"
-            for name, value in variables.items():
+                options["_temp_dir"] = self._temporary_folder.name
+            else:
+                # Ray then tries to connect once, for 40 seconds, and not twenty times
+                environment_variables["RAY_gcs_server_port_wait_time_s"] = "1"
+            for name, value in environment_variables.items():
                 os.environ.setdefault(name, value)
-            with _own_sigterm_handler():
+            with _restored_sigterm_handler():
                 self._ray.init(**options)
         except Exception as error:
             self.close()
@@ -190,7 +206,7 @@ class RayCarrier:
     @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:
         """Start an actor; return it, and its call of `EngineActor.load`."""
-        actor = self._actor.remote()
+        actor = self._actor_class.remote()
         return actor, actor.load.remote(*self._load_arguments)
 
     @_explained_errors()
@@ -216,12 +232,12 @@ class RayCarrier:
     def close(self) -> None:
         """Leave Ray, stop it if it was started here, and remove its files."""
         self._ray.shutdown()
-        if self._folder:
-            self._folder.cleanup()
+        if self._temporary_folder:
+            self._temporary_folder.cleanup()
 
 
 @contextmanager
-def _own_sigterm_handler() -> Iterator[None]:
+def _restored_sigterm_handler() -> Iterator[None]:
     """Restore our handler of SIGTERM after the context, if there is one.
 
     Ray ends the process on SIGTERM. Within a run the signal is an interruption like Ctrl-C.

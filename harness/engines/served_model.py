@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
-from harness.engines.completions import DECODING, Completion, FinishedRequests
-from harness.engines.engine_processes import CONTINUE, ENGINE_TURN_SECONDS
+from harness.engines.completions import DECODING_ARGUMENTS, Completion, FinishedRequests
+from harness.engines.engine_processes import CONTINUE_ADVICE, ENGINE_TURN_SECONDS
 from harness.engines.server_replies import describe_error, read_reply
 from harness.errors import ConfigError, EngineError, ModelError, list_first
 from harness.experiment.plan import Request
@@ -30,20 +30,23 @@ from harness.yaml_settings import Strict, validate
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-SERVED_BUSY = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
-"""Status codes of an answer without a completion, after which the server may still give one. 0
-means no answer, with 200 gateways send errors and pages, and those from 520 on are of Cloudflare
-and Anthropic."""
-SERVED_REPEATS = 3
-"""How often a request is sent again whose reply is not a whole completion. If the last reply is not
-whole either, its sample has no verdict."""
-SERVED_FAILURES = 20
+RETRIED_STATUSES = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
+"""Status codes of replies without a whole completion after which a request is sent again. 0 stands
+for no reply. With 200 come incomplete completions, and errors and pages of gateways. Cloudflare and
+Anthropic use those from 520 on."""
+MOST_REPEATS = 3
+"""How often a request is sent again whose completion is incomplete. If the last one is incomplete
+too, its sample has no verdict."""
+MOST_FAILURES_IN_A_ROW = 20
 """Samples in a row without a completion after which the server counts as broken."""
-SERVED_CONNECT_SECONDS = 30.0
+CONNECT_LIMIT_SECONDS = 30.0
 """Seconds that a connection may take."""
 
-PATHS = {"local-completions": "/completions", "local-chat-completions": "/chat/completions"}
-"""lm-eval's names of the two APIs, and their paths below the server's address."""
+PATH_BY_BACKEND = {
+    "local-completions": "/completions",
+    "local-chat-completions": "/chat/completions",
+}
+"""The path of each of lm-eval's two APIs below the server's address."""
 
 
 class ServerArguments(Strict):
@@ -93,20 +96,20 @@ def check_served(config: RunConfig) -> None:
     """
     arguments = validate(ServerArguments, config.model.model_args, "model.model_args")
     layouts, takes_turns = config.layouts, config.model.applies_own_template
-    problem = ""
+    fault = ""
     if config.gen_kwargs == "model_default":
-        problem = (
+        fault = (
             "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
         )
     elif takes_turns and set(layouts) - {Layout.CHAT}:
-        problem = f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
+        fault = f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
     elif Layout.CHAT in layouts and not takes_turns and not arguments.tokenizer:
-        problem = (
+        fault = (
             "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
         )
-    if problem:
+    if fault:
         raise ConfigError(
-            f"model.backend {config.model.backend}: {problem}. See configs/runs/served.yaml."
+            f"model.backend {config.model.backend}: {fault}. See configs/runs/served.yaml."
         )
 
 
@@ -114,7 +117,7 @@ class ServedModel:
     """A served model as a stream of finished completions.
 
     Args:
-        backend: A name in `PATHS`.
+        backend: A key of `PATH_BY_BACKEND`.
         arguments: lm-eval's model arguments.
 
     Raises:
@@ -123,16 +126,16 @@ class ServedModel:
 
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
         self._arguments = validate(ServerArguments, arguments, "model.model_args")
-        base, mark, query = self._arguments.base_url.partition("?")
-        self._base = base.rstrip("/").removesuffix("/completions").removesuffix("/chat")
-        self._query = mark + query
+        url, question_mark, query = self._arguments.base_url.partition("?")
+        self._base_url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
+        self._url_query = question_mark + query
         """The end of the address, such as Azure's `?api-version=`."""
-        self._path = PATHS[backend]
+        self._path = PATH_BY_BACKEND[backend]
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
-            self._session: ClientSession = self._runner.run(self._connect())
-            self._served = self._runner.run(self._describe())
+            self._session: ClientSession = self._runner.run(self._open_session())
+            self._served = self._runner.run(self._describe_model())
         except BaseException:  # Ctrl-C must close the connections too
             self.close()
             raise
@@ -146,42 +149,44 @@ class ServedModel:
             EngineError: requests have no completion, or many in a row. All completions were
                 yielded.
         """
-        waiting, loop = iter(requests), self._runner.get_loop()
-        self._reply_time = loop.time()
-        window = self._arguments.num_concurrent
-        running: dict[asyncio.Task[Completion], Request] = {}
-        failures: dict[str, list[str]] = {}
+        queue, loop = iter(requests), self._runner.get_loop()
+        self._last_reply_time = loop.time()
+        most_calls = self._arguments.num_concurrent
+        request_by_call: dict[asyncio.Task[Completion], Request] = {}
+        names_by_error: dict[str, list[str]] = {}
         failures_in_a_row = 0
         try:
-            while failures_in_a_row < SERVED_FAILURES:
-                for request in islice(waiting, window - len(running)):
-                    running[loop.create_task(self._generate(request))] = request
-                if not running:
+            while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
+                for request in islice(queue, most_calls - len(request_by_call)):
+                    request_by_call[loop.create_task(self._generate(request))] = request
+                if not request_by_call:
                     break
-                finished, _ = self._runner.run(
+                finished_calls, _ = self._runner.run(
                     asyncio.wait(
-                        running, timeout=ENGINE_TURN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                        request_by_call,
+                        timeout=ENGINE_TURN_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
                     )
                 )
                 completions = []
-                for task in finished:
-                    request = running.pop(task)
+                for call in finished_calls:
+                    request = request_by_call.pop(call)
                     try:
-                        completions.append((request, task.result()))
+                        completions.append((request, call.result()))
                         failures_in_a_row = 0
                     except EngineError as error:
                         name = f"problem {request.problem_id} of {request.task}"
-                        failures.setdefault(str(error), []).append(name)
+                        names_by_error.setdefault(str(error), []).append(name)
                         failures_in_a_row += 1
                 yield completions
         finally:
             # also after an error or an interruption, so that the server does not go on generating
-            self._runner.run(_cancel(running))
-        if failures:
-            messages = [f"{list_first(names, 1)}: {text}" for text, names in failures.items()]
+            self._runner.run(_cancel(request_by_call))
+        if names_by_error:
+            messages = [f"{list_first(names, 1)}: {text}" for text, names in names_by_error.items()]
             raise EngineError(
-                f"The server at {self._base} gives no completion of {list_first(messages)}. "
-                f"{CONTINUE}"
+                f"The server at {self._base_url} gives no completion of {list_first(messages)}. "
+                f"{CONTINUE_ADVICE}"
             )
 
     def facts(self) -> JsonObject:
@@ -194,123 +199,127 @@ class ServedModel:
             self._runner.run(self._session.close())
         self._runner.close()
 
-    async def _connect(self) -> ClientSession:
+    async def _open_session(self) -> ClientSession:
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
         headers = self._arguments.header
         if not headers and (key := os.environ.get("OPENAI_API_KEY")):
             # Azure reads the second header
             headers = {"Authorization": f"Bearer {key}", "api-key": key}
-        timeout = ClientTimeout(self._arguments.timeout, sock_connect=SERVED_CONNECT_SECONDS)
+        timeout = ClientTimeout(self._arguments.timeout, sock_connect=CONNECT_LIMIT_SECONDS)
         connector = TCPConnector(limit=self._arguments.num_concurrent)
         return ClientSession(connector=connector, timeout=timeout, headers=headers)
 
-    async def _describe(self) -> JsonObject | None:
+    async def _describe_model(self) -> JsonObject | None:
         """This model in the server's list of models; None if the server has no such list."""
-        status, body, _ = await self._read("GET", "/models")
+        status, body, _ = await self._send("GET", "/models")
         if not status:
             raise ModelError(
-                f"No server answers at model.model_args.base_url {self._base}: "
+                f"No server answers at model.model_args.base_url {self._base_url}: "
                 f"{describe_error(body)}."
             )
         try:
-            models = {str(model["id"]): model for model in body["data"]}
+            model_by_name = {str(model["id"]): model for model in body["data"]}
         except (KeyError, TypeError):  # not all servers list their models
             return None
         name = self._arguments.model
-        if name not in models:
+        if name not in model_by_name:
             raise ModelError(
-                f"The server at {self._base} has no model {name!r} (model.model_args.model): it "
-                f"serves {', '.join(models) or 'none'}."
+                f"The server at {self._base_url} has no model {name!r} (model.model_args.model): "
+                f"it serves {', '.join(model_by_name) or 'none'}."
             )
         fields = ("id", "root", "owned_by", "max_model_len")
-        return {field: models[name].get(field) for field in fields}
+        return {field: model_by_name[name].get(field) for field in fields}
 
     async def _generate(self, request: Request) -> Completion:
         """Send a request until its completion is whole, or no further attempt is allowed.
 
         An incomplete completion of the last attempt is returned. Pauses that a server without a
-        completion asks for are not limited in number, but in time.
+        completion asks for are limited in time, not in number.
 
         Raises:
             EngineError: the last reply has no completion.
         """
-        retries, clock = 0, asyncio.get_running_loop().time
+        retry_count, clock = 0, asyncio.get_running_loop().time
+        parameters = self._parameters(request)
         while True:
-            status, body, pause = await self._read("POST", self._path, json=self._payload(request))
+            status, body, pause_seconds = await self._send("POST", self._path, json=parameters)
             completion = read_reply(status, body, request.sampling.stop)
             if completion and read_reason(completion.finish_reason) != "broken":
-                self._reply_time = clock()
+                self._last_reply_time = clock()
                 return completion
-            # an incomplete completion has status 200, which is in SERVED_BUSY
-            if status not in SERVED_BUSY:
+            if status not in RETRIED_STATUSES:
                 break
             most_retries = self._arguments.max_retries
             if completion:
-                most_retries = min(most_retries, SERVED_REPEATS)
-            if pause > 0 and not completion:
-                may_retry = clock() + pause <= self._reply_time + self._arguments.timeout
-                seconds = max(pause, 1.0)
+                most_retries = min(most_retries, MOST_REPEATS)
+            if pause_seconds > 0 and not completion:
+                may_retry = (
+                    clock() + pause_seconds <= self._last_reply_time + self._arguments.timeout
+                )
+                wait_seconds = max(pause_seconds, 1.0)
             else:
-                may_retry = retries < most_retries
-                seconds = 2.0**retries  # 1, 2, 4
-                retries += 1
+                may_retry = retry_count < most_retries
+                wait_seconds = 2.0**retry_count  # 1, 2, 4
+                retry_count += 1
             if not may_retry:
                 break
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(wait_seconds)
         if completion:
             return completion
         code = f"HTTP {status}: " if status else ""
         raise EngineError(f"{code}{describe_error(body)}")
 
-    async def _read(self, method: str, path: str, **options: Any) -> tuple[int, Any, float]:
-        """The status of a response, its JSON or text, and the seconds that it asks to wait.
+    async def _send(self, method: str, path: str, **options: Any) -> tuple[int, Any, float]:
+        """Send a message to the server, and wait for its response.
 
-        If no response comes, the status is 0, and the text is the error.
+        Returns:
+            The status, the JSON or text, and the seconds that the server asks to wait. If no
+            response comes, the status is 0, and the text is the error.
         """
         from aiohttp import ClientError
 
-        url = self._base + path + self._query
+        url = self._base_url + path + self._url_query
         try:
             async with self._session.request(method, url, **options) as response:
                 status, text = response.status, (await response.read()).decode("utf-8", "replace")
-                pause = _read_pause(response.headers)
+                pause_seconds = _read_pause(response.headers)
         except (ClientError, TimeoutError) as error:
             return 0, f"{type(error).__name__} {error}", 0.0
         try:
-            return status, json.loads(text), pause
+            return status, json.loads(text), pause_seconds
         except ValueError:
-            return status, text, pause
+            return status, text, pause_seconds
 
-    def _payload(self, request: Request) -> JsonObject:
+    def _parameters(self, request: Request) -> JsonObject:
         """The request as the API takes it.
 
         vLLM's server gets all parameters: it would take missing ones from the model's
-        generation_config.json. Other servers may not know parameters that OpenAI has not, so those
-        without an effect are left out.
+        generation_config.json. Other servers may not know parameters that OpenAI does not have, so
+        those without an effect are left out.
         """
-        values = {"model": self._arguments.model, **request.sampling.openai_arguments()}
+        parameters = {"model": self._arguments.model, **request.sampling.openai_arguments()}
         if self._served and self._served["owned_by"] == "vllm":
-            values |= request.sampling.vllm_arguments()
+            parameters |= request.sampling.vllm_arguments()
             # so that the texts are those that our own engine would return
-            values |= DECODING
+            parameters |= DECODING_ARGUMENTS
         if request.seed is not None:
-            values["seed"] = request.seed
-        values[self._arguments.max_tokens_name] = values.pop("max_tokens")
+            parameters["seed"] = request.seed
+        parameters[self._arguments.max_tokens_name] = parameters.pop("max_tokens")
         for name in self._arguments.omit:
-            values.pop(name, None)
+            parameters.pop(name, None)
         if request.turns is None:
-            return {**values, "prompt": request.prompt_token_ids or request.prompt}
+            return {**parameters, "prompt": request.prompt_token_ids or request.prompt}
         if self._template_switches:
-            values["chat_template_kwargs"] = self._template_switches
-        return {**values, "messages": request.turns}
+            parameters["chat_template_kwargs"] = self._template_switches
+        return {**parameters, "messages": request.turns}
 
 
-async def _cancel(tasks: Iterable[asyncio.Task[Completion]]) -> None:
-    """End the tasks without their errors: a single refusal is reported, not hundreds."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _cancel(calls: Iterable[asyncio.Task[Completion]]) -> None:
+    """End the calls without their errors: a single refusal is reported, not hundreds."""
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _read_pause(headers: Mapping[str, str]) -> float:

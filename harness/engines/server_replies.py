@@ -8,7 +8,7 @@ from harness.errors import quote
 from harness.finish_reasons import read_reason
 
 
-def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | None:
+def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completion | None:
     """The completion in a reply.
 
     A completion may be empty if it reached its limit, or ended at its first token or stop string;
@@ -19,14 +19,14 @@ def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | Non
     Args:
         status: The status code.
         body: The reply's JSON, or its text.
-        stops: The stop strings.
+        stop_strings: The stop strings.
 
     Returns:
         None if the reply is not from a model: an error of the server, or a gateway's page.
     """
-    code = str(_find(body, "error", "code"))
-    if read_reason(code) == "filtered":  # Azure refuses prompts with an error
-        return Completion(text="", finish_reason=code)
+    error_code = str(_find(body, "error", "code"))
+    if read_reason(error_code) == "filtered":  # Azure refuses prompts with an error
+        return Completion(text="", finish_reason=error_code)
     if status != 200 or not isinstance(body, dict) or "choices" not in body:
         return None
     choice = _find(body, "choices", 0)
@@ -37,30 +37,35 @@ def read_reply(status: int, body: Any, stops: Sequence[str]) -> Completion | Non
         or _find_text(message, "refusal")
     )
     reasoning = _find_text(message, "reasoning_content") or _find_text(message, "reasoning")
-    tokens = _find_count(body, "completion_tokens")
-    reason = _find(choice, "finish_reason")
-    reason = None if reason is None else str(reason)
-    may_be_empty = reasoning or tokens == 1 or (tokens and stops)
-    if not text and not may_be_empty and read_reason(reason) in (None, "stop"):
-        reason = "no text"
-    if _find(body, "error") or _find(choice, "error"):
+    token_count = _find_count(body, "completion_tokens")
+    server_reason = _find(choice, "finish_reason")
+    if server_reason is not None:
+        server_reason = str(server_reason)
+    may_be_empty = reasoning or token_count == 1 or (token_count and stop_strings)
+    cut_text = text
+    for stop_string in stop_strings:
+        cut_text = cut_text.partition(stop_string)[0]
+    if cut_text != text:
+        reason = "stop"
+    elif _find(body, "error") or _find(choice, "error"):
         reason = "error"
-    for stop in stops:
-        if stop in text:
-            text, reason = text.partition(stop)[0], "stop"
+    elif not text and not may_be_empty and read_reason(server_reason) in (None, "stop"):
+        reason = "no text"
+    else:
+        reason = server_reason
     return Completion(
-        text=text,
+        text=cut_text,
         reasoning=reasoning,
-        completion_tokens=tokens,
+        completion_tokens=token_count,
         finish_reason=reason,
         # servers that do not count have 0
         prompt_tokens=_find_count(body, "prompt_tokens") or None,
     )
 
 
-def _find(value: Any, *path: str | int) -> Any:
+def _find(value: Any, *keys: str | int) -> Any:
     """The value at a path of keys and indices; None if it is not there."""
-    for key in path:
+    for key in keys:
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):
@@ -69,8 +74,8 @@ def _find(value: Any, *path: str | int) -> Any:
 
 
 def _find_count(body: Any, name: str) -> int | None:
-    tokens = _find(body, "usage", name)
-    return tokens if isinstance(tokens, int) else None
+    count = _find(body, "usage", name)
+    return count if isinstance(count, int) else None
 
 
 def _find_text(value: Any, name: str) -> str:
@@ -80,7 +85,7 @@ def _find_text(value: Any, name: str) -> str:
 
 def describe_error(body: Any) -> str:
     """A server's own message, on one line."""
-    # servers wrap the message as {"error": {"message": TEXT}}, or in one of the two alone
+    # a body may be {"error": {"message": TEXT}}, {"error": TEXT}, {"message": TEXT} or TEXT
     for key in ("error", "message"):
         body = _find(body, key) or body
     return quote(body).rstrip(". ")

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines import engine_processes
 from harness.engines.completions import (
     Completion,
     FinishedRequests,
@@ -35,23 +34,25 @@ from harness.engines.engine_options import (
     engine_arguments,
     fit_to_cpu,
 )
-from harness.engines.engine_processes import read_fact
+from harness.engines.engine_processes import (
+    CONTINUE_ADVICE,
+    end_processes_with_run,
+    ignored_signals,
+    read_fact,
+    started_processes,
+)
 from harness.engines.interventions import intervention_check
 from harness.engines.interventions.open_layers import open_layers
 from harness.engines.library_messages import NewMessages
-from harness.engines.start_errors import (
-    explain_start_error,
-    known_cause,
-    make_start_error,
-)
+from harness.engines.start_errors import explain_start_error, known_cause, make_start_error
 from harness.engines.watched_calls import WatchedCalls
 from harness.errors import EngineError, ModelError
 from harness.experiment.plan import Request
 
-QUEUE_PER_SEQUENCE = 2
-"""Requests in an engine, running or waiting, for each sequence that it can run at once. The engine
-then never waits for new requests."""
-STEPS_SECONDS = 0.1
+REQUESTS_PER_SEQUENCE = 2
+"""The number of requests in an engine, running or waiting, for each sequence that it can run at
+once. With two of them the engine never waits for new requests."""
+STEP_LOOP_SECONDS = 0.1
 """Seconds for which an engine takes steps that finish nothing, before the run looks at its graders
 and its progress again. On a GPU a step takes about a tenth of this."""
 CLOSE_SECONDS = 2.0
@@ -65,7 +66,7 @@ that it has started."""
 _VLLM_PREFIXES = ("VLLM_", "TRITON_F32_")
 """Prefixes of the environment variables that vLLM reads."""
 
-CONFIG_FACTS = (
+CONFIG_FACT_PATHS = (
     "model_config.max_model_len",
     "model_config.quantization",
     "model_config.enforce_eager",
@@ -90,8 +91,8 @@ class VLLMEngine:
         arguments: lm-eval's model arguments. All but a few are vLLM's own engine arguments and pass
             through. `batch_invariant: true` switches on vLLM's batch-invariant kernels (recent GPUs
             only).
-        sampled: Whether any request will be sampled. A CPU then needs prompts that are prefilled in
-            one step.
+        has_sampled_requests: Whether any request will be sampled. A CPU then needs prompts that are
+            prefilled in one step.
 
     Raises:
         ConfigError: an argument is unknown or cannot work on a CPU.
@@ -100,18 +101,18 @@ class VLLMEngine:
 
     _engine: Any
 
-    def __init__(self, arguments: Mapping[str, Any], *, sampled: bool = True) -> None:
+    def __init__(self, arguments: Mapping[str, Any], *, has_sampled_requests: bool = True) -> None:
         self._environment = {
             name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
         self._is_aborted = False
         self._recording_numbers = count()
-        self._recording_names: dict[str, str] = {}
-        """The recording's name by request. Numbers of requests are used again, names are not."""
-        self._attention: dict[str, NDArray[np.float32]] = {}
-        """The recorded attention of unfinished requests, by the recording's name."""
+        self._recording_by_request: dict[str, str] = {}
+        """The name of each request's recording. Ids of requests are used again, names are not."""
+        self._attention_by_recording: dict[str, NDArray[np.float32]] = {}
+        """The recorded attention of requests whose completions have not been returned yet."""
         try:
-            self._start(arguments, sampled=sampled)
+            self._start(arguments, has_sampled_requests=has_sampled_requests)
         except BaseException:
             # there is no engine if its start has failed, but there is one if its check has failed
             with suppress(AttributeError):
@@ -119,7 +120,7 @@ class VLLMEngine:
             self._restore_environment()
             raise
 
-    def _start(self, arguments: Mapping[str, Any], *, sampled: bool) -> None:
+    def _start(self, arguments: Mapping[str, Any], *, has_sampled_requests: bool) -> None:
         options = engine_arguments(arguments)
         _choose_kernels(options)
         _prepare_environment()
@@ -130,17 +131,19 @@ class VLLMEngine:
         except Exception as error:  # a wheel for another driver or torch raises anything
             raise ModelError(explain_start_error(str(options["model"]), error)) from error
         interventions = options.pop("interventions", {})
-        self._layers = interventions.get("layers")
-        if self._layers:
-            open_layers(options, self._layers)
+        self._layers_by_use = interventions.get("layers")
+        if self._layers_by_use:
+            open_layers(options, self._layers_by_use)
         if current_platform.is_cpu():
-            fit_to_cpu(options, sampled=sampled)
+            fit_to_cpu(options, has_sampled_requests=has_sampled_requests)
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:
-            # sequences at once and batched tokens as vLLM's own offline `LLM`, not as a server
-            engine_args = EngineArgs(**options)
-            return LLMEngine.from_engine_args(engine_args, usage_context=UsageContext.LLM_CLASS)
+            # LLM_CLASS: vLLM chooses its numbers of sequences and tokens in a step as for its own
+            # offline `LLM`, not as for a server
+            return LLMEngine.from_engine_args(
+                EngineArgs(**options), usage_context=UsageContext.LLM_CLASS
+            )
 
         self._load(str(options["model"]), load, envs)
         config = self._engine.vllm_config
@@ -152,26 +155,26 @@ class VLLMEngine:
                 lambda: intervention_check.check_engine(self._engine, reference)
             )
 
-    def _load(self, model: str, load: Callable[[], Any], envs: Any) -> None:
+    def _load(self, model_name: str, load: Callable[[], Any], envs: Any) -> None:
         """Start vLLM with `load`, in the thread that makes all calls to it."""
         self._messages = NewMessages()
         try:
             with (
-                engine_processes.end_processes_with_run(),
-                engine_processes.started_processes() as processes,
+                end_processes_with_run(),
+                started_processes() as processes,
             ):
                 step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
                 self._calls = WatchedCalls(processes, step_seconds, self._make_death_error)
                 self._engine = self._calls.start(load)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
             exit_codes = [process.exitcode for process in processes]
-            raise make_start_error(model, error, self._messages.read(), exit_codes) from error
+            raise make_start_error(model_name, error, self._messages.read(), exit_codes) from error
         self._messages.forget()  # messages of the start explain no later death
 
     @property
     def token_counts(self) -> list[int]:
         """The number of tokens of each unfinished request."""
-        # a copy, as another thread adds to it
+        # a copy, because another thread adds requests meanwhile
         states = list(self._engine.output_processor.request_states.values())
         return [state.detokenizer.num_output_tokens() for state in states]
 
@@ -186,15 +189,18 @@ class VLLMEngine:
                 shutting down. In the last case it reports its unfinished requests as finished, with
                 `abort`; those are not samples.
         """
-        waiting = deque(enumerate(requests))
-        running: dict[str, Request] = {}
-        while waiting or running:
-            while waiting and len(running) < QUEUE_PER_SEQUENCE * self.max_num_seqs:
-                number, request = waiting.popleft()
+        queue = deque(enumerate(requests))
+        request_by_id: dict[str, Request] = {}
+        while queue or request_by_id:
+            while queue and len(request_by_id) < REQUESTS_PER_SEQUENCE * self.max_num_seqs:
+                number, request = queue.popleft()
                 refuse_too_long(request, self.max_model_len)
                 self.submit(str(number), request)
-                running[str(number)] = request
-            yield [(running.pop(completion.request_id), completion) for completion in self.step()]
+                request_by_id[str(number)] = request
+            completions = self.step()
+            yield [
+                (request_by_id.pop(completion.request_id), completion) for completion in completions
+            ]
 
     def submit(self, request_id: str, request: Request) -> None:
         """Hand the engine one request, under a number that no other unfinished request has.
@@ -205,18 +211,18 @@ class VLLMEngine:
             EngineError: the engine process has died or hangs, or refuses the request.
         """
         assert request.prompt_token_ids, "the plan of a vLLM run has the tokens of every prompt"
-        recording = ""
+        recording_name = ""
         if request.query_sets:
-            recording = f"recorded {next(self._recording_numbers)}"
-            self._recording_names[request_id] = recording
+            recording_name = f"recorded {next(self._recording_numbers)}"
+            self._recording_by_request[request_id] = recording_name
         prompt = intervention_check.salted_prompt(
-            request.prompt_token_ids, request.intervention, recording
+            request.prompt_token_ids, request.intervention, recording_name
         )
-        parameters = sampling_parameters(request, recording)
+        parameters = sampling_parameters(request, recording_name)
         self._calls.call(lambda: self._engine.add_request(request_id, prompt, parameters))
 
     def step(self) -> list[Completion]:
-        """Take steps until one finishes completions, or for STEPS_SECONDS; return them.
+        """Take steps until one finishes completions, or for STEP_LOOP_SECONDS; return them.
 
         Raises:
             EngineError: as `stream`; after an abort in the next call, so that no completion is
@@ -225,7 +231,7 @@ class VLLMEngine:
         if self._is_aborted:
             raise self._make_death_error()
         outputs = self._calls.call(self._take_steps)
-        if self._layers and not self._engine.has_unfinished_requests():
+        if self._layers_by_use and not self._engine.has_unfinished_requests():
             # each step checks the rows of the step before, so those of the last step are checked
             # here
             self._calls.call(lambda: self._engine.collective_rpc("mless_check_rows"))
@@ -240,7 +246,7 @@ class VLLMEngine:
         Most steps finish nothing. To hand each of them over to the caller's thread would cost two
         switches of threads.
         """
-        deadline = time.monotonic() + STEPS_SECONDS
+        deadline = time.monotonic() + STEP_LOOP_SECONDS
         finished: list[Any] = []
         while not finished and time.monotonic() < deadline:
             finished = self._engine.step()
@@ -248,28 +254,30 @@ class VLLMEngine:
 
     def _add_attention(self, completion: Completion) -> Completion:
         """Add the attention that was recorded of the prompt, if it is recorded."""
-        recording = self._recording_names.pop(completion.request_id, None)
-        if recording is None:
+        recording_name = self._recording_by_request.pop(completion.request_id, None)
+        if recording_name is None:
             return completion
-        if recording not in self._attention:
+        if recording_name not in self._attention_by_recording:
             self._calls.call(self._read_attention)
-        return replace(completion, attention=self._attention.pop(recording))
+        attention = self._attention_by_recording.pop(recording_name)
+        return replace(completion, attention=attention)
 
     def _read_attention(self) -> None:
         """Read the attention of all finished prompts.
 
         The engine answers such a call between two steps only, so it is not made for each prompt.
         """
-        ranks = self._engine.collective_rpc("mless_take_attention")
-        for name in ranks[0]:  # each rank has some of the heads, of all requests
-            arrays = [np.memmap(*rank[name]) for rank in ranks]
-            # [layer, set, head, key]: tensor parallelism splits the heads
-            self._attention[name] = np.concatenate(arrays, axis=2)
+        # of each rank of tensor parallelism, the location of each recording's sums in memory
+        rank_locations = self._engine.collective_rpc("mless_take_attention")
+        for name in rank_locations[0]:
+            arrays = [np.memmap(*locations[name]) for locations in rank_locations]
+            # [layer, set, head, key]: each rank has some of the heads
+            self._attention_by_recording[name] = np.concatenate(arrays, axis=2)
 
     def _make_death_error(self) -> EngineError:
         cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
         return EngineError(
-            f"The engine process died in the middle of the run. {cause} {engine_processes.CONTINUE}"
+            f"The engine process died in the middle of the run. {cause} {CONTINUE_ADVICE}"
         )
 
     def facts(self) -> dict[str, Any]:
@@ -278,12 +286,12 @@ class VLLMEngine:
         The values are plain JSON, None where vLLM does not report them. This never raises.
         """
         config = self._engine.vllm_config
-        workers: list[dict[str, Any]] = []
+        worker_facts: list[dict[str, Any]] = []
         with suppress(Exception):  # a worker class of the user's own may have no such method
-            workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
+            worker_facts = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
-        def facts_of_workers(name: str) -> list[Any] | None:
-            values = [worker.pop(name, None) for worker in workers]
+        def pop_from_workers(name: str) -> list[Any] | None:
+            values = [facts_of_worker.pop(name, None) for facts_of_worker in worker_facts]
             return [value for value in values if value] or None
 
         facts: dict[str, Any] = {"engines": 1}
@@ -291,8 +299,8 @@ class VLLMEngine:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
-            "device_names": lambda: facts_of_workers("device_name"),
-            "cards": lambda: facts_of_workers("card"),
+            "device_names": lambda: pop_from_workers("device_name"),
+            "cards": lambda: pop_from_workers("card"),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver,
@@ -301,11 +309,12 @@ class VLLMEngine:
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),
         }
         facts |= {name: read_fact(getter) for name, getter in getters.items()}
-        for path in CONFIG_FACTS:
+        for path in CONFIG_FACT_PATHS:
             name = path.rpartition(".")[2].removeprefix("enable_")
             facts[name] = read_fact(partial(attrgetter(path), config))
-        if workers:
-            facts |= workers[0]
+        if worker_facts:
+            # the facts that were not popped are the same for all workers
+            facts |= worker_facts[0]
         return facts
 
     def close(self) -> None:
@@ -313,7 +322,7 @@ class VLLMEngine:
 
         A second Ctrl-C must not leave the process behind.
         """
-        with engine_processes.ignored_signals():
+        with ignored_signals():
             self._calls.close()
             has_several_gpus = self._engine.vllm_config.parallel_config.world_size > 1
             seconds = SEVERAL_GPUS_CLOSE_SECONDS if has_several_gpus else CLOSE_SECONDS
@@ -350,8 +359,8 @@ def _choose_kernels(options: dict[str, Any]) -> None:
         if device_type() == "cuda":
             # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
             compilation = compilation_settings(options)
-            operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
-            options["compilation_config"] = {**compilation, "custom_ops": operations}
+            custom_operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
+            options["compilation_config"] = {**compilation, "custom_ops": custom_operations}
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.
@@ -362,10 +371,10 @@ def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, here and in its processes."""
     # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # vLLM itself notices a process that dies while the model loads. This limit applies to
-    # the message that follows.
+    # vLLM itself notices a process that dies while the model loads. This limit applies to the last
+    # message of the start, which comes after that.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))
-    # nvidia-smi and CUDA then mean the same card by a number.
+    # nvidia-smi and CUDA then give a card the same number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    # Its errors belong beside those of Python; standard output is for results.
+    # vLLM's errors belong on standard error, because standard output is for results.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from harness.engines.engine_processes import (
-    CONTINUE,
+    CONTINUE_ADVICE,
     ENGINE_TURN_SECONDS,
     ignored_signals,
     make_stop_error,
@@ -23,9 +23,9 @@ from harness.errors import EngineError
 
 DEAD_START_SECONDS = 5
 """Seconds that we wait for vLLM's own error after a process of a start has died."""
-INTERRUPTED_TURNS = 60
-"""Turns after which an interrupted start is abandoned: vLLM reads the model's files before it
-starts processes that can be ended."""
+MOST_INTERRUPTED_TURNS = 60
+"""The number of turns of ENGINE_TURN_SECONDS after which an interrupted start is abandoned. vLLM
+reads the model's files before it starts processes that can be ended."""
 STALL_FACTOR = 2
 """An engine hangs if it gives no answer within this multiple of vLLM's own limit for a step (300
 s). Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in
@@ -40,19 +40,19 @@ class WatchedCalls:
     Args:
         processes: The engine's processes, which may be added later. If one of them has ended, no
             answer comes.
-        step_seconds: The engine's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
+        step_limit_seconds: vLLM's own limit for one step, VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         make_death_error: Makes the error for a dead engine.
     """
 
     def __init__(
         self,
         processes: Collection[BaseProcess],
-        step_seconds: float,
+        step_limit_seconds: float,
         make_death_error: Callable[[], EngineError],
     ) -> None:
         self._processes, self._make_death_error = processes, make_death_error
-        self._stall_seconds = STALL_FACTOR * step_seconds
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        self._stall_seconds = STALL_FACTOR * step_limit_seconds
+        self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
 
     def start(self, load: Callable[[], Any]) -> Any:
@@ -66,20 +66,23 @@ class WatchedCalls:
             BaseException: whatever vLLM raises.
         """
         future: Future[Any] = Future()
-        self._calls.put((load, future))
+        self._queue.put((load, future))
         turns_since_death = 0
         try:
             while not wait([future], timeout=ENGINE_TURN_SECONDS).done:
-                turns_since_death += self._has_dead_process()
+                if self._has_dead_process():
+                    turns_since_death += 1
                 if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
-                    message = "its process ended just after it had loaded the model."
-                    raise RuntimeError(f"Engine core initialization failed: {message}")
+                    raise RuntimeError(
+                        "Engine core initialization failed: its process ended just after it had "
+                        "loaded the model."
+                    )
             return future.result()
         except BaseException:
             self.close()
-            # Ctrl-C does not reach the thread; its call ends when the processes are killed
+            # Ctrl-C does not reach the thread. Its call ends when the processes are killed.
             with ignored_signals():
-                for _ in range(INTERRUPTED_TURNS):
+                for _ in range(MOST_INTERRUPTED_TURNS):
                     for process in list(self._processes):
                         process.kill()
                     # after a process has died, the call may never end
@@ -97,19 +100,19 @@ class WatchedCalls:
             EngineError: the engine process has died or hangs, or vLLM raised an error.
         """
         future: Future[Any] = Future()
-        self._calls.put((method, future))
-        # Turns are counted, as the clock also runs while Ctrl-Z or a scheduler has stopped this
-        # process.
-        for turns in count(1):
+        self._queue.put((method, future))
+        # Turns are counted, because the clock also runs while Ctrl-Z or a scheduler has stopped
+        # this process.
+        for turn_count in count(1):
             if wait([future], timeout=ENGINE_TURN_SECONDS).done:
                 break
             if self._has_dead_process():
                 raise self._make_death_error()
-            if turns * ENGINE_TURN_SECONDS > self._stall_seconds:
+            if turn_count * ENGINE_TURN_SECONDS > self._stall_seconds:
                 raise EngineError(
                     f"The engine has not answered for {self._stall_seconds} seconds, and its "
                     "process lives: it hangs (see `dmesg`), or its steps take longer than "
-                    f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE}"
+                    f"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS. {CONTINUE_ADVICE}"
                 )
         error = future.exception()
         if error is None:
@@ -121,7 +124,8 @@ class WatchedCalls:
         raise make_stop_error("vLLM", error) from error
 
     def _serve(self) -> None:
-        for method, future in iter(self._calls.get, None):
+        # `close` puts None, which ends the loop
+        for method, future in iter(self._queue.get, None):
             try:
                 future.set_result(method())
             except BaseException as error:
@@ -129,4 +133,4 @@ class WatchedCalls:
 
     def close(self) -> None:
         """End the thread after the last call."""
-        self._calls.put(None)
+        self._queue.put(None)

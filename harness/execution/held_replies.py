@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from harness.engines.completions import FinishedRequests
-from harness.engines.engine_processes import CONTINUE
+from harness.engines.engine_processes import CONTINUE_ADVICE
 from harness.errors import EngineError
 from harness.experiment.plan import Plan
 from harness.finish_reasons import read_reason
@@ -31,8 +31,8 @@ class HeldReplies:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._has_whole_reply = False
-        self._counts: set[int | None] = set()
-        self._differences: dict[int, Sample] = {}
+        self._server_counts: set[int | None] = set()
+        self._sample_by_difference: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""
 
     def compare(self, sample: Sample) -> None:
@@ -44,9 +44,11 @@ class HeldReplies:
         self._has_whole_reply |= read_reason(sample.finish_reason) != "broken"
         if sample.added_tokens is None:
             return
-        self._counts.add(sample.server_tokens)
-        self._differences.setdefault(sample.added_tokens, sample)
-        has_constant_count = self._plan.config.model.applies_own_template and len(self._counts) == 1
+        self._server_counts.add(sample.server_tokens)
+        self._sample_by_difference.setdefault(sample.added_tokens, sample)
+        has_constant_count = (
+            self._plan.config.model.applies_own_template and len(self._server_counts) == 1
+        )
         if not has_constant_count:
             self._refuse_differences()
 
@@ -56,13 +58,14 @@ class HeldReplies:
         Raises:
             EngineError: as `compare`, or no reply of the run is a whole completion.
         """
-        held: FinishedRequests = []
+        held_completions: FinishedRequests = []
         # closing the stream ends its requests before the connections are closed
         with closing(stream):
             for batch in stream:
-                held += batch
+                held_completions += batch
                 for request, completion in batch:
                     self.compare(
+                        # only the counts of tokens and the finish reason are compared
                         Sample.of(
                             request,
                             key="",
@@ -72,34 +75,37 @@ class HeldReplies:
                         )
                     )
                 if self._has_whole_reply and not self._may_be_cut():
-                    yield held
-                    held = []
+                    yield held_completions
+                    held_completions = []
                 else:
                     yield []
         if self._may_be_cut():
             self._refuse_differences()
-        if held and not self._has_whole_reply:
-            request, completion = held[0]
+        if held_completions and not self._has_whole_reply:
+            request, completion = held_completions[0]
             raise EngineError(
                 f"The server gives no whole completion, such as that of problem "
                 f"{request.problem_id} of {request.task}: finish reason "
-                f"{completion.finish_reason}. {CONTINUE}"
+                f"{completion.finish_reason}. {CONTINUE_ADVICE}"
             )
-        yield held
+        yield held_completions
 
     def _may_be_cut(self) -> bool:
-        """Whether all prompts have the same count, which is less than the tokens of some."""
-        return len(self._counts) == 1 and max(self._differences) <= 0 > min(self._differences)
+        """Whether all prompts have one count, which is too low for some and too high for none."""
+        # a difference is the server's count less the number of tokens that were sent
+        differences = self._sample_by_difference
+        return len(self._server_counts) == 1 and min(differences) < 0 and max(differences) <= 0
 
     def _refuse_differences(self) -> None:
-        lowest, highest = min(self._differences), max(self._differences)
-        if lowest == highest:
+        differences = self._sample_by_difference
+        lowest_difference, highest_difference = min(differences), max(differences)
+        if lowest_difference == highest_difference:
             return
-        sample = self._differences[lowest]
-        task = self._plan.tasks[sample.task]
+        sample = differences[lowest_difference]
+        condition = self._plan.tasks[sample.task].condition
         raise EngineError(
             f"The server counts {sample.server_tokens} tokens in the prompt of problem "
-            f"{sample.problem_id} under {task.condition.name}, which has {sample.prompt_tokens}. "
-            f"Its count of other prompts differs by {highest:+}, so it cuts or changes prompts, or "
-            "model.model_args.tokenizer is not its tokenizer."
+            f"{sample.problem_id} under {condition.name}, which has {sample.prompt_tokens}. "
+            f"Its count of other prompts differs by {highest_difference:+}, so it cuts or changes "
+            "prompts, or model.model_args.tokenizer is not its tokenizer."
         )

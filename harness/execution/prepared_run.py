@@ -56,7 +56,7 @@ def run(
         24
     """
     prepared = prepare(config, limit=limit, output=output, engines=engines)
-    print(describe_plan(prepared.plan, prepared.lines), file=sys.stderr)
+    print(describe_plan(prepared.plan, prepared.fact_lines), file=sys.stderr)
     folder = execute(prepared.plan, output=prepared.folder, quiet=quiet, engines=prepared.engines)
     return Run.load(folder)
 
@@ -68,18 +68,18 @@ class PreparedRun(NamedTuple):
         plan: The plan.
         folder: The run folder.
         engines: The number of engines, or `auto`.
-        lines: Further facts for the text of the plan.
+        fact_lines: Further facts for the text of the plan.
     """
 
     plan: Plan
     folder: Path
     engines: int | str
-    lines: list[str]
+    fact_lines: list[str]
 
     def describe(self) -> str:
         """The page of `mless run --dry-run`: prompts, the plan, and the folder's content."""
-        lines = [*self.lines, f"folder    {describe_folder(self.plan, self.folder)}"]
-        return f"{show_prompts(self.plan)}\n{describe_plan(self.plan, lines)}"
+        fact_lines = [*self.fact_lines, f"folder    {describe_folder(self.plan, self.folder)}"]
+        return f"{show_prompts(self.plan)}\n{describe_plan(self.plan, fact_lines)}"
 
 
 def prepare(
@@ -102,20 +102,20 @@ def prepare(
     """
     if not isinstance(config, RunConfig):
         config = load_config(config)
-    # all checks that need no prompt stand before the prompts, which can take minutes
+    # the checks that need no prompts come before the prompts, which can take minutes
     engines = check_backend(config, engines)
     folder = Path(output or config.folder)
     refuse_foreign(folder)
     config = fill_open_settings(config, folder)
-    lines = [] if engines == 1 else [f"engines   {engines}, in Ray actors"]
+    fact_lines = [] if engines == 1 else [f"engines   {engines}, in Ray actors"]
     try:
         refuse_layers(config)
     except ModelError as error:
         if not tokenizer_only:
             raise
-        lines.append(f"layers    not checked: {error}")
+        fact_lines.append(f"layers    not checked: {error}")
     with progress_bar("prompts") as advance:
         plan = make_plan(
             config, limit=limit, stored_ids=stored_example_ids(folder), advance=advance
         )
-    return PreparedRun(plan, folder, engines, lines)
+    return PreparedRun(plan, folder, engines, fact_lines)

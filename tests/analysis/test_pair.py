@@ -7,7 +7,7 @@ import pytest
 from harness.analysis import compare, holm
 from harness.analysis.pair_comparison import Side, check_not_worse, compare_pair
 from harness.analysis.result_tables import make_leaderboard
-from harness.commands.compare import EXIT_CODES
+from harness.commands.compare import EXIT_CODE_BY_RESULT
 from harness.display.table_page import table_json
 from harness.errors import ComparisonError, RunError
 from harness.runs.run_reader import Run
@@ -99,7 +99,7 @@ def test_the_gate_heeds_the_positive_control_and_looks(accuracy, mless, facts, c
         for name in ("wo", "mless")
     ]
     result, text = check_not_worse(compare_pair(*sides), 60)
-    assert (EXIT_CODES[result], text) == (code, message)
+    assert (EXIT_CODE_BY_RESULT[result], text) == (code, message)
 
 
 def test_the_number_of_problems_for_a_power_of_80_percent_is_suggested():

@@ -87,7 +87,7 @@ def test_hooks_of_the_v1_runner_have_the_answers_of_hugging_face(arms):
         **gpu_share(),
         "interventions": interventions,
     }
-    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+    with closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         assert engine.facts()["interventions"]["largest"] < BOUND
 
 

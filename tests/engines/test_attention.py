@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 import harness
-from harness.engines.attention_sums import open_recorder, recorded_prompt
+from harness.engines.attention_sums import open_recorder, recording_request
 from harness.engines.interventions import intervention_check, vllm_worker
 from harness.errors import ConfigError, EngineError
 from harness.experiment.generation_settings import Sampling
@@ -157,7 +157,7 @@ def random_requests(lengths):
     for size in lengths:
         sets = [[1] * size, *(generator.integers(0, 2, size).tolist() for _ in range(2))]
         token_ids = generator.integers(100, 40_000, size).tolist()
-        request = recorded_prompt(token_ids, sets, name=str(len(requests)))
+        request = recording_request(token_ids, sets, name=str(len(requests)))
         requests.append(replace(request, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 
@@ -170,12 +170,12 @@ def record_sums(folder, requests, **changes):
     """
     arguments = {"pretrained": str(folder), **ARGUMENTS, **changes}
     layers = {"attention": [], "activations": [], "recorded": [0, 29]}
-    preemptions, find_recording = [], vllm_worker.WorkerInterventions._find_recording
+    preemptions, find_recording = [], vllm_worker.WorkerInterventions._advance_recording
 
     def note_preemption(interventions, options, index, count):
         if options:
             size, queries = len(options["sets"][0]), 0
-            if options["name"] in interventions._taken_names:
+            if options["name"] in interventions._complete_names:
                 queries = size
             elif recording := interventions._recordings.get(options["name"]):
                 queries = recording.query_count
@@ -185,7 +185,7 @@ def record_sums(folder, requests, **changes):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setattr(vllm_worker.WorkerInterventions, "_find_recording", note_preemption)
+        patch.setattr(vllm_worker.WorkerInterventions, "_advance_recording", note_preemption)
         with closing(open_recorder(arguments, layers, 3)) as engine:
             finished = chain.from_iterable(engine.stream(requests))
             attention = {request.problem_id: answer.attention for request, answer in finished}

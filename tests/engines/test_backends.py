@@ -9,7 +9,7 @@ import torch
 
 from harness import load_config, resources
 from harness.engines import devices
-from harness.engines.backends import LM_EVAL_BATCH, LmEvalBackend, check_backend
+from harness.engines.backends import REQUESTS_PER_LM_EVAL_CALL, LmEvalBackend, check_backend
 from harness.engines.engine_options import engine_arguments
 from harness.errors import ConfigError, EngineError
 from harness.execution import run_execution
@@ -61,12 +61,12 @@ def test_requests_go_in_batches_with_turns_and_seeds():
     model = Model()
     turns = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
     first, second = request("seeded", seed=7), request("turns", turns=turns)
-    requests = [first, second, *[request("more")] * LM_EVAL_BATCH]
+    requests = [first, second, *[request("more")] * REQUESTS_PER_LM_EVAL_CALL]
     answers = [*chain.from_iterable(LmEvalBackend(model).stream(requests))]
     assert [answered for answered, _ in answers] == requests
     texts = [completion.text for _, completion in answers]
-    assert texts == ["seeded", "a/b", *["more"] * LM_EVAL_BATCH]
-    assert [len(batch) for batch in model.batches] == [LM_EVAL_BATCH, 2]
+    assert texts == ["seeded", "a/b", *["more"] * REQUESTS_PER_LM_EVAL_CALL]
+    assert [len(batch) for batch in model.batches] == [REQUESTS_PER_LM_EVAL_CALL, 2]
     assert model.batches[0][0][1]["seed"] == 7 and "seed" not in model.batches[0][1][1]
 
 
@@ -115,7 +115,7 @@ def test_few_cores_are_all_used_unless_the_user_says_otherwise(
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(devices.os, "environ", environment)
     devices.use_all_cores()
-    assert environment.get(devices.RESERVED_CORES) == reserved
+    assert environment.get(devices.RESERVED_CORES_VARIABLE) == reserved
 
 
 def test_a_new_run_is_in_float32_without_bf16_instructions_and_an_old_one_keeps_its_type(

@@ -11,7 +11,7 @@ import pytest
 from harness.engines import ray_carrier
 from harness.engines.completions import Completion
 from harness.engines.engine_choice import check_engines, open_engines
-from harness.engines.engine_pool import FRUITLESS_STARTS, EnginePool
+from harness.engines.engine_pool import MOST_FRUITLESS_STARTS, EnginePool
 from harness.errors import (
     ConfigError,
     EngineError,
@@ -21,7 +21,7 @@ from harness.experiment.generation_settings import Sampling
 from tests.engines.test_backends import request
 from tests.make import with_cases
 
-OPTIONS = {"sampled": False, "log": Path(os.devnull)}
+OPTIONS = {"has_sampled_requests": False, "log_path": Path(os.devnull)}
 
 
 def make_requests(count, *, size=3):
@@ -174,7 +174,7 @@ def test_where_one_gpu_is_bad_and_the_good_engine_is_lost_later_engines_are_star
     bad = dict.fromkeys(range(1, 5), ModelError("no memory on GPU 1"))
     carrier = FakeCarrier(sequences=2, at_once=1, load=bad, fail={20: EngineError("killed")})
     generate(carrier, 40)
-    assert carrier.engines[0].killed and 4 < len(carrier.engines) <= 1 + 2 * FRUITLESS_STARTS
+    assert carrier.engines[0].killed and 4 < len(carrier.engines) <= 1 + 2 * MOST_FRUITLESS_STARTS
     stderr = capsys.readouterr().err
     assert "an engine is lost; 1 left. no memory" in stderr and f"{REPLACED}killed" in stderr
 
@@ -205,7 +205,7 @@ def test_a_request_that_kills_every_engine_ends_the_run_with_its_cause():
         for pairs in EnginePool(carrier, 2).stream(make_requests(30)):
             finished += [completion.text for _, completion in pairs]
     assert len(finished) == len(set(finished)) > 5  # each sample that finished before is there once
-    assert len(carrier.engines) <= 2 * (1 + FRUITLESS_STARTS)
+    assert len(carrier.engines) <= 2 * (1 + MOST_FRUITLESS_STARTS)
 
 
 @with_cases
@@ -249,7 +249,7 @@ def test_gpus_of_one_machine_or_cores_bound_the_engines(
     monkeypatch, gpus, cores, gpus_of_engine, fit, too_many
 ):
     carrier, arguments = FakeCarrier(), {"tensor_parallel_size": gpus_of_engine}
-    carrier.gpus, carrier.cores = gpus, cores
+    carrier.gpu_counts, carrier.core_count = gpus, cores
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
     for engines in fit:
         open_engines(arguments, engines, request_count=1000, **OPTIONS)
@@ -266,7 +266,7 @@ def test_if_a_model_is_compiled_one_engine_loads_it_before_the_others_start(
 ):
     """The first engine fails."""
     carrier = FakeCarrier(at_once=1, load={0: ModelError("killed")})
-    carrier.gpus, carrier.cores = [3], 1
+    carrier.gpu_counts, carrier.core_count = [3], 1
     monkeypatch.setattr(ray_carrier, "RayCarrier", lambda *_, **__: carrier)
     pool = open_engines({"enforce_eager": eager}, "auto", request_count=9, **OPTIONS)
     counts = [len(carrier.engines) for _ in pool.stream(make_requests(9))]
@@ -295,7 +295,7 @@ def test_a_ray_that_does_not_start_is_one_line_and_a_cluster_is_tried_once(
     ray_carrier.os.environ.update(environment)
     message = rf"cannot be used \(RAY_ADDRESS: {address}\): {message}"
     with pytest.raises(EngineError, match=message):
-        ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
+        ray_carrier.RayCarrier({}, gpus_per_engine=1, **OPTIONS)
     once = fake_ray.environment_at_start.get("RAY_gcs_server_port_wait_time_s")
     assert once == ("1" if "RAY_ADDRESS" in environment else None)
 
@@ -304,7 +304,7 @@ def test_a_ray_that_fails_after_its_start_is_stopped(fake_ray):
     fake_ray.init = lambda **_: None
     fake_ray.nodes.side_effect = RuntimeError("no GCS")
     with pytest.raises(RuntimeError, match="no GCS"):
-        ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
+        ray_carrier.RayCarrier({}, gpus_per_engine=1, **OPTIONS)
     fake_ray.shutdown.assert_called_once_with()
 
 
@@ -328,8 +328,8 @@ def test_an_engine_has_the_number_of_threads_that_the_run_began_with(
     actor.load.remote = lambda *arguments: ray_carrier.EngineActor().load(*arguments)
     if threads:
         environment["OMP_NUM_THREADS"] = threads
-    carrier = ray_carrier.RayCarrier({}, engine_gpus=1, **OPTIONS)
+    carrier = ray_carrier.RayCarrier({}, gpus_per_engine=1, **OPTIONS)
     environment["OMP_NUM_THREADS"] = "1"  # Ray's, in the actor
     carrier.start()
     carrier.close()
-    assert thread_counts == [threads] and carrier.gpus == [] and carrier.cores == 500
+    assert thread_counts == [threads] and carrier.gpu_counts == [] and carrier.core_count == 500

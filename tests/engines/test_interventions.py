@@ -25,7 +25,7 @@ from harness.engines.interventions.hugging_face_reference import ReferenceModel
 from harness.engines.interventions.intervention_check import (
     ask_reference,
     describe_agreement,
-    distance,
+    logprob_distance,
 )
 from harness.engines.interventions.open_layers import (
     opened_layers,
@@ -308,9 +308,7 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(
-        row=0, token_count=1, index=5, request=0, changes=[ON], recording=None, first_query=0
-    )
+    chunk = Chunk(0, 1, first_index=5, request_index=0, changes=[ON], recording=None, first_query=0)
     group = Group([[ON]])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
@@ -340,7 +338,7 @@ def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path
     # also if a shell started the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
     plan, _ = plan_requests(config([ARM], **PRODUCTS), 1)
-    monkeypatch.setattr(intervention_check, "_generate", partial(interrupt_and_answer, tmp_path))
+    monkeypatch.setattr(intervention_check, "_answer_arm", partial(interrupt_and_answer, tmp_path))
     monkeypatch.setattr(intervention_check, "_make_questions", lambda *_: {"arms": ["arm"]})
     with pytest.raises(KeyboardInterrupt):
         ask_reference(plan, print)
@@ -349,7 +347,7 @@ def test_an_interrupted_run_does_not_wait_for_an_answer_of_hugging_face(tmp_path
 
 @with_cases
 def test_answers_agree_until_a_near_tie(ours, theirs, expected):
-    assert distance(ours, theirs, 1e-3) == pytest.approx(expected)
+    assert logprob_distance(ours, theirs, 1e-3) == pytest.approx(expected)
 
 
 @with_cases
@@ -402,10 +400,12 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     ]
     worker = WorkerInterventions.__new__(WorkerInterventions)  # without a model
     worker._runner = SimpleNamespace(device=torch.device("cpu"), positions=torch.zeros(3))
-    worker._activation, worker._groups, worker.applied = torch.relu, {}, 0
-    worker._new_source, worker._sources = None, {(7,): {0: torch.tensor([0.0, 9.0])}}
+    worker._activation, worker._groups, worker.applied_rows = torch.relu, {}, 0
+    worker._new_outputs, worker._outputs_by_source = None, {(7,): {0: torch.tensor([0.0, 9.0])}}
     worker._chunks = [
-        Chunk(row, 1, index=5, request=row, changes=changes, recording=None, first_query=0)
+        Chunk(
+            row, 1, first_index=5, request_index=row, changes=changes, recording=None, first_query=0
+        )
         for row, changes in enumerate(lists)
     ]
     worker._group_chunks()
@@ -437,7 +437,7 @@ def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(
     engine_options, kernels, changes
 ):
     arguments = {**gpu_share(), **engine_options, **changes}
-    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+    with closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         facts = engine.facts()
         agreement = facts["interventions"]
         report(
@@ -466,7 +466,7 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
     arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
     expected = pytest.raises(ModelError, match=refusal) if refusal else nullcontext()
-    with expected, closing(VLLMEngine(arguments, sampled=False)) as engine:
+    with expected, closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         assert engine.facts()["interventions"]["largest"] < 1e-3
 
 
@@ -477,7 +477,7 @@ def test_an_arm_without_a_salt_of_its_own_gets_the_states_of_other_requests(
 ):
     monkeypatch.setattr(intervention_check, "hash_json", lambda values: "one for all")
     with pytest.raises(EngineError, match="does not answer as Hugging Face under interventions"):
-        VLLMEngine(engine_options, sampled=False)
+        VLLMEngine(engine_options, has_sampled_requests=False)
 
 
 @slow_engine
@@ -488,4 +488,4 @@ def test_a_hook_that_is_skipped_ends_the_run(engine_options, monkeypatch):
     monkeypatch.setattr(WorkerInterventions, "change_rows", lambda *_: None)
     message = r"interventions and recording reached \d+ of \d+ rows"
     with pytest.raises((EngineError, RuntimeError), match=message):
-        VLLMEngine(engine_options, sampled=False)
+        VLLMEngine(engine_options, has_sampled_requests=False)

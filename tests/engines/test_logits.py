@@ -42,7 +42,7 @@ def measure_differences(prompts):
     reference = load_eager(TOY_MODEL)
     arguments = {"pretrained": TOY_MODEL, **ARGUMENTS, "max_model_len": 1024, **gpu_share()}
     differences = []
-    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+    with closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         for prompt in prompts:
             logprobs = first_logprobs(engine, prompt)
             with torch.inference_mode():

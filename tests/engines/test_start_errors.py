@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.library_messages import STORED_ERROR_BYTES, NewMessages, library_log
+from harness.engines.library_messages import SEARCHED_LOG_BYTES, NewMessages, library_log
 from harness.engines.start_errors import (
     KNOWN_CAUSES,
     explain_start_error,
@@ -142,8 +142,8 @@ def test_the_messages_of_children_are_read_while_and_after_these_go_to_a_file(tm
     assert messages.read() == ""
     assert log.read_text() == "before\nearly\nlate\n"
     with log.open("a") as file:
-        file.write("x" * STORED_ERROR_BYTES + "end")
-    assert len(messages.read()) == STORED_ERROR_BYTES and messages.read().endswith("end")
+        file.write("x" * SEARCHED_LOG_BYTES + "end")
+    assert len(messages.read()) == SEARCHED_LOG_BYTES and messages.read().endswith("end")
     assert capfd.readouterr().err == "ours\n"
 
 

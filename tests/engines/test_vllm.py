@@ -57,6 +57,6 @@ def test_steps_are_taken_until_a_request_finishes_or_the_time_is_over(monkeypatc
     assert engine._take_steps() == ["finished"]
     assert engine.token_counts == [3]  # progress is known between two completions
     assert engine._take_steps() == ["finished later"]
-    monkeypatch.setattr(vllm_engine, "STEPS_SECONDS", 0.02)
+    monkeypatch.setattr(vllm_engine, "STEP_LOOP_SECONDS", 0.02)
     engine._engine = SimpleNamespace(step=lambda: time.sleep(0.01) or [])
     assert engine._take_steps() == []

@@ -206,7 +206,7 @@ def test_report_bfloat16_answers_that_differ_in_another_order_of_requests(
     }
     shuffled = random.Random(0).sample(requests, len(requests))
     alone = {}
-    with closing(VLLMEngine(arguments, sampled=False)) as engine:
+    with closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         first, again, other = (answer(engine, order) for order in (requests, requests, shuffled))
         for request in requests[:20]:
             alone |= answer(engine, [request])

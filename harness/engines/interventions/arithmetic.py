@@ -22,7 +22,7 @@ Change = Mapping[str, Any]
 """A change of a request, as `intervention_settings.resolve_interventions` makes it."""
 
 
-def changes_of(changes: Sequence[Change], layer: int, target: str) -> list[Change]:
+def select_changes(changes: Sequence[Change], layer: int, target: str) -> list[Change]:
     """The changes of a layer's target: one of TARGET_BY_KIND. There is at most one of attention."""
     return [
         change
@@ -36,17 +36,17 @@ class AttentionChanges:
     """Changes of the attention of several sequences, as tensors on the device.
 
     Attributes:
-        filler: [5, sequence, 1, 1] The index of the filler's first token; of the first token after
-            it in the prompt, which is the same for a phantom; the number of its phantom keys;
-            whether original tokens have less weight because of it; and whether its values are
-            added.
-        padded_size: The largest number of phantom keys. All sequences are padded to it.
+        filler: [5, sequence, 1, 1] The index of the filler's first token; the index of the first
+            token after it, where a phantom has no tokens in the prompt; the number of its phantom
+            keys; whether original tokens have less weight because of it; and whether its values
+            are added.
+        most_phantoms: The largest number of phantom keys. All sequences are padded to it.
         ranges: [range, 4, sequence, 1, 1] Tokens with weights: the index of the first, of the first
             token after them, of the first later token, and the logarithm of the weight.
     """
 
     filler: Tensor
-    padded_size: int
+    most_phantoms: int
     ranges: Tensor
 
 
@@ -57,23 +57,25 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
         changes: One for each sequence of the batch, in their order; equal ones may recur.
         device: The device of the tensors.
     """
-    rows = []
+    filler_rows = []
     for change in changes:
-        phantom_size, start = len(change.get("phantom", ())), change.get("start", 0)
-        end = start + (0 if phantom_size else change.get("size", 0))
-        rows.append((start, end, phantom_size, change.get("scale", True), change.get("bias", True)))
-    weights = [change.get("weights", []) for change in changes]
-    range_count = max(map(len, weights))
+        phantom_count, start = len(change.get("phantom", ())), change.get("start", 0)
+        end = start if phantom_count else start + change.get("size", 0)
+        filler_rows.append(
+            (start, end, phantom_count, change.get("scale", True), change.get("bias", True))
+        )
+    range_lists = [change.get("weights", []) for change in changes]
+    range_count = max(map(len, range_lists))
     # a weight of 1 changes nothing
-    padded = [ranges + [[0, 0, 0, 1]] * (range_count - len(ranges)) for ranges in weights]
+    padded_lists = [ranges + [[0, 0, 0, 1]] * (range_count - len(ranges)) for ranges in range_lists]
     # [sequence, range, value]; float32 represents positions exactly
-    table = np.array(padded, np.float32).reshape(len(changes), range_count, 4)
-    with np.errstate(divide="ignore"):  # of weight 0, which hides
-        table[..., 3] = np.log(table[..., 3])
+    range_table = np.array(padded_lists, np.float32).reshape(len(changes), range_count, 4)
+    with np.errstate(divide="ignore"):  # the logarithm of weight 0 is -inf, which hides a token
+        range_table[..., 3] = np.log(range_table[..., 3])
     return AttentionChanges(
-        filler=copy_to(device, rows).T[:, :, None, None],
-        padded_size=max(len(change.get("phantom", ())) for change in changes),
-        ranges=copy_to(device, table).permute(1, 2, 0)[..., None, None],
+        filler=copy_to(device, filler_rows).T[:, :, None, None],
+        most_phantoms=max(phantom_count for _, _, phantom_count, *_ in filler_rows),
+        ranges=copy_to(device, range_table).permute(1, 2, 0)[..., None, None],
     )
 
 
@@ -92,22 +94,26 @@ def attend_with_changes(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    factor: float,
-    indices: Tensor,
+    score_factor: float,
+    query_indices: Tensor,
     changes: AttentionChanges,
 ) -> Tensor:
-    """The output of causal attention whose weights are those of `weigh`.
+    """The output of causal attention whose weights are those of `changed_weights`.
 
-    The arguments are those of `weigh`, and `value`, in the shape of `key`. The result is
+    The arguments are those of `changed_weights`, and `value`, in the shape of `key`. The result is
     [sequence, token, head, unit] in float32.
     """
-    weights = weigh(query, key, factor, indices, changes)
+    weights = changed_weights(query, key, score_factor, query_indices, changes)
     # b sequence, h KV head, g query head of this KV head, t query, l key, d unit
-    return torch.einsum("bhgtl,bhld->bthgd", weights, _heads_first(value)).flatten(2, 3)
+    return torch.einsum("bhgtl,bhld->bthgd", weights, _move_heads_first(value)).flatten(2, 3)
 
 
-def weigh(
-    query: Tensor, key: Tensor, factor: float, indices: Tensor, changes: AttentionChanges
+def changed_weights(
+    query: Tensor,
+    key: Tensor,
+    score_factor: float,
+    query_indices: Tensor,
+    changes: AttentionChanges,
 ) -> Tensor:
     """The weights of changed attention, computed in float32.
 
@@ -117,33 +123,32 @@ def weigh(
 
     Args:
         query: [sequence, token, head, unit], of any dtype.
-        key: [sequence, position, head for keys, unit]; the last `changes.padded_size` positions are
-            phantoms, which are not in the prompt.
-        factor: The factor of scores.
-        indices: [sequence, token] The index of each query in its sequence.
+        key: [sequence, position, head for keys, unit]; the last `changes.most_phantoms` positions
+            are phantoms, which are not in the prompt.
+        score_factor: The factor of scores.
+        query_indices: [sequence, token] The index of each query in its sequence.
         changes: The sequences' changes.
 
     Returns:
         [sequence, head for keys, head of these, token, position] in float32.
     """
-    # [sequence, token, 1], against [position]
-    indices = indices[:, :, None]
-    positions = torch.arange(key.shape[1] - changes.padded_size, device=query.device)
-    phantoms = torch.arange(changes.padded_size, device=query.device)
-    start, end, phantom_sizes, has_scale, has_bias = changes.filler
-    is_after = indices >= end
-    is_phantom = (phantoms < phantom_sizes) & is_after
-    is_inside = (positions >= start) & (positions < end) & is_after
-    # [sequence, token, position]
-    log_weights = torch.where(positions <= indices, 0.0, -torch.inf)
-    for first, stop, later, log_weight in changes.ranges:
-        is_changed = (positions >= first) & (positions < stop) & (indices >= later)
-        log_weights = torch.where(is_changed, log_weight, log_weights)
-    phantom_logs = torch.where(is_phantom, 0.0, -torch.inf)
+    queries = query_indices[:, :, None]  # [sequence, token, 1]
+    keys = torch.arange(key.shape[1] - changes.most_phantoms, device=query.device)
+    phantoms = torch.arange(changes.most_phantoms, device=query.device)
+    start, end, phantom_counts, has_scale, has_bias = changes.filler
+    # all these masks are [sequence, token, position]
+    is_after_filler = queries >= end
+    is_phantom = (phantoms < phantom_counts) & is_after_filler
+    is_in_filler = (keys >= start) & (keys < end) & is_after_filler
+    log_weights = torch.where(keys <= queries, 0.0, -torch.inf)
+    for first, stop, first_later, log_weight in changes.ranges:
+        has_weight = (keys >= first) & (keys < stop) & (queries >= first_later)
+        log_weights = torch.where(has_weight, log_weight, log_weights)
+    phantom_log_weights = torch.where(is_phantom, 0.0, -torch.inf)
     weights = plain_weights(
-        query, key, factor, torch.cat([log_weights, phantom_logs], -1)[:, None, None]
+        query, key, score_factor, torch.cat([log_weights, phantom_log_weights], -1)[:, None, None]
     )
-    is_filler = torch.cat([is_inside, is_phantom], -1)[:, None, None]
+    is_filler = torch.cat([is_in_filler, is_phantom], -1)[:, None, None]
     weights = weights.masked_fill_(is_filler & (has_bias == 0)[:, None, None], 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
     # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
@@ -151,37 +156,37 @@ def weigh(
     return torch.where(is_filler, weights, weights / divisor)
 
 
-def plain_weights(query: Tensor, key: Tensor, factor: float, log_weights: Tensor) -> Tensor:
-    """The weights of attention, in the shape of those of `weigh`.
+def plain_weights(query: Tensor, key: Tensor, score_factor: float, log_weights: Tensor) -> Tensor:
+    """The weights of attention, in the shape of those of `changed_weights`.
 
     `log_weights` are added to the scores, to which they broadcast; -inf hides a key.
     """
     queries = query.float().view(*query.shape[:2], key.shape[2], -1, query.shape[3])
-    scores = torch.einsum("bthgd,bhld->bhgtl", queries, _heads_first(key)).mul_(factor)
+    scores = torch.einsum("bthgd,bhld->bhgtl", queries, _move_heads_first(key)).mul_(score_factor)
     return scores.add_(log_weights).softmax(-1)
 
 
-def _heads_first(states: Tensor) -> Tensor:
+def _move_heads_first(states: Tensor) -> Tensor:
     """[sequence, head, position, unit] in float32, in this order in memory for einsum."""
     return states.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
 
 
-def change_activations(activations: Tensor, positions: Tensor, intervention: Change) -> Tensor:
-    """Activations [token, unit] of an MLP, changed by an intervention; positions [token]."""
-    kind = intervention["kind"]
+def change_activations(activations: Tensor, positions: Tensor, change: Change) -> Tensor:
+    """Activations [token, unit] of an MLP, after a change; positions [token]."""
+    kind = change["kind"]
     if kind == "function":
-        changed: Tensor = load_change(intervention["file"])(
-            activations, positions, **intervention["arguments"]
+        changed_activations: Tensor = load_change(change["file"])(
+            activations, positions, **change["arguments"]
         )
     else:
-        changed = redistribute(
+        changed_activations = redistribute(
             activations.float(),
             positions,
-            intervention["share"],
-            sham=intervention["sham"],
-            seed=intervention["seed"],
+            change["share"],
+            sham=change["sham"],
+            seed=change["seed"],
         )
-    return changed.to(activations.dtype)
+    return changed_activations.to(activations.dtype)
 
 
 def change_outputs(outputs: Tensor, is_changed: Tensor, change: Change, source: Tensor) -> Tensor:
@@ -194,22 +199,24 @@ def change_outputs(outputs: Tensor, is_changed: Tensor, change: Change, source: 
         source: [unit] or [token, unit] The output in the same layer of the last token of the
             change's `source`.
     """
-    unchanged, replacement = outputs.float(), source.float()
-    # the numbers of position 0, for all tokens
+    own_outputs, source_outputs = outputs.float(), source.float()
+    source_norm = source_outputs.norm(dim=-1, keepdim=True)
+    # the same numbers for all tokens: those of position 0
     position = torch.zeros(1, device=source.device, dtype=torch.long)
-    (numbers,) = draw(position, source.shape[-1], change["seed"])
-    norm, order = replacement.norm(dim=-1, keepdim=True), numbers.argsort(stable=True)
+    (random_numbers,) = draw_numbers(position, source.shape[-1], change["seed"])
+    random_order = random_numbers.argsort(stable=True)
+    replacement = source_outputs
     if change["from"] == "random":
-        # normal numbers have no preferred direction; 0 and 1 would be infinite
-        direction = torch.special.ndtri(numbers.clamp(1e-6, 1 - 1e-6))
-        replacement = direction * norm / direction.norm()
+        # A vector of normal numbers has no preferred direction. 0 and 1 would become infinite.
+        direction = torch.special.ndtri(random_numbers.clamp(1e-6, 1 - 1e-6))
+        replacement = direction * source_norm / direction.norm()
     elif change["from"] == "permuted":
-        replacement = replacement[..., order]
+        replacement = source_outputs[..., random_order]
     elif change["from"] == "permuted_own":
-        replacement = unchanged[:, order]
+        replacement = own_outputs[:, random_order]
     elif change["from"] == "removed":
-        projection = (unchanged * replacement).sum(-1, keepdim=True) / norm**2 * replacement
-        replacement = unchanged - projection
+        dot_products = (own_outputs * source_outputs).sum(-1, keepdim=True)
+        replacement = own_outputs - dot_products / source_norm**2 * source_outputs
     return torch.where(is_changed[:, None], replacement.to(outputs.dtype), outputs)
 
 
@@ -226,37 +233,38 @@ def redistribute(
     Source:
         ARM of Shi et al., arXiv 2510.01032, with the statistics of a token in place of a prompt.
     """
-    units = activations.shape[-1]
-    small_count = max(1, round(share * units))
-    sizes, fractions = activations.abs(), draw(positions, units, seed)
+    unit_count = activations.shape[-1]
+    small_count = max(1, round(share * unit_count))
+    sizes, fractions = activations.abs(), draw_numbers(positions, unit_count, seed)
     # [token, unit] each token has its own threshold, because prompts come in chunks
     is_small = sizes <= sizes.kthvalue(small_count, -1, keepdim=True).values
-    ends = torch.where(
+    outer_ends = torch.where(
         activations >= 0,
-        activations.kthvalue(int(OUTWARD_QUANTILE * units), -1, keepdim=True).values,
+        activations.kthvalue(int(OUTWARD_QUANTILE * unit_count), -1, keepdim=True).values,
         activations.amin(-1, keepdim=True),
     )
-    steps = torch.where(is_small, ends * fractions - activations, 0)
+    steps = torch.where(is_small, outer_ends * fractions - activations, 0)
     if sham is not None:
-        ranks = sizes if sham == "inward" else draw(positions, units, seed + 1)
-        is_moved = ranks > ranks.kthvalue(units - small_count, -1, keepdim=True).values
+        # a sham moves the units with the largest of these numbers
+        numbers = sizes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
+        is_moved = numbers > numbers.kthvalue(unit_count - small_count, -1, keepdim=True).values
         sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
         if sham == "inward":
             sham_steps = -sham_steps
-        norms = sham_steps.norm(dim=-1, keepdim=True)
+        sham_norms = sham_steps.norm(dim=-1, keepdim=True)
         # activations that are zero have no sign, so a token may have none that a sham can move
-        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / norms).nan_to_num()
+        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / sham_norms).nan_to_num()
     return activations + steps
 
 
-def draw(positions: Tensor, units: int, seed: int) -> Tensor:
+def draw_numbers(positions: Tensor, unit_count: int, seed: int) -> Tensor:
     """Random numbers [token, unit] in [0, 1), the same in all batches, chunks and engines.
 
     They depend on the seed, the position and the unit alone.
     """
-    unit = torch.arange(units, device=positions.device)
+    units = torch.arange(unit_count, device=positions.device)
     # an integer hash, because torch's generators give other numbers on other devices
-    hashes = (positions[:, None] + 1) * 40503 + unit * 104729 + (seed + 1) * 12345
+    hashes = (positions[:, None] + 1) * 40503 + units * 104729 + (seed + 1) * 12345
     for shift in (13, 16, 11):
         hashes = ((hashes ^ (hashes >> shift)) * 1274126177) & 0x7FFFFFFF
     # float32 represents 24 bits exactly

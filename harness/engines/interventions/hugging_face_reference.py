@@ -17,8 +17,8 @@ from harness.engines.interventions.arithmetic import (
     attend_with_changes,
     change_activations,
     change_outputs,
-    changes_of,
     copy_to,
+    select_changes,
     tabulate_changes,
 )
 from harness.experiment.intervention_settings import find_gap
@@ -31,28 +31,28 @@ class ReferenceModel:
     """A model of Hugging Face's whose attention and activations a prompt's intervention changes.
 
     Args:
-        folder: The model's folder or hub name.
+        model_name: The model's folder or hub name.
         dtype: The type of its weights.
         layers: The layers, from 0, whose activations some intervention changes.
         revision: The revision on the hub.
     """
 
     def __init__(
-        self, folder: str, dtype: str, layers: Sequence[int], revision: str | None = None
+        self, model_name: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
         self._changes: Sequence[Mapping[str, Any]] = ()
         self._indices = self._positions = torch.zeros(0)
-        self._phantom: Sequence[Tensor] = ()
+        self._phantom_states: Sequence[Tensor] = ()
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
-        self._last_outputs: dict[int, Tensor] = {}
-        """By layer, the MLP's output on the last token of the last pass."""
-        self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
-        """The last outputs of the sources of changes."""
-        # no mask function is registered under this name, so no mask is made; all attention here is
-        # causal
+        self._last_output_by_layer: dict[int, Tensor] = {}
+        """By layer, the MLP's output for the last token of the last pass."""
+        self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
+        """The last outputs of each source, by its tokens."""
+        # Hugging Face makes no mask, because no mask function has this name. All attention here is
+        # causal without one.
         AttentionInterface.register(REFERENCE_ATTENTION, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
-            folder,
+            model_name,
             dtype=getattr(torch, dtype),
             attn_implementation=REFERENCE_ATTENTION,
             revision=revision,
@@ -61,10 +61,10 @@ class ReferenceModel:
             self.model.cuda()
         for layer in layers:
             activation = self.model.model.layers[layer].mlp.act_fn
-            activation.register_forward_hook(partial(self._change, layer))
+            activation.register_forward_hook(partial(self._change_activations, layer))
         for layer, block in enumerate(self.model.model.layers):
-            if hasattr(block, "mlp"):  # without it no outputs are changed
-                block.mlp.register_forward_hook(partial(self._change_output, layer))
+            if hasattr(block, "mlp"):  # a block without one has no outputs to change
+                block.mlp.register_forward_hook(partial(self._change_outputs, layer))
 
     @torch.no_grad()
     def generate(
@@ -74,7 +74,7 @@ class ReferenceModel:
         token_count: int,
     ) -> dict[str, Any]:
         """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._changes = ()
+        self._changes = ()  # sources are computed without changes
         for change in intervention or ():
             if source := change.get("source") or change.get("phantom"):
                 self._compute_source(source, change.get("start", 0))
@@ -93,12 +93,12 @@ class ReferenceModel:
             )
             cache, start = output.past_key_values, start + ids.shape[1]
             # in float32, whatever the model's type: leads of near-ties are small
-            best = output.logits[0, -1].float().log_softmax(-1).topk(2)
-            reply["tokens"].append(int(best.indices[0]))
-            reply["logprobs"].append(float(best.values[0]))
-            reply["leads"].append(float(best.values[0] - best.values[1]))
+            top_two = output.logits[0, -1].float().log_softmax(-1).topk(2)
+            reply["tokens"].append(int(top_two.indices[0]))
+            reply["logprobs"].append(float(top_two.values[0]))
+            reply["leads"].append(float(top_two.values[0] - top_two.values[1]))
             # the next pass has this token alone; all earlier ones are in the cache
-            ids = best.indices[:1][None]
+            ids = top_two.indices[:1][None]
         return reply
 
     def _compute_source(self, token_ids: Sequence[int], start: int) -> None:
@@ -107,27 +107,29 @@ class ReferenceModel:
         positions = start + torch.arange(ids.shape[1], device=ids.device)
         output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
         first_layer = output.past_key_values.layers[0]
-        self._phantom = [
+        self._phantom_states = [
             states.transpose(1, 2) for states in (first_layer.keys, first_layer.values)
         ]
-        self._sources[tuple(token_ids)] = {**self._last_outputs}
+        self._outputs_by_source[tuple(token_ids)] = {**self._last_output_by_layer}
 
-    def _change(self, layer: int, module: nn.Module, inputs: Any, activations: Tensor) -> Tensor:
+    def _change_activations(
+        self, layer: int, module: nn.Module, inputs: Any, activations: Tensor
+    ) -> Tensor:
         """Activations [1, token, unit] of a layer, changed if the intervention changes them."""
         changed = activations
-        for change in changes_of(self._changes, layer, "activations"):
+        for change in select_changes(self._changes, layer, "activations"):
             changed = change_activations(changed[0], self._positions, change)[None]
         return changed
 
-    def _change_output(self, layer: int, module: nn.Module, inputs: Any, outputs: Any) -> Any:
+    def _change_outputs(self, layer: int, module: nn.Module, inputs: Any, outputs: Any) -> Any:
         """Outputs [1, token, unit] of an MLP, changed if the intervention changes them."""
         changed = outputs
-        for change in changes_of(self._changes, layer, "outputs"):
-            source = self._sources[tuple(change["source"])][layer]
+        for change in select_changes(self._changes, layer, "outputs"):
+            source = self._outputs_by_source[tuple(change["source"])][layer]
             is_changed = torch.isin(self._indices, copy_to(outputs.device, change["tokens"]))
             changed = change_outputs(changed[0], is_changed, change, source)[None]
-        if isinstance(outputs, Tensor):  # experts may also return the choice of them
-            self._last_outputs[layer] = changed[0, -1].clone()
+        if isinstance(outputs, Tensor):  # an MLP of experts may also return their choice
+            self._last_output_by_layer[layer] = changed[0, -1].clone()
         return changed
 
     def _attention(
@@ -141,21 +143,18 @@ class ReferenceModel:
         **_: Any,
     ) -> tuple[Tensor, None]:
         layer: Any = module.layer_idx
-        if changes := changes_of(self._changes, layer, "attention"):
-            size = key.shape[2]
-            indices = torch.arange(size - query.shape[2], size, device=query.device)[None]
+        if changes := select_changes(self._changes, layer, "attention"):
+            key_count = key.shape[2]
+            indices = torch.arange(key_count - query.shape[2], key_count, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
             if changes[0].get("phantom"):
-                key = torch.cat([key, self._phantom[0]], 1)
-                value = torch.cat([value, self._phantom[1]], 1)
+                key = torch.cat([key, self._phantom_states[0]], 1)
+                value = torch.cat([value, self._phantom_states[1]], 1)
             tabulated = tabulate_changes(changes, query.device)
-            return attend_with_changes(query, key, value, scaling, indices, tabulated).to(
-                query.dtype
-            ), None
-        output: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, None, scaling=scaling
-        )
-        return output
+            attended = attend_with_changes(query, key, value, scaling, indices, tabulated)
+            return attended.to(query.dtype), None
+        attended, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
+        return attended, None
 
 
 load_reference = cache(ReferenceModel)

@@ -21,8 +21,8 @@ from harness.engines.interventions.open_layers import opened_layers
 from harness.errors import EngineError, ModelError, quote_error
 from harness.experiment.plan import Plan, hash_json
 
-ARM_PROMPTS, ARM_TOKENS = 8, 8
-"""The most prompts of each arm that Hugging Face answers too, and tokens of each answer. 12 arms
+MOST_ARM_PROMPTS, ANSWER_TOKENS = 8, 8
+"""The most prompts of an arm that Hugging Face answers too, and the tokens of each answer. 12 arms
 of SmolLM2 take a minute."""
 CHECKED_SHARE = 0.25
 """The share of an arm's prompts that Hugging Face answers in small runs, but at least 2 prompts."""
@@ -31,10 +31,7 @@ FLOAT32_BOUND, HALF_PRECISION_BOUND = 1e-3, 0.2
 float32 they differ by rounding alone: with SmolLM2 by up to 3e-5."""
 
 
-def ask_reference(
-    plan: Plan,
-    advance: Callable[[int, int], None],
-) -> JsonObject:
+def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject:
     """Have Hugging Face answer the first prompts of every arm.
 
     Args:
@@ -50,15 +47,14 @@ def ask_reference(
     questions = _make_questions(plan)
     replies: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
-    spawn = multiprocessing.get_context("spawn")
     with (
         end_processes_with_run(),
         started_processes() as processes,
-        ProcessPoolExecutor(1, spawn, die_with_parent) as executor,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), die_with_parent) as executor,
     ):
         try:
-            for name in questions["arms"]:
-                replies[name] = executor.submit(_generate, questions, name).result()
+            for arm_name in questions["arms"]:
+                replies[arm_name] = executor.submit(_answer_arm, questions, arm_name).result()
                 advance(len(replies), len(questions["arms"]))
         except KeyboardInterrupt:
             # otherwise the executor would wait for the arm that is being answered
@@ -72,7 +68,7 @@ def ask_reference(
     return {"questions": questions, "answers": replies}
 
 
-def _generate(questions: JsonObject, name: str) -> list[JsonObject]:
+def _answer_arm(questions: JsonObject, arm_name: str) -> list[JsonObject]:
     """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
     from harness.engines.interventions.hugging_face_reference import load_reference
 
@@ -80,46 +76,50 @@ def _generate(questions: JsonObject, name: str) -> list[JsonObject]:
     reference = load_reference(
         questions["model"], questions["dtype"], layers, questions["revision"]
     )
-    arm_questions = questions["arms"][name]
-    return [reference.generate(**question, token_count=ARM_TOKENS) for question in arm_questions]
+    arm_questions = questions["arms"][arm_name]
+    return [reference.generate(**question, token_count=ANSWER_TOKENS) for question in arm_questions]
 
 
-def count_checked(prompts: int) -> int:
-    """The number of prompts of an arm that Hugging Face answers too, of all prompts of the arm."""
-    return min(ARM_PROMPTS, max(2, round(CHECKED_SHARE * prompts)))
+def count_checked(prompt_count: int) -> int:
+    """The number of an arm's prompts that Hugging Face answers too."""
+    return min(MOST_ARM_PROMPTS, max(2, round(CHECKED_SHARE * prompt_count)))
 
 
 def _make_questions(plan: Plan) -> JsonObject:
     """The first prompts of every condition of the config."""
     config, arguments = plan.config, plan.model_arguments
-    arms: dict[str, list[JsonObject]] = {condition.name: [] for condition in config.conditions}
+    questions_by_arm: dict[str, list[JsonObject]] = {
+        condition.name: [] for condition in config.conditions
+    }
     for _, task, _, prompt in plan.rows:
         # a reference condition, such as a positive control, is not in the config
-        questions = arms.get(task.condition.name)
-        if questions is not None and len(questions) < count_checked(len(task.prompts)):
-            questions.append({"token_ids": prompt.token_ids, "intervention": prompt.intervention})
+        arm_questions = questions_by_arm.get(task.condition.name)
+        if arm_questions is not None and len(arm_questions) < count_checked(len(task.prompts)):
+            arm_questions.append(
+                {"token_ids": prompt.token_ids, "intervention": prompt.intervention}
+            )
     return {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
         "layers": opened_layers(config.interventions)["activations"],
-        "arms": arms,
+        "arms": questions_by_arm,
     }
 
 
 def salted_prompt(
-    token_ids: Sequence[int], intervention: Sequence[JsonObject] | None, recording: str = ""
+    token_ids: Sequence[int], intervention: Sequence[JsonObject] | None, recording_name: str = ""
 ) -> Any:
     """A prompt for vLLM, with a salt for its cache if it has an intervention or is recorded.
 
     Without the salt the cache would give it the states of another intervention. A recorded prompt
-    must be computed anew, so its recording has a name that no other has.
+    must be computed anew, so its salt has the recording's name, which no other recording has.
     """
     from vllm import TokensPrompt
 
     prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-    if intervention or recording:
-        prompt["cache_salt"] = hash_json([intervention, recording])
+    if intervention or recording_name:
+        prompt["cache_salt"] = hash_json([intervention, recording_name])
     return prompt
 
 
@@ -136,13 +136,13 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     from vllm.sampling_params import RequestOutputKind
 
     replies: dict[str, list[Any]] = {}
-    for name, questions in reference["questions"]["arms"].items():
-        replies[name] = [None] * len(questions)
-        for index, question in enumerate(questions):
+    for arm_name, arm_questions in reference["questions"]["arms"].items():
+        replies[arm_name] = [None] * len(arm_questions)
+        for index, question in enumerate(arm_questions):
             intervention = question["intervention"]
             parameters = SamplingParams(
                 temperature=0,
-                max_tokens=ARM_TOKENS,
+                max_tokens=ANSWER_TOKENS,
                 # no alternatives: only the log-probability of the chosen token is compared
                 logprobs=0,
                 # all answers then have as many tokens as the reference's
@@ -152,14 +152,14 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                 extra_args={PLUGIN: intervention} if intervention else None,
             )
             prompt = salted_prompt(question["token_ids"], intervention)
-            engine.add_request(f"{name} {index}", prompt, parameters)
+            engine.add_request(f"{arm_name} {index}", prompt, parameters)
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                name, _, index = output.request_id.rpartition(" ")
+                arm_name, _, index = output.request_id.rpartition(" ")
                 completion = output.outputs[0]
                 steps = zip(completion.logprobs, completion.token_ids, strict=True)
-                replies[name][int(index)] = {
+                replies[arm_name][int(index)] = {
                     "tokens": completion.token_ids,
                     "logprobs": [logprobs[token].logprob for logprobs, token in steps],
                 }
@@ -167,25 +167,25 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     return compare_with_reference(replies, reference)
 
 
-def distance(
-    reply: Mapping[str, Sequence[Any]], reference: Mapping[str, Sequence[Any]], bound: float
+def logprob_distance(
+    reply: Mapping[str, Sequence[Any]], expected_reply: Mapping[str, Sequence[Any]], bound: float
 ) -> float:
     """The largest difference of a log-probability of two greedy answers.
 
-    It is taken up to the first token that differs, and infinite if the reference has no near-tie
-    there.
+    It is taken up to the first token that differs, and infinite if the expected reply has no
+    near-tie there.
     """
     largest_difference = 0.0
-    columns = [reference[name] for name in ("tokens", "logprobs", "leads")]
-    steps = zip(reply["tokens"], reply["logprobs"], *columns, strict=True)
-    for token, logprob, reference_token, reference_logprob, lead in steps:
+    expected_columns = [expected_reply[name] for name in ("tokens", "logprobs", "leads")]
+    steps = zip(reply["tokens"], reply["logprobs"], *expected_columns, strict=True)
+    for token, logprob, expected_token, expected_logprob, lead in steps:
         # After two different tokens the answers have different prompts, so nothing more can be
         # compared.
-        if token != reference_token:
+        if token != expected_token:
             return largest_difference if lead <= bound else math.inf
-        if math.isnan(logprob):  # no number is larger, so the maximum would hide it
+        if math.isnan(logprob):  # `max` would drop it, because no comparison with NaN is true
             return math.inf
-        largest_difference = max(largest_difference, abs(logprob - reference_logprob))
+        largest_difference = max(largest_difference, abs(logprob - expected_logprob))
     return largest_difference
 
 
@@ -207,28 +207,29 @@ def compare_with_reference(
     """
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompt_counts, faults, largest_difference = {}, [], 0.0
-    for name, arm_replies in replies.items():
-        pairs = zip(arm_replies, reference["answers"][name], strict=True)
-        distances = [distance(reply, expected, bound) for reply, expected in pairs]
-        prompt_counts[name] = len(distances)
+    prompt_count_by_arm, disagreements, largest_difference = {}, [], 0.0
+    for arm_name, arm_replies in replies.items():
+        pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
+        distances = [logprob_distance(reply, expected, bound) for reply, expected in pairs]
+        prompt_count_by_arm[arm_name] = len(distances)
         largest_difference = max([largest_difference, *distances])
-        agreeing = sum(difference <= bound for difference in distances)
-        if agreeing < len(distances):
-            faults.append(f"{name} {agreeing} of {len(distances)}")
-    if faults:
+        agreeing_count = sum(difference <= bound for difference in distances)
+        if agreeing_count < len(distances):
+            disagreements.append(f"{arm_name} {agreeing_count} of {len(distances)}")
+    if disagreements:
         raise EngineError(
             "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
-            f"{', '.join(faults)}."
+            f"{', '.join(disagreements)}."
         )
-    return {"prompts": prompt_counts, "bound": bound, "largest": largest_difference}
+    return {"prompts": prompt_count_by_arm, "bound": bound, "largest": largest_difference}
 
 
 def describe_agreement(agreement: JsonObject) -> str:
     """A sentence on how close the engine's answers are."""
-    counts = agreement["prompts"].values()
-    most = max(counts)
+    prompt_counts = agreement["prompts"].values()
+    most_prompts = max(prompt_counts)
+    noun = "prompts" if most_prompts > 1 else "prompt"
     return (
-        f"{len(counts)} arms answer as in Hugging Face, {most} prompt{'s' * (most > 1)} each: "
+        f"{len(prompt_counts)} arms answer as in Hugging Face, {most_prompts} {noun} each: "
         f"log-probabilities differ by {agreement['largest']:.1g} at most."
     )

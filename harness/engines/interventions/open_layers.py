@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.engine_options import compilation_settings
-from harness.engines.engine_processes import OPERATION, PLUGIN
+from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import TARGET_BY_KIND, Intervention
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
@@ -16,10 +16,10 @@ from harness.experiment.run_config import RunConfig
 OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
 """Operations at which vLLM splits graphs unless `splitting_ops` is set. We set it, so they are
-listed here. Each names its layer: a graph that contains one would be compiled again for every
-layer."""
+listed here. Each contains the name of its layer, so a graph with one would be compiled again for
+every layer."""
 
-_UNSUPPORTED = {
+_FEATURE_BY_ARGUMENT = {
     "quantization": "quantised weights",
     "speculative_config": "speculation",
     "kv_cache_dtype": "a cache of another type",
@@ -27,8 +27,9 @@ _UNSUPPORTED = {
     "pipeline_parallel_size": "pipeline parallel",
     "worker_cls": "another worker class",
 }
-"""Model arguments that exclude open layers, unless they have a value of _UNUSED_VALUES."""
+"""The feature that a model argument switches on, and that excludes open layers."""
 _UNUSED_VALUES = (None, False, 1, "1", "auto")
+"""Values of these arguments that switch nothing on."""
 
 
 def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
@@ -36,10 +37,10 @@ def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonOb
 
     `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
     """
-    numbers: dict[str, set[int]] = {target: set() for target in TARGET_BY_KIND.values()}
+    layers_by_target: dict[str, set[int]] = {target: set() for target in TARGET_BY_KIND.values()}
     for intervention in chain.from_iterable(interventions.values()):
-        numbers[TARGET_BY_KIND[intervention.kind]].update(intervention.layer_indices)
-    return {kind: sorted(numbers[kind]) for kind in numbers}
+        layers_by_target[TARGET_BY_KIND[intervention.kind]].update(intervention.layer_indices)
+    return {target: sorted(layers_by_target[target]) for target in layers_by_target}
 
 
 def refuse_interventions(config: RunConfig) -> None:
@@ -64,71 +65,78 @@ def refuse_interventions(config: RunConfig) -> None:
     _refuse_arguments(arguments, opened_layers(config.interventions))
 
 
-def refuse_to_open(arguments: Mapping[str, Any], layers: JsonObject) -> None:
+def refuse_to_open(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> None:
     """Refuse a model whose layers cannot be opened, before it is loaded.
 
     Raises:
         ConfigError: an argument or the architecture excludes it, or the model has no such layer.
         ModelError: the model's config cannot be read.
     """
-    _refuse_arguments(arguments, layers)
+    _refuse_arguments(arguments, layers_by_use)
     import torch
     from transformers import AutoModelForCausalLM
 
-    name = str(arguments["pretrained"])
-    config = load_model_config(name, arguments)
+    model_name = str(arguments["pretrained"])
+    config = load_model_config(model_name, arguments)
     layer_count = config.num_hidden_layers
-    indices: set[int] = set().union(*layers.values())
-    last = max(indices, default=0)
-    if last >= layer_count:
-        raise ConfigError(f"Layer {last + 1} is requested, but the model has {layer_count} layers.")
+    layers: set[int] = set().union(*layers_by_use.values())
+    last_layer = max(layers, default=0)
+    if last_layer >= layer_count:
+        raise ConfigError(
+            f"Layer {last_layer + 1} is requested, but the model has {layer_count} layers."
+        )
     # without memory for weights: only the classes of the modules matter
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
     blocks = getattr(decoder, "layers", [None] * layer_count)
-    # a changed output of an MLP is computed from passes through all layers
-    checked_layers = range(layer_count) if layers.get("outputs") else sorted(indices)
-    for index in checked_layers:
-        if obstacle := _find_obstacle(config, index, blocks[index], arguments, layers):
+    # the output that replaces one of an MLP comes from a pass through all layers
+    checked_layers = range(layer_count) if layers_by_use.get("outputs") else sorted(layers)
+    for layer in checked_layers:
+        if obstacle := _find_obstacle(config, layer, blocks[layer], arguments, layers_by_use):
             raise ConfigError(
-                f"Layer {index + 1} of {name} cannot be opened: {config.model_type} has {obstacle}."
+                f"Layer {layer + 1} of {model_name} cannot be opened: {config.model_type} has "
+                f"{obstacle}."
             )
 
 
 def _find_obstacle(
-    config: Any, index: int, block: Any, arguments: Mapping[str, Any], layers: JsonObject
+    config: Any, layer: int, block: Any, arguments: Mapping[str, Any], layers_by_use: JsonObject
 ) -> str | None:
     """The property of a layer that excludes opening it; None if there is none.
 
-    `block` is the layer, and None if the model has no `model.layers`.
+    `block` is the layer's module, and None if the model has no `model.layers`.
     """
     attention = getattr(block, "self_attn", None)
-    changes = any(layers.get(target) for target in TARGET_BY_KIND.values())
-    context = int(arguments.get("max_model_len") or config.max_position_embeddings)
-    window = getattr(config, "sliding_window", None)
-    is_windowed = getattr(config, "use_sliding_window", True) and window and window < context
+    has_changes = any(layers_by_use.get(target) for target in TARGET_BY_KIND.values())
+    max_length = int(arguments.get("max_model_len") or config.max_position_embeddings)
+    has_windows = getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) if has_windows else None
     has_activation = hasattr(getattr(block, "mlp", None), "act_fn")
-    obstacles = {
+    is_present_by_obstacle = {
         "no `self_attn` in `model.layers`": attention is None,
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
         "no `mlp`, whose output is changed": (
-            index in layers.get("outputs", ()) and not hasattr(block, "mlp")
+            layer in layers_by_use.get("outputs", ()) and not hasattr(block, "mlp")
         ),
         "no `mlp.act_fn`, which changed activations need": (
-            index in layers["activations"] and not has_activation
+            layer in layers_by_use["activations"] and not has_activation
         ),
-        f"sliding windows of {window} tokens, and model.model_args.max_model_len is {context}": (
-            changes and is_windowed
+        f"sliding windows of {window} tokens, and model.model_args.max_model_len is {max_length}": (
+            has_changes and window and window < max_length
         ),
     }
-    return next((obstacle for obstacle, exists in obstacles.items() if exists), None)
+    return next(
+        (obstacle for obstacle, is_present in is_present_by_obstacle.items() if is_present), None
+    )
 
 
-def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequence[int]]) -> None:
-    for name, feature in _UNSUPPORTED.items():
+def _refuse_arguments(
+    arguments: Mapping[str, Any], layers_by_use: Mapping[str, Sequence[int]]
+) -> None:
+    for name, feature in _FEATURE_BY_ARGUMENT.items():
         value = arguments.get(name)
         # in Python True equals 1, but 1 is a default of sizes, not of switches
         if value is True or value not in _UNUSED_VALUES:
@@ -136,30 +144,31 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers: Mapping[str, Sequenc
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
                 f"{feature}."
             )
-    if layers["activations"] and arguments.get("tensor_parallel_size") not in _UNUSED_VALUES:
+    if layers_by_use["activations"] and arguments.get("tensor_parallel_size") not in _UNUSED_VALUES:
         raise ConfigError(
             "Changed activations need all units of a layer on one GPU: remove tensor_parallel_size."
         )
 
 
-def open_layers(options: JsonObject, layers: JsonObject) -> None:
+def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     """Fill in the engine arguments that interventions need.
 
     A compiled model is stored under a hash of the arguments, in which only `additional_config` has
     these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use
     graphs that are split at attention and at our own operation: see
-    `WorkerInterventions.may_use_full_graph`. vLLM
-    uses full graphs only for steps in which all requests decode.
+    `WorkerInterventions.may_use_full_graph`. vLLM uses full graphs only for steps in which all
+    requests decode.
     """
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # the hooks are the V1 runner's
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # our hooks replace methods of the V1 runner
     options["worker_cls"] = OPEN_WORKER
-    options["additional_config"] = {**(options.get("additional_config") or {}), PLUGIN: layers}
+    user_config = options.get("additional_config") or {}
+    options["additional_config"] = {**user_config, PLUGIN: layers_by_use}
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 
-        operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, OPERATION]
+        split_operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, CHANGE_OPERATION]
         options["compilation_config"] = {
-            "splitting_ops": operations,
+            "splitting_ops": split_operations,
             **compilation_settings(options),
             "cudagraph_mode": "FULL_AND_PIECEWISE",
         }

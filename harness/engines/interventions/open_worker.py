@@ -30,7 +30,7 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
 
     def mless_check_rows(self) -> None:
         """Raise RuntimeError if rows were skipped."""
-        self._interventions.check()
+        self._interventions.check_rows()
 
     def mless_take_attention(self) -> dict[str, Any]:
         """The attention of complete prompts: see `vllm_worker.WorkerInterventions`."""

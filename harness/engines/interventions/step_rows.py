@@ -24,60 +24,58 @@ class Recording:
 
     Attributes:
         sets: Sets of queries [set, token]; see `Request.query_sets`.
+        token_count: The number of tokens of the prompt.
         query_count: The number of queries that have come.
         sums: [layer, set, head, key] The sums over these queries, on the device.
     """
 
     def __init__(self, sets: Sequence[Sequence[int]], layer_count: int) -> None:
         self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
+        self.token_count = self.sets.shape[1]
+        # the other sizes and the device of the sums are known when the first sums come
         self.sums = torch.empty(layer_count, 0)
-        self._keys: dict[int, Tensor] = {}
+        self._keys_by_layer: dict[int, Tensor] = {}
 
-    def __len__(self) -> int:
-        return int(self.sets.shape[1])
+    def add_keys(self, layer: int, new_keys: Tensor, start: int) -> Tensor:
+        """Store the keys of the tokens from `start` on; return all keys of the prompt so far."""
+        stop = start + len(new_keys)
+        # a prompt in one chunk needs no copy
+        if not start and stop == self.token_count:
+            return new_keys
+        if layer not in self._keys_by_layer:
+            self._keys_by_layer[layer] = new_keys.new_zeros(self.token_count, *new_keys.shape[1:])
+        self._keys_by_layer[layer][start:stop] = new_keys
+        return self._keys_by_layer[layer][:stop]
 
-    def keys(self, layer: int, key: Tensor, index: int) -> Tensor:
-        """The prompt's keys from its start to the end of `key`, whose first token is at `index`.
-
-        They are stored until the prompt is complete.
-        """
-        stop = index + len(key)
-        if not index and stop == len(self):
-            return key
-        if layer not in self._keys:
-            self._keys[layer] = key.new_zeros(len(self), *key.shape[1:])
-        self._keys[layer][index:stop] = key
-        return self._keys[layer][:stop]
-
-    def add(self, index: int, sums: Tensor) -> None:
+    def add_sums(self, layer_row: int, new_sums: Tensor) -> None:
         """Add the sums [set, head, key] of some queries in a layer; they have none for later keys.
 
-        `index` is that of the layer among those that are recorded.
+        `layer_row` is the row of the layer in `sums`.
         """
         if not self.sums.numel():
-            self.sums = sums.new_zeros(len(self.sums), *sums.shape[:2], len(self))
+            self.sums = new_sums.new_zeros(len(self.sums), *new_sums.shape[:2], self.token_count)
         # queries of an earlier chunk see no later keys, so their sums are shorter
-        self.sums[index, ..., : sums.shape[-1]] += sums
+        self.sums[layer_row, ..., : new_sums.shape[-1]] += new_sums
 
 
-@dataclass(slots=True)  # a frozen one takes three times as long, and a step makes hundreds
+@dataclass(slots=True)  # freezing them takes three times as long, and a step makes hundreds
 class Chunk:
     """The tokens of a step that belong to a request with an intervention or a recording.
 
     Attributes:
-        row: The row of the first token in the batch.
+        first_row: The row of the first token in the batch.
         token_count: The number of tokens.
-        index: The index of the first token in its sequence.
-        request: The request's index in the batch.
+        first_index: The index of the first token in its sequence.
+        request_index: The request's index in the batch.
         changes: The changes of the request's intervention.
         recording: The prompt's recording if any tokens are queries that have not come before.
         first_query: The index of the first such query.
     """
 
-    row: int
+    first_row: int
     token_count: int
-    index: int
-    request: int
+    first_index: int
+    request_index: int
     changes: Sequence[Change]
     recording: Recording | None
     first_query: int
@@ -95,8 +93,9 @@ class RecordedQueries:
     def __init__(self, chunk: Chunk, first: int, stop: int, device: torch.device) -> None:
         assert chunk.recording
         self.chunk, self.first, self.stop = chunk, first, stop
-        start = chunk.row - chunk.index
-        self.rows = slice(start + first, start + stop)
+        # the row that the first token of the sequence has or would have
+        sequence_row = chunk.first_row - chunk.first_index
+        self.rows = slice(sequence_row + first, sequence_row + stop)
         self.indices = torch.arange(first, stop, device=device)
         self.sets = copy_to(device, chunk.recording.sets[:, first:stop])
 
@@ -107,8 +106,8 @@ class Group:
     While the same requests decode, only their rows and indices change.
 
     Attributes:
-        lists: The changes of each request, up to the one that is made.
-        changes: The change of each request, of the same target in the same layers.
+        change_lists: The changes of each request, up to the one that is made.
+        changes: The change that is made for each request, of the same target in the same layers.
         phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
         rows: [request, token] The rows of the tokens in the batch.
         indices: [request, token] The index of each token in its sequence.
@@ -117,9 +116,9 @@ class Group:
     rows: Tensor
     indices: Tensor
 
-    def __init__(self, lists: Sequence[Sequence[Change]]) -> None:
-        self.lists = lists
-        self.changes = [changes[-1] for changes in lists]
+    def __init__(self, change_lists: Sequence[Sequence[Change]]) -> None:
+        self.change_lists = change_lists
+        self.changes = [change_list[-1] for change_list in change_lists]
         self.phantoms: Sequence[Tensor] = ()
 
     @cached_property
@@ -129,12 +128,13 @@ class Group:
 
     def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
         """Set the tokens of a step; all layers use the same tensors."""
-        columns = [(chunk.row, chunk.index, chunk.request) for chunk in chunks]
-        first_rows, first_indices, self._requests = copy_to(device, columns).T
-        tokens = torch.arange(chunks[0].token_count, device=device)
-        self.rows = first_rows[:, None] + tokens
-        self.indices = first_indices[:, None] + tokens
-        self._length = max(chunk.index for chunk in chunks) + chunks[0].token_count
+        starts = [(chunk.first_row, chunk.first_index, chunk.request_index) for chunk in chunks]
+        first_rows, first_indices, self._request_indices = copy_to(device, starts).T
+        token_count = chunks[0].token_count  # that of all chunks
+        offsets = torch.arange(token_count, device=device)
+        self.rows = first_rows[:, None] + offsets
+        self.indices = first_indices[:, None] + offsets
+        self._position_count = max(chunk.first_index for chunk in chunks) + token_count
         self._block_table: Tensor | None = None
 
     def slots(self, block_table: Tensor, block_size: int) -> Tensor:
@@ -144,8 +144,8 @@ class Group:
         """
         if self._block_table is not block_table:
             self._block_table = block_table
-            positions = torch.arange(self._length, device=block_table.device)
-            blocks = block_table[self._requests].long()[:, positions // block_size]
+            positions = torch.arange(self._position_count, device=block_table.device)
             # vLLM's cache has pages: the table names the block of each position
+            blocks = block_table[self._request_indices].long()[:, positions // block_size]
             self._slots = blocks * block_size + positions % block_size
         return self._slots

@@ -23,18 +23,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import LATER_SETS, OPERATION, PLUGIN, RECORD
+from harness.engines.engine_processes import CHANGE_OPERATION, LATER_SET_COUNT, PLUGIN, RECORD_KEY
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
     attend_with_changes,
     change_activations,
     change_outputs,
-    changes_of,
+    changed_weights,
     copy_to,
     plain_weights,
+    select_changes,
     tabulate_changes,
-    weigh,
 )
 from harness.engines.interventions.step_rows import Chunk, Group, RecordedQueries, Recording
 from harness.experiment.intervention_settings import TARGET_BY_KIND, find_gap
@@ -48,92 +48,96 @@ class WorkerInterventions:
     """The changes that are installed in a worker's model, and the rows of the current step.
 
     Attributes:
-        expected: The number of scheduled changes and recordings, by row and layer.
-        applied: The number of changes and recordings that were carried out.
+        expected_rows: The number of rows to change or record, each once for every such layer.
+        applied_rows: The number of those that were changed or recorded.
     """
 
-    def __init__(self, worker: Any, layers: Mapping[str, Any]) -> None:
-        self.expected = self.applied = 0
+    def __init__(self, worker: Any, layers_by_use: Mapping[str, Any]) -> None:
+        self.expected_rows = self.applied_rows = 0
         self._chunks: list[Chunk] = []
         self._groups: dict[Any, Group] = {}
         self._runner = worker.model_runner
         model = self._runner.get_model()
-        if hasattr(model, "get_language_model"):  # Gemma3-4b-it reads images too
+        # a model that also reads images, such as Gemma3-4b-it, contains a language model
+        if hasattr(model, "get_language_model"):
             model = model.get_language_model()
         # vLLM's classes return the decoder itself or a model that has one
         self._model, self._decoder = model, getattr(model, "model", model)
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
         self._recordings: dict[str, Recording] = {}
         self._recorded_queries: list[RecordedQueries] = []
-        self._taken_names: set[str] = set()
-        self._sent_sums: dict[str, Any] = {}
+        self._complete_names: set[str] = set()
+        """Names of recordings that were sent."""
+        self._location_by_name: dict[str, Any] = {}
+        """The arguments of `numpy.memmap` for the sums of each recording."""
         self._writer = ThreadPoolExecutor(1)
         self._writes: list[Future[BufferedWriter]] = []
-        self._sources: dict[tuple[int, ...], dict[int, Tensor]] = {}
+        self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
-        self._new_source: dict[int, Tensor] | None = None
-        self._phantoms: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
+        self._new_outputs: dict[int, Tensor] | None = None
+        """Those of the source that is being computed, by layer."""
+        self._phantom_states: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
         self._config = worker.vllm_config
-        self._block = self._config.cache_config.block_size
-        config = self._config.model_config.hf_text_config
-        self._layer_count = config.num_hidden_layers
+        self._block_size = self._config.cache_config.block_size
+        text_config = self._config.model_config.hf_text_config
+        self._layer_count = text_config.num_hidden_layers
         self._hook_runner()
-        self._changed_layers = {*layers["attention"]}
-        self._recorded_layers = [*layers.get("recorded", ())]
+        self._changed_layers = {*layers_by_use["attention"]}
+        self._recorded_layers = [*layers_by_use.get("recorded", ())]
         self._head_count = self._config.model_config.get_num_attention_heads(
             self._config.parallel_config
         )
-        self._set_count = layers.get("set_count", 0)
+        self._set_count = layers_by_use.get("set_count", 0)
         for layer in sorted(self._changed_layers.union(self._recorded_layers)):
-            self._open(layer)
-        for layer in layers["activations"]:
+            self._open_attention(layer)
+        for layer in layers_by_use["activations"]:
             mlp = self._decoder.layers[layer].mlp
             mlp.act_fn = _ChangedModule(mlp.act_fn, layer, is_activation=True)
-            name = getattr(config, "hidden_activation", None) or config.hidden_act
-            self._activation = ACT2FN[name]
-        for layer in layers.get("outputs", ()):
+            self._activation = ACT2FN[
+                getattr(text_config, "hidden_activation", None) or text_config.hidden_act
+            ]
+        for layer in layers_by_use.get("outputs", ()):
             block = self._decoder.layers[layer]
             if not hasattr(block, "mlp"):
                 raise RuntimeError(
-                    f"vLLM's {config.model_type} has no `mlp`, whose output is changed"
+                    f"vLLM's {text_config.model_type} has no `mlp`, whose output is changed"
                 )
             block.mlp = _ChangedModule(block.mlp, layer, is_activation=False)
         _installed[:] = [self]
 
     def _hook_runner(self) -> None:
-        # vLLM looks these methods up on the instance, so ours take their place for this worker
-        # alone
-        self._prepare = self._runner._prepare_inputs
+        # vLLM finds these methods in the instance, so ours replace them in this worker alone
+        self._prepare_as_vllm = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
         self._is_uniform_decode = self._runner._is_uniform_decode
         self._runner._is_uniform_decode = self.may_use_full_graph
 
-    def reserve_memory(self, available: int) -> int:
+    def reserve_memory(self, available_bytes: int) -> int:
         """The bytes that remain for vLLM's cache.
 
         Raises:
             RuntimeError: recording may need all of them.
         """
-        recording = self._count_recording_bytes() if self._recorded_layers else 0
-        if recording and available <= recording:
-            sizes = f"{recording / 2**30:.2f} GiB of {available / 2**30:.2f} GiB"
+        recording_bytes = self._count_recording_bytes() if self._recorded_layers else 0
+        if recording_bytes and available_bytes <= recording_bytes:
+            sizes = f"{recording_bytes / 2**30:.2f} GiB of {available_bytes / 2**30:.2f} GiB"
             raise RuntimeError(
                 f"attention recorded in {len(self._recorded_layers)} layers takes up to {sizes}"
             )
         # A changed layer's keys and values are stored twice: in vLLM's cache and here.
-        stored_layers = self._layer_count + len(self._changed_layers)
-        return int((available - recording) * self._layer_count / stored_layers)
+        stored_layer_count = self._layer_count + len(self._changed_layers)
+        return int((available_bytes - recording_bytes) * self._layer_count / stored_layer_count)
 
-    def prepare(self, scheduled: Any, counts: np.ndarray) -> Any:
+    def prepare(self, scheduled: Any, token_counts: np.ndarray) -> Any:
         """List the changes and recordings of the next step, and move positions after gaps."""
-        self.check()
+        self.check_rows()
         self._send_sums()
-        inputs = self._prepare(scheduled, counts)
-        self._list_chunks(counts)
+        inputs = self._prepare_as_vllm(scheduled, token_counts)
+        self._list_chunks(token_counts)
         self._compute_sources()
         self._group_chunks()
         self._list_recorded_queries()
-        self._move_positions(counts)
+        self._move_positions(token_counts)
         return inputs
 
     def may_use_full_graph(
@@ -148,55 +152,66 @@ class WorkerInterventions:
         options["force_uniform_decode"] = force_uniform_decode
         return bool(self._is_uniform_decode(*arguments, **options))
 
-    def _list_chunks(self, counts: np.ndarray) -> None:
-        self._chunks, stop = [], 0
+    def _list_chunks(self, token_counts: np.ndarray) -> None:
+        self._chunks, next_row = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
-        indices = batch.num_computed_tokens_cpu[: len(counts)].tolist()
-        # the rows of the requests follow one another, so each stop is the next request's first row
-        columns = zip(batch.req_ids, counts.tolist(), indices, strict=True)
-        for request, (name, token_count, index) in enumerate(columns):
-            row, stop = stop, stop + token_count
-            parameters = requests[name].sampling_params
-            extra = parameters.extra_args if parameters else None
-            if not extra:
+        first_indices = batch.num_computed_tokens_cpu[: len(token_counts)].tolist()
+        columns = zip(batch.req_ids, token_counts.tolist(), first_indices, strict=True)
+        for request_index, (request_id, token_count, first_index) in enumerate(columns):
+            first_row = next_row
+            next_row += token_count
+            parameters = requests[request_id].sampling_params
+            extra_arguments = parameters.extra_args if parameters else None
+            if not extra_arguments:
                 continue
-            changes = extra.get(PLUGIN, ())
-            recording, first = self._find_recording(extra.get(RECORD), index, token_count)
+            changes = extra_arguments.get(PLUGIN, ())
+            recording, first_query = self._advance_recording(
+                extra_arguments.get(RECORD_KEY), first_index, token_count
+            )
             if changes or recording:
                 self._chunks.append(
-                    Chunk(row, token_count, index, request, changes, recording, first)
+                    Chunk(
+                        first_row,
+                        token_count,
+                        first_index,
+                        request_index,
+                        changes,
+                        recording,
+                        first_query,
+                    )
                 )
                 layer_count = sum(len(change["layers"]) for change in changes)
-                self.expected += token_count * layer_count
+                self.expected_rows += token_count * layer_count
 
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose changes can be computed together.
 
-        These are equal with those before them, or change attention in the same layers. Groups have
-        the order of the requests' lists. A longer chunk is a separate group, so that memory is that
-        of one prompt.
+        Changes of attention must be in the same layers. Other changes must be equal, with those
+        that come before them in the lists of their requests. A longer chunk is a separate group, so
+        that memory is that of one prompt.
         """
-        kinds: list[Any] = []  # a list, because mappings have no hash for a set
+        # what the chunks of a group share; a list, because mappings have no hash for a set
+        traits: list[Any] = []
         pairs_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
         for chunk in self._chunks:
-            for count, change in enumerate(chunk.changes, 1):
+            for list_size, change in enumerate(chunk.changes, 1):
                 if not change["layers"]:
                     continue
-                changes = chunk.changes[:count]
-                kind = (
-                    change["layers"] if TARGET_BY_KIND[change["kind"]] == "attention" else changes
-                )
-                if kind not in kinds:
-                    kinds.append(kind)
-                key = count, kinds.index(kind), -1 if chunk.token_count == 1 else chunk.row
-                pairs_by_key.setdefault(key, []).append((chunk, changes))
+                change_list = chunk.changes[:list_size]
+                is_of_attention = TARGET_BY_KIND[change["kind"]] == "attention"
+                trait = change["layers"] if is_of_attention else change_list
+                if trait not in traits:
+                    traits.append(trait)
+                separate_row = -1 if chunk.token_count == 1 else chunk.first_row
+                key = list_size, traits.index(trait), separate_row
+                pairs_by_key.setdefault(key, []).append((chunk, change_list))
         last_groups, self._groups = self._groups, {}
-        # in the order of the requests' lists
+        # sorted, because a request's changes are made in the order of its list
         for key, pairs in sorted(pairs_by_key.items()):
-            chunks, lists = zip(*pairs, strict=True)
+            chunks, change_lists = zip(*pairs, strict=True)
             group = last_groups.get(key)
-            if not group or group.lists != lists:
-                group = Group(lists)
+            if not group or group.change_lists != change_lists:
+                group = Group(change_lists)
             group.start_step(chunks, self._runner.device)
             self._groups[key] = group
 
@@ -208,157 +223,166 @@ class WorkerInterventions:
         self._recorded_queries = []
         for chunk in self._chunks:
             if chunk.recording:
-                end = min(chunk.index + chunk.token_count, len(chunk.recording))
-                size = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
-                for first in range(chunk.first_query, end, size):
-                    stop = min(first + size, end)
+                end = min(chunk.first_index + chunk.token_count, chunk.recording.token_count)
+                most_queries = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
+                for first in range(chunk.first_query, end, most_queries):
+                    stop = min(first + most_queries, end)
                     queries = RecordedQueries(chunk, first, stop, self._runner.device)
                     self._recorded_queries.append(queries)
 
-    def _move_positions(self, counts: np.ndarray) -> None:
-        gaps = [(0, 0)] * len(counts)
+    def _move_positions(self, token_counts: np.ndarray) -> None:
+        gaps = [(0, 0)] * len(token_counts)
         for chunk in self._chunks:
-            gaps[chunk.request] = find_gap(chunk.changes)
+            gaps[chunk.request_index] = find_gap(chunk.changes)
         if any(size for _, size in gaps):
-            start, size = copy_to(self._runner.device, np.repeat(gaps, counts, axis=0)).T
+            starts, sizes = copy_to(self._runner.device, np.repeat(gaps, token_counts, axis=0)).T
             # In place: CUDA graphs read the positions at this address.
-            positions = self._runner.positions[: len(start)]
-            positions.copy_(add_gap(positions, start, size))
+            positions = self._runner.positions[: len(starts)]
+            positions.copy_(add_gap(positions, starts, sizes))
 
-    def _find_recording(
-        self,
-        options: Mapping[str, Any] | None,
-        index: int,
-        token_count: int,
+    def _advance_recording(
+        self, options: Mapping[str, Any] | None, first_index: int, token_count: int
     ) -> tuple[Recording | None, int]:
-        """The recording of a prompt if a step has new queries for it, and the first new query."""
-        if not options or index >= len(options["sets"][0]) or options["name"] in self._taken_names:
+        """Count the new queries of a step in their prompt's recording.
+
+        Returns:
+            The recording, None if the step has no new query for it, and the first new query.
+        """
+        if not options or options["name"] in self._complete_names:
+            return None, 0
+        if first_index >= len(options["sets"][0]):  # a generated token, which is not recorded
             return None, 0
         new_recording = Recording(options["sets"], len(self._recorded_layers))
         recording = self._recordings.setdefault(options["name"], new_recording)
-        first, stop = recording.query_count, min(index + token_count, len(recording))
-        if index > first:
+        first_query = recording.query_count
+        stop = min(first_index + token_count, recording.token_count)
+        if first_index > first_query:
             raise RuntimeError(
-                f"the attention of {index - first} tokens was not recorded, they came out of a "
-                "cache"
+                f"the attention of {first_index - first_query} tokens was not recorded, they came "
+                "out of a cache"
             )
-        if stop <= first:
-            return None, first
+        if stop <= first_query:  # all these tokens came before their prompt was preempted
+            return None, first_query
         recording.query_count = stop
-        self.expected += (stop - first) * len(self._recorded_layers)
-        return recording, first
+        self.expected_rows += (stop - first_query) * len(self._recorded_layers)
+        return recording, first_query
 
     def _count_recording_bytes(self) -> int:
         """The most memory that recording may take.
 
         These are the sums of a step's prompts and their copy, the keys of two prompts in chunks,
-        and weights.
+        and six copies of weights: see WEIGHTS_AT_ONCE.
         """
-        model, heads = self._config.model_config, self._head_count
-        keys = model.get_num_kv_heads(self._config.parallel_config)
-        longest, layers = model.max_model_len, len(self._recorded_layers)
-        tokens = self._config.scheduler_config.max_num_batched_tokens + longest
-        sums = 2 * layers * self._set_count * heads * tokens * torch.float32.itemsize
-        states = layers * 2 * longest * keys * model.get_head_size() * model.dtype.itemsize
-        weights = 6 * max(WEIGHTS_AT_ONCE, heads * longest) * torch.float32.itemsize
-        return int(sums + states + weights)
+        model, layer_count = self._config.model_config, len(self._recorded_layers)
+        longest_prompt = model.max_model_len
+        most_tokens = self._config.scheduler_config.max_num_batched_tokens + longest_prompt
+        sum_count = layer_count * self._set_count * self._head_count * most_tokens
+        kv_head_count = model.get_num_kv_heads(self._config.parallel_config)
+        key_numbers = layer_count * longest_prompt * kv_head_count * model.get_head_size()
+        weight_count = max(WEIGHTS_AT_ONCE, self._head_count * longest_prompt)
+        float_count = 2 * sum_count + 6 * weight_count
+        return int(float_count * torch.float32.itemsize + 2 * key_numbers * model.dtype.itemsize)
 
-    def check(self) -> None:
+    def check_rows(self) -> None:
         """Raise RuntimeError if rows were not changed or recorded that should have been."""
-        if self.expected != self.applied:
+        if self.expected_rows != self.applied_rows:
             raise RuntimeError(
-                f"interventions and recording reached {self.applied} of {self.expected} rows, the "
-                "rest skipped them"
+                f"interventions and recording reached {self.applied_rows} of {self.expected_rows} "
+                "rows, the rest skipped them"
             )
 
-    def _open(self, layer: int) -> None:
+    def _open_attention(self, layer: int) -> None:
         """Have a layer's attention computed again for the rows that an intervention changes."""
-        implementation = self._attention(layer).impl
+        implementation = self._attention_module(layer).impl
         original = implementation.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:
             result = original(*arguments, **options)
-            # layer, query, key, value, KV cache and metadata, which is None while vLLM measures its
-            # memory
+            # the arguments are the layer, query, key, value, KV cache and metadata
             _, query, key, value, _, metadata, *_ = arguments
+            # without metadata, vLLM only measures its memory
             if self._chunks and metadata is not None:
-                states, output = (query, key, value), options["output"]
-                self._attend(layer, states, metadata, output)
+                self._record_and_attend(layer, (query, key, value), metadata, options["output"])
             return result
 
         implementation.forward = forward
 
-    def _attention(self, layer: int) -> Any:
+    def _attention_module(self, layer: int) -> Any:
         """The attention of a layer in vLLM, after the projections, norms and positions."""
         return self._decoder.layers[layer].self_attn.attn
 
-    def _attend(self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor) -> None:
+    def _record_and_attend(
+        self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor
+    ) -> None:
+        """Record a layer's attention in this step, and write the changed rows over its output."""
         query, *new_states = states
         if layer in self._recorded_layers:
             for queries in self._recorded_queries:
                 self._record(layer, query, new_states[0], queries)
-        groups = self._groups_of(layer, "attention")
+        groups = self._select_groups(layer, "attention")
         if not groups:
             return
         if layer not in self._stored_states:
-            slots = self._runner.kv_cache_config.num_blocks * self._block
-            key, value = (tensor.new_zeros(slots, *tensor.shape[1:]) for tensor in new_states)
+            slot_count = self._runner.kv_cache_config.num_blocks * self._block_size
+            key, value = (tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in new_states)
             self._stored_states[layer] = key, value
-        # Requests without an intervention need not be stored, because the salt of one with an
-        # intervention excludes their cached blocks.
-        # All states are stored before any is read: a request may share blocks with another of this
-        # step.
+        # The states of requests without an intervention are not stored: because of its salt, no
+        # request with an intervention reads their blocks. All states are stored before any is read,
+        # because two requests of a step may share blocks.
         for group in groups:
             rows = group.rows.flatten()
             for stored, tensor in zip(self._stored_states[layer], new_states, strict=True):
                 stored[metadata.slot_mapping[rows]] = tensor[rows]
         for group in groups:
-            slots = group.slots(metadata.block_table, self._block)
+            slots = group.slots(metadata.block_table, self._block_size)
             key, value = (stored[slots] for stored in self._stored_states[layer])
-            if group.attention_changes.padded_size:
-                group.phantoms = group.phantoms or self._phantoms_of(group.changes, key)
+            if group.attention_changes.most_phantoms:
+                group.phantoms = group.phantoms or self._pad_phantoms(group.changes, key)
                 pairs = zip((key, value), group.phantoms, strict=True)
                 key, value = (torch.cat(pair, 1) for pair in pairs)
-            factor = self._attention(layer).impl.scale
+            score_factor = self._attention_module(layer).impl.scale
             attended = attend_with_changes(
-                query[group.rows], key, value, factor, group.indices, group.attention_changes
+                query[group.rows], key, value, score_factor, group.indices, group.attention_changes
             )
             shape = *group.rows.shape, *output.shape[1:]
             output[group.rows] = attended.view(shape).to(output.dtype)
-            self.applied += group.rows.numel()
+            self.applied_rows += group.rows.numel()
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
         """Add the attention of queries of this step, changed by their intervention."""
         chunk, recording = queries.chunk, queries.chunk.recording
         assert recording
-        key_count = min(chunk.token_count, len(recording) - chunk.index)
-        new_keys = key[chunk.row : chunk.row + key_count]
+        # without the keys of generated tokens, if the chunk has any
+        key_count = min(chunk.token_count, recording.token_count - chunk.first_index)
+        new_keys = key[chunk.first_row : chunk.first_row + key_count]
         # [1, token, head, unit]
-        query = query[None, queries.rows]
-        keys = recording.keys(layer, new_keys, chunk.index)[None, : queries.stop]
-        attention = self._attention(layer)
-        factor, window = attention.impl.scale, attention.sliding_window
-        if changes := changes_of(chunk.changes, layer, "attention"):
+        recorded_query = query[None, queries.rows]
+        keys = recording.add_keys(layer, new_keys, chunk.first_index)[None, : queries.stop]
+        attention = self._attention_module(layer)
+        score_factor, window = attention.impl.scale, attention.sliding_window
+        if changes := select_changes(chunk.changes, layer, "attention"):
             # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._phantoms_of(changes, keys)[0]], 1)
+            keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
             tabulated = tabulate_changes(changes, key.device)
-            weights = weigh(query, keys, factor, queries.indices[None], tabulated)
+            weights = changed_weights(
+                recorded_query, keys, score_factor, queries.indices[None], tabulated
+            )
         else:
-            # [query, key] how many tokens a key stands before a query
+            # [query, key] the number of tokens by which the key comes before the query
             distances = queries.indices[:, None] - torch.arange(queries.stop, device=key.device)
             is_visible = distances >= 0
             if window:
                 is_visible &= distances < window
             log_weights = torch.where(is_visible, 0.0, -torch.inf)
-            weights = plain_weights(query, keys, factor, log_weights)
+            weights = plain_weights(recorded_query, keys, score_factor, log_weights)
         # [head, query, key]
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
-        sums_with_own_token = queries.sets[LATER_SETS:] @ weights
+        sums_with_own_token = queries.sets[LATER_SET_COUNT:] @ weights
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
-        later_sums = queries.sets[:LATER_SETS] @ weights
+        later_sums = queries.sets[:LATER_SET_COUNT] @ weights
         sums = torch.cat([later_sums, sums_with_own_token], 1).transpose(0, 1)
-        recording.add(self._recorded_layers.index(layer), sums)
-        self.applied += len(queries.indices)
+        recording.add_sums(self._recorded_layers.index(layer), sums)
+        self.applied_rows += len(queries.indices)
 
     def _send_sums(self) -> None:
         """Have a thread write the sums of complete prompts to a file, while the next step runs.
@@ -368,26 +392,27 @@ class WorkerInterventions:
         names = [
             name
             for name, recording in self._recordings.items()
-            if recording.query_count == len(recording)
+            if recording.query_count == recording.token_count
         ]
         if not names:
             return
         file = open(os.memfd_create("attention"), "wb")
-        path, offset, sums = f"/proc/{os.getpid()}/fd/{file.fileno()}", 0, []
+        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        offset, flat_sums = 0, []
         for name in names:
-            tensor = self._recordings.pop(name).sums
-            self._sent_sums[name] = path, "float32", "r", offset, tuple(tensor.shape)
-            offset += tensor.nbytes
-            sums.append(tensor.flatten())
-        self._taken_names.update(names)  # a preempted request comes again, and is complete
+            sums = self._recordings.pop(name).sums
+            self._location_by_name[name] = path, "float32", "r", offset, tuple(sums.shape)
+            offset += sums.nbytes
+            flat_sums.append(sums.flatten())
+        self._complete_names.update(names)  # so that a preempted request is not recorded again
         # one copy, from a GPU to pinned memory
-        memory = torch.cat(sums).to("cpu", non_blocking=True)
-        copied = torch.cuda.current_stream().record_event() if memory.is_pinned() else None
+        copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
+        copy_end = torch.cuda.current_stream().record_event() if copy.is_pinned() else None
 
         def write() -> BufferedWriter:
-            if copied:
-                copied.synchronize()
-            memory.numpy().tofile(file)
+            if copy_end:
+                copy_end.synchronize()
+            copy.numpy().tofile(file)
             return file
 
         self._writes.append(self._writer.submit(write))
@@ -398,48 +423,50 @@ class WorkerInterventions:
         The arguments of `numpy.memmap`, by the recordings' names.
         """
         self._send_sums()
-        self._files = [write.result() for write in self._writes]  # open until the next call
+        self._files = [write.result() for write in self._writes]  # they stay open until then
         self._writes.clear()
-        locations, self._sent_sums = self._sent_sums, {}
+        locations, self._location_by_name = self._location_by_name, {}
         return locations
 
-    def _phantoms_of(self, changes: Sequence[Change], like: Tensor) -> Sequence[Tensor]:
+    def _pad_phantoms(self, changes: Sequence[Change], key: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [request, token, head, unit], padded to the longest filler.
 
-        See `experiment.intervention_settings.FillerIntervention.resolve`.
+        They have the shape and type of `key`: see
+        `experiment.intervention_settings.FillerIntervention.resolve`.
         """
         fillers = [(change.get("start", 0), tuple(change.get("phantom", ()))) for change in changes]
-        distinct = [*dict.fromkeys(fillers)]  # padding copies each, and many requests share one
-        indices = copy_to(like.device, [distinct.index(filler) for filler in fillers])
-        empty = like.new_empty(0, *like.shape[2:])
-        pairs = [self._phantoms.get(filler, (empty, empty)) for filler in distinct]
+        # each is padded once, because many requests share one
+        distinct_fillers = [*dict.fromkeys(fillers)]
+        indices = copy_to(key.device, [distinct_fillers.index(filler) for filler in fillers])
+        empty = key.new_empty(0, *key.shape[2:])
+        pairs = [self._phantom_states.get(filler, (empty, empty)) for filler in distinct_fillers]
         columns = map(list, zip(*pairs, strict=True))
         return [pad_sequence(column, batch_first=True)[indices] for column in columns]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of a layer, times `up`, over their rows."""
-        for group in self._groups_of(layer, "activations"):
+        for group in self._select_groups(layer, "activations"):
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
-            for change in changes_of(group.lists[0], layer, "activations"):
+            for change in select_changes(group.change_lists[0], layer, "activations"):
                 activations = change_activations(activations, positions, change)
             out[rows] = activations * up
-            self.applied += len(rows)
+            self.applied_rows += len(rows)
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs of a layer's MLP over their rows."""
-        if self._new_source is not None:
-            self._new_source[layer] = out[-1].clone()
-        for group in self._groups_of(layer, "outputs"):
-            rows, (change, *_) = group.rows.flatten(), group.changes
-            source = self._sources[tuple(change["source"])][layer]
+        if self._new_outputs is not None:
+            self._new_outputs[layer] = out[-1].clone()
+        for group in self._select_groups(layer, "outputs"):
+            rows, change = group.rows.flatten(), group.changes[0]
+            source = self._outputs_by_source[tuple(change["source"])][layer]
             is_changed = torch.isin(group.indices.flatten(), copy_to(out.device, change["tokens"]))
             out[rows] = change_outputs(out[rows], is_changed, change, source)
-            self.applied += len(rows)
+            self.applied_rows += len(rows)
 
     def _compute_sources(self) -> None:
-        """Compute the MLP outputs and the phantoms that changes of this step need, if none has yet.
+        """Compute the MLP outputs and phantoms that changes of this step need for the first time.
 
         The outputs are those of the last token of a source: the first token of a prompt, or a
         beginning whose states may be cached or in another chunk. Phantoms are not in the prompt. So
@@ -450,34 +477,39 @@ class WorkerInterventions:
         for change in chain.from_iterable(chunk.changes for chunk in self._chunks):
             token_ids = tuple(change.get("source") or change.get("phantom", ()))
             start = change.get("start", 0)
-            if not token_ids or (start, token_ids) in self._phantoms:
+            if not token_ids or (start, token_ids) in self._phantom_states:
                 continue
-            self._new_source, self._groups = {}, {}
+            self._new_outputs, self._groups = {}, {}
             ids = copy_to(self._runner.device, token_ids)
             blocks = self._decoder.layers
             for block in blocks:
                 block.self_attn.attn = _PlainAttention(block.self_attn.attn)
-            # the whole model, because the arguments of layers differ by family
+            # the whole model is called, because the arguments of its layers differ by family
             with set_forward_context(None, self._config, skip_compiled=True):
                 self._model(ids, start + torch.arange(len(ids), device=ids.device))
-            # Only Layer 1 has phantoms, whose input is the embedding of a token and nothing else.
-            self._phantoms[start, token_ids] = blocks[0].self_attn.attn.states
+            # Only Layer 1 can have phantoms: the inputs of later layers depend on other tokens.
+            self._phantom_states[start, token_ids] = blocks[0].self_attn.attn.states
             for block in blocks:
                 block.self_attn.attn = block.self_attn.attn.original
-            self._sources[token_ids], self._new_source = self._new_source, None
+            self._outputs_by_source[token_ids], self._new_outputs = self._new_outputs, None
 
-    def _groups_of(self, layer: int, target: str) -> list[Group]:
+    def _select_groups(self, layer: int, target: str) -> list[Group]:
         return [
-            group for group in self._groups.values() if changes_of(group.changes[:1], layer, target)
+            group
+            for group in self._groups.values()
+            if select_changes(group.changes[:1], layer, target)
         ]
 
 
 _installed: list[WorkerInterventions] = []
+"""The interventions of this process. The operation cannot get them, as it takes tensors only."""
 
 
-@torch.library.custom_op(OPERATION, mutates_args=("out",))
+@torch.library.custom_op(CHANGE_OPERATION, mutates_args=("out",))
 def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
-    out = out.flatten(0, -2)  # a view; Transformers' classes have a dimension for the batch
+    out = out.flatten(
+        0, -2
+    )  # a view, because outputs of Transformers' classes have a batch dimension
     for interventions in _installed:
         if gate_up is None:
             interventions.change_outputs(out, layer)
