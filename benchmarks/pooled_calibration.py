@@ -78,10 +78,10 @@ def simulate_study(study: Study, experiments: int, seed: int) -> StudyRates:
             changes.append(rng.binomial(study.k, after) - rng.binomial(study.k, before))
         samples = np.full((study.m, PROBLEMS), study.k)
         new = estimate_crossed(np.array(changes), samples, np.arange(PROBLEMS))
-        low, high = new.fixed.interval()
+        low, high = new.paired_difference.interval()
         new_low, new_high = new.interval()
         counts += (
-            new.fixed.p < 0.05,
+            new.paired_difference.p < 0.05,
             new.p < 0.05,
             low <= effects.mean() <= high,
             new_low <= 0 <= new_high,

@@ -100,7 +100,11 @@ MOST = 10**6
 
 TABLES: dict[str, dict[str, str]] = {
     "The comparison (`rows`; `mless.compare`)": baseline_comparison.COMPARISON_COLUMNS,
-    **{f"{side.heading} (`{side.key}`)": side.meanings for side in SIDE_TABLES if side.meanings},
+    **{
+        f"{side.heading} (`{side.key}`)": side.meaning_by_column
+        for side in SIDE_TABLES
+        if side.meaning_by_column
+    },
 }
 COLUMNS_INTRODUCTION = """# Columns of the tables
 

@@ -17,10 +17,10 @@ def heads(
     """Write one HTML file in which you choose a head and see which tokens it attends to."""
     from attention_probe.figures.trace_views import read_view
     from harness.display.report.attention_view import make_page
-    from harness.display.report.page_template import refuse_other_file
+    from harness.display.report.page_template import prepare_page_file
     from harness.runs.stored_files import clear_messages, write_whole
 
-    refuse_other_file(output)
+    prepare_page_file(output)
     page = make_page([read_view(path) for path in traces])
     with clear_messages(output):
         write_whole(output, page)

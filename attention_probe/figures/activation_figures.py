@@ -23,7 +23,7 @@ from attention_probe.traces import AttentionTraces, Trace
 from harness.array_types import Floats
 from harness.constants import BASELINE, STUDY_CONDITION
 from harness.display.figures import figure_style
-from harness.display.value_texts import LEVEL
+from harness.display.value_texts import LEVEL_TEXT
 from harness.experiment.conditions import contrast_name
 
 WITHOUT, WITH = _PAIR = (BASELINE, STUDY_CONDITION)
@@ -112,8 +112,8 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         )
     note = (
         f"n = {table['prompts'].min()} prompts a panel. a: activations in the first layer's MLP "
-        f"after its non-linearity, over the problem's tokens. {LEVEL} bootstrap intervals over "
-        f"prompts. Changes are relative, of the same prompts. {explanation}"
+        f"after its non-linearity, over the problem's tokens. {LEVEL_TEXT} bootstrap intervals "
+        f"over prompts. Changes are relative, of the same prompts. {explanation}"
     )
     all_heights = heights * len(config.models)
     with figure_style.drawing(0.6 + sum(all_heights), note) as figure:

@@ -63,7 +63,7 @@ def draw_figure(
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
             warning = "" if (bars["kind"] == "bar").all() else "published numbers"
-            stamp(axes, visible(config.bars.title, keep=""), warning)
+            stamp(axes, visible(config.bars.title, kept_characters=""), warning)
     return figure
 
 
@@ -179,7 +179,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
     # Below its bars each model has this many letters in a line: all bars together take four fifths
     # of the figure's width, and an inch has 72 points.
     letters = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
-    names = [textwrap.fill(visible(name, keep=""), letters) for name in models]
+    names = [textwrap.fill(visible(name, kept_characters=""), letters) for name in models]
     axes.set_xticks(range(len(models)), names)
     interval = "\n95 % score interval" if is_measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")

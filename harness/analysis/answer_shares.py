@@ -1,7 +1,7 @@
-"""The second values of the endpoint `answer_logprob`, in nats: the gold answer's share, and itself.
+"""The side table of the endpoint `answer_logprob`: share and log-probability of the gold answer.
 
-The log-probability of the gold answer alone says nothing about the right answer: a text before the
-question may make every answer likelier. So it has no verdict.
+Both are in nats. The log-probability has no verdict, because it alone does not tell whether the
+model knows the answer: a text before the question may make every answer likelier.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def answer_table(
     """
     if design.score != GOLD_FIRST:
         return comparison[:0]
-    shares, logprobs = (
+    share_comparison, logprob_comparison = (
         compare_outcomes(
             count_outcomes(samples, design.by, score),
             replace(design, score=score, margin=NATS_MARGIN),
@@ -43,9 +43,9 @@ def answer_table(
         for score in (ANSWER_SHARE, ANSWER_LOGPROB)
     )
     is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE, na=False)
-    return shares.assign(
-        answer_share=shares["accuracy"],
-        answer_logprob=logprobs["accuracy"],
-        logprob_difference=logprobs["difference"],
-        verdict=shares["verdict"].where(is_measured, comparison["verdict"]),
+    return share_comparison.assign(
+        answer_share=share_comparison["accuracy"],
+        answer_logprob=logprob_comparison["accuracy"],
+        logprob_difference=logprob_comparison["difference"],
+        verdict=share_comparison["verdict"].where(is_measured, comparison["verdict"]),
     )

@@ -130,18 +130,20 @@ class Design:
     def describe_role(self, model: str, row_name: str) -> Row:
         """The columns role and primary of a difference."""
         unregistered_rows = {
-            (name, self.name_row(contrast)) for name, contrast in self.unregistered
+            (model_name, self.name_row(contrast)) for model_name, contrast in self.unregistered
         }
         is_registered = (model, row_name) not in unregistered_rows
         is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
-        role = "tested" if is_registered and is_contrast else "exploratory"
+        role = "exploratory"
         if row_name in self.reference_conditions:
             role = "reference"
+        elif is_registered and is_contrast:
+            role = "tested"
         is_primary = self.primary is not None and row_name == self.name_row(self.primary)
         return {"role": role, "primary": is_primary and is_registered}
 
 
-_SAMPLE_COLUMNS = "model layout condition problem_id sample_index correct".split()
+_REQUIRED_COLUMNS = "model layout condition problem_id sample_index correct".split()
 """The columns that a frame of samples needs."""
 
 
@@ -174,9 +176,9 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
         >>> table[["condition", "baseline", "verdict"]].iloc[1].tolist()
         ['mless', 'wo', 'better']
     """
-    if missing := [name for name in _SAMPLE_COLUMNS if name not in frame]:
+    if missing_columns := [name for name in _REQUIRED_COLUMNS if name not in frame]:
         raise ConfigError(
-            f"The frame has no column {', '.join(missing)}. Of a table of scores "
+            f"The frame has no column {', '.join(missing_columns)}. Of a table of scores "
             "mless.Run.load(frame).samples makes such a frame."
         )
     design = Design(**options)
@@ -185,38 +187,41 @@ def compare(frame: pandas.DataFrame, **options: Any) -> pandas.DataFrame:
 
 def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.DataFrame:
     """The table of `compare`, from counted outcomes instead of samples."""
-    by_setting = group_by_setting(outcomes)
-    _refuse_unknown(by_setting, design)
+    outcomes_by_setting = group_by_setting(outcomes)
+    _refuse_unknown(outcomes_by_setting, design)
     rows: list[Row] = []
-    for by_condition in by_setting.values():
-        rows += _compare_conditions(by_condition, design)
+    for outcomes_by_condition in outcomes_by_setting.values():
+        rows += _compare_conditions(outcomes_by_condition, design)
     judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
-    model_column, layout_column, *columns = COMPARISON_COLUMNS
-    columns = [model_column, layout_column, *design.by, *columns]
-    types = dict.fromkeys(_COUNT_COLUMNS, "Int64") | dict.fromkeys(_BOOLEAN_COLUMNS, "boolean")
-    return pandas.DataFrame(rows, columns=columns).astype(types)
+    model_column, layout_column, *other_columns = COMPARISON_COLUMNS
+    columns = [model_column, layout_column, *design.by, *other_columns]
+    dtypes = dict.fromkeys(_COUNT_COLUMNS, "Int64") | dict.fromkeys(_BOOLEAN_COLUMNS, "boolean")
+    return pandas.DataFrame(rows, columns=columns).astype(dtypes)
 
 
-def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> list[Row]:
+def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Design) -> list[Row]:
     """The rows of one setting: all conditions, then contrasts with another baseline."""
     rows = []
-    pairs = {name: (name, design.baseline) for name in by_condition} | design.pair_contrasts()
-    for name, (condition, baseline_name) in pairs.items():
-        if condition not in by_condition or baseline_name not in by_condition:
+    pair_by_name = {name: (name, design.baseline) for name in outcomes_by_condition}
+    for name, (condition, baseline_name) in {**pair_by_name, **design.pair_contrasts()}.items():
+        replicates = outcomes_by_condition.get(condition)
+        baseline_replicates = outcomes_by_condition.get(baseline_name)
+        if not replicates or not baseline_replicates:
             continue
-        old, new = by_condition[baseline_name], by_condition[condition]
-        row = {**dict(new[0].setting), "condition": name, "baseline": baseline_name}
-        looks = design.looks.get(str(row["model"]), 1)
-        row |= {"margin": design.margin, "looks": looks, "role": "baseline"}
-        row |= measure_accuracy(new[0])
+        row = {**dict(replicates[0].setting), "condition": name, "baseline": baseline_name}
+        look_count = design.looks.get(str(row["model"]), 1)
+        row |= {"margin": design.margin, "looks": look_count, "role": "baseline"}
+        row |= measure_accuracy(replicates[0])
         if condition != baseline_name:
             row |= design.describe_role(str(row["model"]), name)
-            row |= _compare_pair(old[0], new[0], margin=design.margin, looks=looks)
-            row |= _compare_replicates(old, new)
+            row |= _compare_pair(
+                baseline_replicates[0], replicates[0], margin=design.margin, look_count=look_count
+            )
+            row |= _compare_replicates(baseline_replicates, replicates)
         rows.append(row)
     # all outcomes of a setting have the same score and chance
-    outcomes, *_ = next(iter(by_condition.values()))
-    chance = outcomes.chance if outcomes.score == GOLD_FIRST else None
+    first_outcomes, *_ = next(iter(outcomes_by_condition.values()))
+    chance = first_outcomes.chance if first_outcomes.score == GOLD_FIRST else None
     for row in rows:
         row["unmeasured"] = explain_unmeasured(
             row, rows, design.reference_conditions, chance=chance
@@ -224,33 +229,36 @@ def _compare_conditions(by_condition: OutcomesByCondition, design: Design) -> li
     return rows
 
 
-def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) -> Row:
+def _compare_pair(baseline: Outcomes, outcomes: Outcomes, *, margin: float, look_count: int) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
-    refuse_unpaired(old, new)
-    right, right_before = new.right_by_draw, old.right_by_draw
-    samples = old.samples_by_draw
-    gains, losses = _count_flips(old, new)
-    difference = estimate_over_draws(right - right_before, samples, old.clusters)
-    # Samples are not matched across conditions. So the mean is over all pairs, one sample of each
-    # condition, in which both are graded.
-    answered_changes = right * old.graded_by_draw - right_before * new.graded_by_draw
-    answered_difference = difference
-    if not new.has_numbers:
-        # a problem has samples**2 such pairs with each draw
-        answered_difference = estimate_over_draws(answered_changes, samples**2, old.clusters)
-    answered_columns = ("answered_difference", "answered_low", "answered_high")
-    # look j has the share 1 / j of alpha, as each look can find equivalence by chance
-    equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / looks)
+    refuse_unpaired(baseline, outcomes)
+    right_counts, baseline_counts = outcomes.right_by_draw, baseline.right_by_draw
+    sample_counts, clusters = baseline.samples_by_draw, baseline.clusters
+    gains, losses = _count_flips(baseline, outcomes)
+    difference = estimate_over_draws(right_counts - baseline_counts, sample_counts, clusters)
     margin_share = margin / 100
-    fewest_clusters = fewest_problems(margin_share)
-    if new.has_numbers:
+    if outcomes.has_numbers:
+        # numbers need no answer, so all samples count as answered
+        answered_difference = difference
         fewest_clusters = FEWEST_CLUSTERS_OF_NUMBERS
+    else:
+        # Samples are not matched across conditions. So the mean is over all pairs of a sample of
+        # each condition in which both are graded: samples**2 pairs of a problem with each draw.
+        gained_pairs = right_counts * baseline.graded_by_draw
+        lost_pairs = baseline_counts * outcomes.graded_by_draw
+        answered_difference = estimate_over_draws(
+            gained_pairs - lost_pairs, sample_counts**2, clusters
+        )
+        fewest_clusters = fewest_problems(margin_share)
+    answered_columns = ("answered_difference", "answered_low", "answered_high")
+    # look j at a growing run has the share 1 / j of alpha, as each can find equivalence by chance
+    equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / look_count)
     has_enough_clusters = difference.clusters >= fewest_clusters
     # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
     # the margin.
-    is_within = -margin_share < equivalence_low and equivalence_high < margin_share
+    is_within_margin = -margin_share < equivalence_low and equivalence_high < margin_share
     row = {
-        "draws": len(samples),
+        "draws": len(sample_counts),
         "p": difference.p,
         **to_points(difference),
         **to_points(answered_difference, answered_columns),
@@ -259,18 +267,18 @@ def _compare_pair(old: Outcomes, new: Outcomes, *, margin: float, looks: int) ->
         "equivalence_low": 100 * equivalence_low,
         "equivalence_high": 100 * equivalence_high,
         # a margin in points says nothing about numbers of another unit
-        "within_margin": is_within and has_enough_clusters and new.score != NUMBER,
-        "is_number": new.score in TABLE_NUMBERS,
+        "within_margin": is_within_margin and has_enough_clusters and outcomes.score != NUMBER,
+        "is_number": outcomes.score in TABLE_NUMBERS,
     }
-    # too few for the sign-flip test, so these columns get a t interval and no p
-    if new.has_numbers and not has_enough_clusters:
-        changes = 100 * (new.right - old.right) / old.samples
-        row["low"], row["high"] = t_interval(*average_clusters(changes, old.clusters))
+    # the sign-flip test errs on few numbers, so the row gets a t interval and no p
+    if outcomes.has_numbers and not has_enough_clusters:
+        differences = 100 * (outcomes.right_counts - baseline.right_counts) / baseline.sample_counts
+        row["low"], row["high"] = t_interval(*average_clusters(differences, clusters))
         row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)
     return row
 
 
-def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
+def _count_flips(baseline: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
     """Numbers of problems that change from wrong to right, and from right to wrong.
 
     With several samples per problem, both are means over the pairs of a sample before and a sample
@@ -281,46 +289,59 @@ def _count_flips(old: Outcomes, new: Outcomes) -> tuple[float, float]:
         The off-diagonal cells of McNemar (1947), doi:10.1007/BF02295996, averaged over the choice
         of samples.
     """
-    if new.has_numbers:
+    if outcomes.has_numbers:
         return math.nan, math.nan
-    samples = old.samples_by_draw
-    right, right_before = new.right_by_draw, old.right_by_draw
-    pairs = old.denominator * int(samples.max())
-    gains = ((samples - right_before) * right).sum() / pairs
-    losses = (right_before * (samples - right)).sum() / pairs
+    sample_counts = baseline.samples_by_draw
+    right_counts, baseline_counts = outcomes.right_by_draw, baseline.right_by_draw
+    pair_count = baseline.denominator * int(sample_counts.max())
+    gains = ((sample_counts - baseline_counts) * right_counts).sum() / pair_count
+    losses = (baseline_counts * (sample_counts - right_counts)).sum() / pair_count
     return float(gains), float(losses)
 
 
-def _compare_replicates(old: Sequence[Outcomes], new: Sequence[Outcomes]) -> Row:
+def _compare_replicates(
+    baseline_replicates: Sequence[Outcomes], replicates: Sequence[Outcomes]
+) -> Row:
     """The A/A columns: what changes if both sides are run again. Empty if a side was run once."""
-    if min(len(old), len(new)) < 2:
+    if min(len(baseline_replicates), len(replicates)) < 2:
         return {}
-    for repeated in (old[1], new[1]):
-        refuse_unpaired(old[0], repeated)
-    shift = (new[1].right - old[1].right) - (new[0].right - old[0].right)
-    flips = [sum(_count_flips(*side[:2])) for side in (old, new)]
+    first_run, repeat_run, *_ = replicates
+    baseline_run, baseline_repeat, *_ = baseline_replicates
+    refuse_unpaired(baseline_run, baseline_repeat)
+    refuse_unpaired(baseline_run, repeat_run)
+    changes = first_run.right_counts - baseline_run.right_counts
+    repeat_changes = repeat_run.right_counts - baseline_repeat.right_counts
+    flips = sum(_count_flips(first_run, repeat_run))
+    flips += sum(_count_flips(baseline_run, baseline_repeat))
     row: Row = {
-        "aa_difference": 100 * float(shift.mean()) / old[0].denominator,
-        "aa_flips": sum(flips) / len(flips),
+        "aa_difference": 100 * float((repeat_changes - changes).mean()) / first_run.denominator,
+        "aa_flips": flips / 2,
     }
-    before, after = old[1].changed_completions, new[1].changed_completions
-    if before and after:
-        row |= {"aa_changed": before[0] + after[0], "aa_samples": before[1] + after[1]}
+    counts, baseline_counts = repeat_run.completion_counts, baseline_repeat.completion_counts
+    if counts and baseline_counts:
+        row |= {
+            "aa_changed": counts[0] + baseline_counts[0],
+            "aa_samples": counts[1] + baseline_counts[1],
+        }
     return row
 
 
-def _refuse_unknown(by_setting: Mapping[Setting, OutcomesByCondition], design: Design) -> None:
+def _refuse_unknown(
+    outcomes_by_setting: Mapping[Setting, OutcomesByCondition], design: Design
+) -> None:
     """Refuse a setting without the baseline, and a contrast of a condition that no setting has."""
-    for setting, by_condition in by_setting.items():
-        if design.baseline not in by_condition:
+    for setting, outcomes_by_condition in outcomes_by_setting.items():
+        if design.baseline not in outcomes_by_condition:
             location = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(
                 f"{location}: no baseline condition {design.baseline!r} among "
-                f"{list_first([*by_condition], 6)}. Name one of them as --baseline."
+                f"{list_first([*outcomes_by_condition], 6)}. Name one of them as --baseline."
             )
-    conditions = set().union(*by_setting.values())
+    conditions = set().union(*outcomes_by_setting.values())
     for pair in design.pair_contrasts().values():
         for name in pair:
             if name not in conditions:
-                near = list_near(name, sorted(conditions))
-                raise ComparisonError(f"There is no condition {name!r}: expected one of {near}.")
+                suggestions = list_near(name, sorted(conditions))
+                raise ComparisonError(
+                    f"There is no condition {name!r}: expected one of {suggestions}."
+                )

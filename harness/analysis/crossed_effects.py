@@ -35,41 +35,41 @@ class CrossedDifference:
     """The mean difference if prompts and problems are both samples of larger populations.
 
     Attributes:
-        fixed: The difference for these prompts only. No interval is shorter than the interval of
-            `fixed`, and no p-value is below its p-value: sign flips allow for changes that no
+        paired_difference: The difference for these prompts only. No interval is shorter than its
+            interval, and no p-value is below its p-value: sign flips allow for changes that no
             problem of the sample has, and a variance does not.
         standard_error: Standard error of the mean.
-        freedom: Degrees of freedom of the standard error.
+        degrees_of_freedom: Degrees of freedom of the standard error.
     """
 
-    fixed: PairedDifference
+    paired_difference: PairedDifference
     standard_error: float
-    freedom: float
+    degrees_of_freedom: float
 
     @property
     def difference(self) -> float:
         """The mean over problems, as a share."""
-        return self.fixed.difference
+        return self.paired_difference.difference
 
     @property
     def clusters(self) -> int:
         """The number of clusters."""
-        return self.fixed.clusters
+        return self.paired_difference.clusters
 
     @property
     def p(self) -> float:
         """Two-sided p-value of the true mean being 0."""
         if not self.standard_error:
-            return self.fixed.p
+            return self.paired_difference.p
         t = abs(self.difference) / self.standard_error
-        return max(self.fixed.p, 2 * float(stdtr(self.freedom, -t)))
+        return max(self.paired_difference.p, 2 * float(stdtr(self.degrees_of_freedom, -t)))
 
     def interval(self, level: float = 1 - ALPHA) -> tuple[float, float]:
         """The interval of the mean: 0 is outside exactly if p is below 1 - `level`."""
-        low, high = self.fixed.interval(level)
-        reach = float(stdtrit(self.freedom, (1 + level) / 2)) * self.standard_error
-        low = min(low, self.difference - reach)
-        high = max(high, self.difference + reach)
+        low, high = self.paired_difference.interval(level)
+        half_length = float(stdtrit(self.degrees_of_freedom, (1 + level) / 2)) * self.standard_error
+        low = min(low, self.difference - half_length)
+        high = max(high, self.difference + half_length)
         return max(-1.0, low), min(1.0, high)
 
 
@@ -84,50 +84,61 @@ def to_points(
     return {column: 100 * share for column, share in zip(columns, shares, strict=True)}
 
 
-def estimate_over_draws(changes: Integers, samples: Integers, clusters: Integers) -> Difference:
+def estimate_over_draws(
+    changes: Integers, sample_counts: Integers, clusters: Integers
+) -> Difference:
     """The difference between two conditions; for new draws of examples if there are enough draws.
 
     Args:
         changes: [draw, problem] Right samples under a condition less those under the baseline.
-        samples: [draw, problem] Samples under each of the two.
+        sample_counts: [draw, problem] Samples under each of the two.
         clusters: See `paired_tests.average_clusters`.
     """
     if len(changes) >= FEWEST_DRAWS:
-        return estimate_crossed(changes, samples, clusters)
+        return estimate_crossed(changes, sample_counts, clusters)
     return estimate_difference(
-        changes.sum(axis=0), int(samples.sum(axis=0).max()), clusters=clusters
+        changes.sum(axis=0), int(sample_counts.sum(axis=0).max()), clusters=clusters
     )
 
 
-def estimate_crossed(changes: Integers, samples: Integers, clusters: Integers) -> CrossedDifference:
+def estimate_crossed(
+    changes: Integers, sample_counts: Integers, clusters: Integers
+) -> CrossedDifference:
     """The mean difference for new prompts and new problems.
 
     Args:
         changes: [prompt, problem] Right samples under a condition less those under the baseline.
-        samples: [prompt, problem] Samples under each of the two; 0 where a prompt did not ask a
-            problem. The sum over prompts is the same for all problems.
+        sample_counts: [prompt, problem] Samples under each of the two; 0 where a prompt did not ask
+            a problem. The sum over prompts is the same for all problems.
         clusters: See `paired_tests.average_clusters`.
     """
-    repeats = int(samples.sum(axis=0).max())
-    fixed = estimate_difference(changes.sum(axis=0), repeats, clusters=clusters)
-    standard_error, freedom = measure_error(changes, samples, clusters)
-    return CrossedDifference(fixed=fixed, standard_error=standard_error, freedom=freedom)
+    repeats = int(sample_counts.sum(axis=0).max())
+    paired_difference = estimate_difference(changes.sum(axis=0), repeats, clusters=clusters)
+    standard_error, degrees_of_freedom = measure_error(changes, sample_counts, clusters)
+    return CrossedDifference(
+        paired_difference=paired_difference,
+        standard_error=standard_error,
+        degrees_of_freedom=degrees_of_freedom,
+    )
 
 
-def measure_error(changes: Integers, samples: Integers, clusters: Integers) -> tuple[float, float]:
+def measure_error(
+    changes: Integers, sample_counts: Integers, clusters: Integers
+) -> tuple[float, float]:
     """The standard error of a mean difference and its degrees of freedom.
 
     The arguments are those of `estimate_crossed`.
     """
-    sizes = np.bincount(clusters)
+    cluster_sizes = np.bincount(clusters)
     changes_by_cluster = _sum_by_cluster(changes, clusters)
-    samples_by_cluster = _sum_by_cluster(samples, clusters)
+    samples_by_cluster = _sum_by_cluster(sample_counts, clusters)
     with np.errstate(invalid="ignore"):  # 0 / 0 if a draw asked no problem of a cluster
-        means = changes_by_cluster / samples_by_cluster
-    difference = changes.sum() / samples.sum()
-    # Clusters differ in size, so these are the terms of a linearised ratio of two means, which have
-    # its standard error: Cochran (1977), Sampling Techniques, section 6.
-    return crossed_error(difference + sizes / sizes.mean() * (means - difference))
+        cluster_means = changes_by_cluster / samples_by_cluster
+    difference = changes.sum() / sample_counts.sum()
+    # Clusters differ in size, so the difference is a ratio of two means. It has the standard error
+    # of its linearised terms: Cochran (1977), Sampling Techniques, section 6.
+    weights = cluster_sizes / cluster_sizes.mean()
+    return crossed_error(difference + weights * (cluster_means - difference))
 
 
 def _sum_by_cluster(table: Integers, clusters: Integers) -> Floats:
@@ -157,49 +168,58 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
         Searle, Casella and McCulloch (1992), Variance Components, chapters 4 and 5; degrees of
         freedom: Satterthwaite (1946), doi:10.2307/3002019.
     """
-    is_cell = ~np.isnan(effects)
-    prompts, problems = is_cell.shape
-    cell_count = int(is_cell.sum())
-    terms = _split_variance(effects, is_cell)
-    prompt_variance, problem_variance, _ = terms
-    freedoms = np.maximum(1, [prompts - 1, problems - 1, cell_count - prompts - problems + 1])
-    variance = float(terms.sum())
-    freedom = variance**2 / float((terms**2 / freedoms).sum()) if variance > 0 else 0.0
-    # A component that is estimated as negative by chance must not make the variance smaller than
-    # the term of prompts or that of problems.
-    for term, term_freedom in zip(terms[:2], freedoms[:2], strict=True):
+    is_asked = ~np.isnan(effects)
+    prompt_count, problem_count = is_asked.shape
+    cell_count = int(is_asked.sum())
+    variance_terms = _split_variance(effects, is_asked)
+    prompt_variance, problem_variance, _ = variance_terms
+    term_degrees = np.maximum(
+        1, [prompt_count - 1, problem_count - 1, cell_count - prompt_count - problem_count + 1]
+    )
+    variance = float(variance_terms.sum())
+    degrees_of_freedom = 0.0
+    if variance > 0:
+        degrees_of_freedom = variance**2 / float((variance_terms**2 / term_degrees).sum())
+    # A component that is negative by chance must not make the variance smaller than one of the
+    # first two terms, those of prompts and of problems.
+    for term, term_degree in zip(variance_terms[:2], term_degrees[:2], strict=True):
         if term > variance:
-            variance, freedom = float(term), float(term_freedom)
+            variance, degrees_of_freedom = float(term), float(term_degree)
     if prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance:
-        freedom = min(freedom, prompts - 1)
-    return math.sqrt(max(0.0, variance)), max(1.0, freedom)
+        degrees_of_freedom = min(degrees_of_freedom, prompt_count - 1)
+    return math.sqrt(max(0.0, variance)), max(1.0, degrees_of_freedom)
 
 
-def _split_variance(effects: Floats, is_cell: npt.NDArray[np.bool_]) -> Floats:
+def _split_variance(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
     """Terms of the variance of the mean: prompts, problems, and minus the residual in both."""
-    prompts, problems = is_cell.shape
-    cell_count = int(is_cell.sum())
-    residuals = np.where(is_cell, effects - np.nanmean(effects), 0.0)
-    cells_per_prompt = is_cell.sum(axis=1)
-    cells_per_problem = is_cell.sum(axis=0)
+    prompt_count, problem_count = is_asked.shape
+    cell_count = int(is_asked.sum())
+    centred_effects = np.where(is_asked, effects - np.nanmean(effects), 0.0)
+    cells_per_prompt = is_asked.sum(axis=1)
+    cells_per_problem = is_asked.sum(axis=0)
     # Over all cells, the mean number of cells with the same prompt, and with the same problem.
     # Without missing cells these are the number of problems and the number of prompts.
-    same_prompt = float((cells_per_prompt**2).sum()) / cell_count
-    same_problem = float((cells_per_problem**2).sum()) / cell_count
-    squares = [
-        float((residuals.sum(axis=1) ** 2 / cells_per_prompt).sum()),
-        float((residuals.sum(axis=0) ** 2 / cells_per_problem).sum()),
-        float((residuals**2).sum()),
+    same_prompt_cells = float((cells_per_prompt**2).sum()) / cell_count
+    same_problem_cells = float((cells_per_problem**2).sum()) / cell_count
+    observed_squares = [
+        float((centred_effects.sum(axis=1) ** 2 / cells_per_prompt).sum()),
+        float((centred_effects.sum(axis=0) ** 2 / cells_per_problem).sum()),
+        float((centred_effects**2).sum()),
     ]
     # [sum of squares, component] Expectations by Henderson's Method I, as multiples of the
     # components of prompts, problems and residual.
     expected_squares = [
-        [cell_count - same_prompt, prompts - same_problem, prompts - 1],
-        [problems - same_prompt, cell_count - same_problem, problems - 1],
-        [cell_count - same_prompt, cell_count - same_problem, cell_count - 1],
+        [cell_count - same_prompt_cells, prompt_count - same_problem_cells, prompt_count - 1],
+        [problem_count - same_prompt_cells, cell_count - same_problem_cells, problem_count - 1],
+        [cell_count - same_prompt_cells, cell_count - same_problem_cells, cell_count - 1],
     ]
     # Least squares, because the components of problems and residual are not separable where each
     # problem was asked with a single prompt. Then only their sum matters.
-    prompt, problem, residual = np.linalg.lstsq(expected_squares, squares)[0]
-    terms = [same_prompt * prompt + residual, same_problem * problem + residual, -residual]
+    components = np.linalg.lstsq(expected_squares, observed_squares)[0]
+    prompt_component, problem_component, residual = components
+    terms = [
+        same_prompt_cells * prompt_component + residual,
+        same_problem_cells * problem_component + residual,
+        -residual,
+    ]
     return np.array(terms) / cell_count

@@ -13,7 +13,7 @@ TOGETHER_COLUMNS = {
     "same_answer": "percent with the same answer in all; a missing answer agrees with none",
 }
 """Meaning of each column of `together_table`."""
-RIGHT = -1
+RIGHT_ANSWER = -1
 """Stands for right answers, which are the same however they are written."""
 
 
@@ -27,27 +27,32 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         frame: One row per sample, as `mless.load_run` returns it.
         by: Further columns to split by.
     """
-    keys = ["model", "layout", *by, "condition"]
-    answers = frame["answer"].astype(object).mask(frame["correct"], RIGHT)
+    row_columns = ["model", "layout", *by, "condition"]
+    answers = frame["answer"].astype(object).mask(frame["correct"], RIGHT_ANSWER)
     samples = frame.assign(
         draw=frame.get("draw", 0),
         # a missing answer becomes the number of its row, which equals no other answer
         answer=answers.fillna(frame.index.to_series()),
     )
-    name = f"all {frame['condition'].nunique()} conditions"
-    first_runs = samples[samples["replicate"] == 0].assign(condition=name)
-    groups = pandas.concat([first_runs, samples]).groupby(
-        [*keys, "problem_id", "draw", "sample_index"], observed=True, sort=False
+    joint_condition = f"all {frame['condition'].nunique()} conditions"
+    first_runs = samples[samples["replicate"] == 0].assign(condition=joint_condition)
+    sample_groups = pandas.concat([first_runs, samples]).groupby(
+        [*row_columns, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )
-    is_right = groups["correct"]
-    shares = pandas.DataFrame(
+    verdict_groups = sample_groups["correct"]
+    joint_outcomes = pandas.DataFrame(
         {
-            "all_right": is_right.all(),
-            "any_right": is_right.any(),
-            "same_answer": groups["answer"].nunique() == 1,
+            "all_right": verdict_groups.all(),
+            "any_right": verdict_groups.any(),
+            "same_answer": sample_groups["answer"].nunique() == 1,
         }
     )
-    means = shares[is_right.size() > 1].groupby(level=keys, observed=True, sort=False).mean() * 100
-    if frame["answer"].isna().all():  # in logs of other tasks
-        means["same_answer"] = None
-    return means.reset_index()
+    # without a group of one sample, which always agrees with itself
+    row_groups = joint_outcomes[verdict_groups.size() > 1].groupby(
+        level=row_columns, observed=True, sort=False
+    )
+    percentages = 100 * row_groups.mean()
+    # logs of other tasks have verdicts, but no answers
+    if frame["answer"].isna().all():
+        percentages["same_answer"] = None
+    return percentages.reset_index()

@@ -35,23 +35,23 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         frame: One row per sample, as `samples_frame.make_frame` returns it.
         by: Further columns to split by.
     """
-    keys = ["model", "layout", *by, "condition"]
+    key_columns = ["model", "layout", *by, "condition"]
     samples = frame[frame["replicate"] == 0]
     verdicts = samples["verdict"]
     finish_reasons = samples["finish_reason"].map(read_reason, na_action="ignore")
     endings = ("no_box", "truncated", "unfinished", "refused", "no_reply")
-    shares = {
+    mask_by_column = {
         **{ending: verdicts == ending for ending in endings},
         "timed_out": verdicts.isin(["timeout", "crashed"]),
         "cut_reasoning": (verdicts == "unfinished") & (finish_reasons == "length"),
         "next_question": samples["next_question"],
     }
-    scores = (
-        samples[[*keys, "completion_tokens"]].assign(**shares).astype(dict.fromkeys(shares, float))
-    )
-    groups = scores.groupby(keys, observed=True, sort=False)
-    table = groups[["completion_tokens", *shares]].mean()
-    table[list(shares)] *= 100
+    # as numbers, because pandas holds a column with missing values as objects
+    measures = samples[[*key_columns, "completion_tokens"]].assign(**mask_by_column)
+    measures = measures.astype(dict.fromkeys(mask_by_column, float))
+    groups = measures.groupby(key_columns, observed=True, sort=False)
+    table = groups[["completion_tokens", *mask_by_column]].mean()
+    table[list(mask_by_column)] *= 100
     table["samples"] = groups.size()
     return table[list(MEDIATOR_COLUMNS)].reset_index()
 
@@ -70,17 +70,17 @@ def audit_table(
         by: Further columns to split by, such as subject or level.
     """
     samples = frame[frame["replicate"] == 0]
-    keys, graders = ["model", "layout", *by, "condition"], ["by_mless", *GRADERS]
-    scores = samples[[*keys, "problem_id"]].assign(
-        by_mless=samples["correct"], **samples[list(GRADERS)]
-    )
+    key_columns = ["model", "layout", *by, "condition"]
+    graders = ["by_mless", *GRADERS]
+    scores = samples[[*key_columns, "problem_id", *GRADERS]].assign(by_mless=samples["correct"])
+    # a sample that a grader did not judge is neither right nor wrong: NaN, which `mean` skips
     scores = scores.astype(dict.fromkeys(graders, float))
-    accuracies = 100 * scores.groupby(keys, observed=True, sort=False)[graders].mean()
-    # `mean` skips samples that a grader did not judge: they are neither right nor wrong
-    problems = scores.groupby([*keys, "problem_id"], observed=True, sort=False)[graders].mean()
-    is_baseline = problems.index.isin([baseline], level="condition")
-    baseline_means = problems[is_baseline].droplevel("condition")
+    accuracies = 100 * scores.groupby(key_columns, observed=True, sort=False)[graders].mean()
+    problems = scores.groupby([*key_columns, "problem_id"], observed=True, sort=False)
+    problem_means = problems[graders].mean()
+    is_baseline = problem_means.index.isin([baseline], level="condition")
+    baseline_means = problem_means[is_baseline].droplevel("condition")
     # the baseline has no difference from itself
-    changes = problems[~is_baseline].sub(baseline_means)
-    differences = 100 * changes.groupby(level=keys, observed=True, sort=False).mean()
+    changes = problem_means[~is_baseline].sub(baseline_means)
+    differences = 100 * changes.groupby(level=key_columns, observed=True, sort=False).mean()
     return accuracies.join(differences.add_suffix("_difference")).reset_index()

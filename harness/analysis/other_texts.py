@@ -46,7 +46,7 @@ TEXT_COLUMNS = {
 
 
 def text_table(
-    by_setting: Mapping[Setting, OutcomesByCondition],
+    outcomes_by_setting: Mapping[Setting, OutcomesByCondition],
     conditions: Mapping[str, Condition],
     reference_conditions: ReferenceConditions,
     baseline: str,
@@ -56,50 +56,61 @@ def text_table(
     The texts of a family have the length and placement of the condition's filler.
 
     Args:
-        by_setting: From `outcomes.group_by_setting`, split by model and layout alone, under
-            the instruction of the run, because other texts have no other.
+        outcomes_by_setting: From `outcomes.group_by_setting`, split by model and layout alone, with
+            the run's own instruction, because other texts are asked with no other.
         conditions: The conditions of the config, by name.
         reference_conditions: By name.
         baseline: The condition that the others are compared with.
     """
-    locations: dict[str, Any] = {}
-    families: dict[tuple[str, Any], list[str]] = {}
+    location_by_condition: dict[str, Any] = {}
+    families_by_location: dict[Any, dict[str, list[str]]] = {}
     for name, condition in conditions.items():
         if condition.filler_tokens:
-            placement = condition.describe()["placement"]
-            locations[name] = condition.filler_tokens, placement, condition.other_changes
+            location_by_condition[name] = (
+                condition.filler_tokens,
+                condition.describe()["placement"],
+                condition.other_changes,
+            )
     for name, fields in reference_conditions.items():
         if fields["kind"] == OTHER_TEXT:
-            # conditions of logs are not in `conditions`, so the name takes the place of these
-            location = locations.setdefault(fields["of"], fields["of"])
-            families.setdefault((fields["family"], location), []).append(name)
+            # a log does not tell the location of its filler, so the condition's name stands for it
+            location = location_by_condition.setdefault(fields["of"], fields["of"])
+            families = families_by_location.setdefault(location, {})
+            families.setdefault(fields["family"], []).append(name)
     rows: list[Row] = []
-    for setting, by_condition in by_setting.items():
-        for name, location in locations.items():
-            for (kind, family_location), text_names in families.items():
-                texts = [by_condition[text][0] for text in text_names if text in by_condition]
-                if location == family_location and name in by_condition and texts:
-                    row = {**dict(setting), "condition": name, "kind": kind.replace("_", " ")}
-                    old, new = by_condition[baseline][0], by_condition[name][0]
-                    rows.append(row | _compare_with_texts(new, old, texts))
+    for setting, outcomes_by_condition in outcomes_by_setting.items():
+        first_runs = {name: replicates[0] for name, replicates in outcomes_by_condition.items()}
+        for name, location in location_by_condition.items():
+            for family, text_names in families_by_location.get(location, {}).items():
+                text_outcomes = [first_runs[text] for text in text_names if text in first_runs]
+                if name in first_runs and text_outcomes:
+                    row = {**dict(setting), "condition": name, "kind": family.replace("_", " ")}
+                    row |= _compare_with_texts(
+                        first_runs[name], first_runs[baseline], text_outcomes
+                    )
+                    rows.append(row)
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
-def _compare_with_texts(tested: Outcomes, baseline: Outcomes, texts: Sequence[Outcomes]) -> Row:
-    """The columns of a condition beside one family."""
-    right = np.array([outcomes.right.sum() for outcomes in (baseline, tested, *texts)])
-    samples = baseline.samples.sum()
+def _compare_with_texts(
+    outcomes: Outcomes, baseline: Outcomes, text_outcomes: Sequence[Outcomes]
+) -> Row:
+    """The columns of a condition beside the texts of one family."""
+    right_counts = np.array(
+        [side.right_counts.sum() for side in (baseline, outcomes, *text_outcomes)]
+    )
+    sample_count = baseline.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
-    effect, *effects = (100 * (right[1:] - right[0]) / samples).tolist()
-    row: Row = {"texts": len(texts), "effects": effects, "effect": effect}
-    row |= place_effect(effect, np.array(effects), 100 * right[0] / samples)
-    if len(texts) >= FEWEST_TEXTS:
-        changes = np.array([tested.right - text.right for text in texts])
-        samples_by_text = np.broadcast_to(tested.samples, changes.shape)
-        difference = estimate_crossed(changes, samples_by_text, tested.clusters)
+    effect, *effects = (100 * (right_counts[1:] - right_counts[0]) / sample_count).tolist()
+    row: Row = {"texts": len(text_outcomes), "effects": effects, "effect": effect}
+    row |= place_effect(effect, np.array(effects), 100 * right_counts[0] / sample_count)
+    if len(text_outcomes) >= FEWEST_TEXTS:
+        changes = np.array([outcomes.right_counts - text.right_counts for text in text_outcomes])
+        samples_by_text = np.broadcast_to(outcomes.sample_counts, changes.shape)
+        difference = estimate_crossed(changes, samples_by_text, outcomes.clusters)
         row |= to_points(difference, ("difference", "new_low", "new_high"))
         row["new_p"] = difference.p
-        row |= estimate_spread(np.array(effects), texts)
+        row |= estimate_spread(np.array(effects), text_outcomes)
     return row
 
 
@@ -112,13 +123,15 @@ def place_contrasts(comparison: pandas.DataFrame, texts: pandas.DataFrame) -> pa
         comparison: From `baseline_comparison.compare_outcomes`.
         texts: From `text_table`.
     """
-    keys = ["model", "layout", "condition"]
-    families = texts.groupby(keys)["place"]
-    places = families.first().where(families.nunique() == 1, NOT_SHOWN).rename("other_texts")
-    return comparison.drop(columns="other_texts").merge(places, "left", on=keys)
+    key_columns = ["model", "layout", "condition"]
+    family_places = texts.groupby(key_columns)["place"]
+    places = (
+        family_places.first().where(family_places.nunique() == 1, NOT_SHOWN).rename("other_texts")
+    )
+    return comparison.drop(columns="other_texts").merge(places, "left", on=key_columns)
 
 
-def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
+def place_effect(effect: float, effects: Floats, baseline_accuracy: float) -> Row:
     """Place an observed difference in the range of the differences of texts.
 
     The range is the prediction interval of one more observation of a normal distribution. For given
@@ -127,7 +140,7 @@ def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
     Args:
         effect: The difference of the tested filler from the baseline, in points.
         effects: [text] Those of the texts.
-        baseline: The baseline's accuracy in percent.
+        baseline_accuracy: The baseline's accuracy in percent.
 
     Returns:
         `rank`, `place`, and if there is a range `range_low`, `range_high` and `as_extreme`.
@@ -142,20 +155,23 @@ def place_effect(effect: float, effects: Floats, baseline: float) -> Row:
     if not np.ptp(effects):
         return row | {"reason": "all texts have the same accuracy"}
     prediction_error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
-    reach = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * prediction_error
-    low, high = float(effects.mean()) - reach, float(effects.mean()) + reach
+    half_length = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * prediction_error
+    mean = float(effects.mean())
+    low, high = mean - half_length, mean + half_length
     row |= {"range_low": low, "range_high": high}
-    if baseline + low <= 0 or baseline + high >= 100:
+    if baseline_accuracy + low <= 0 or baseline_accuracy + high >= 100:
         return row | {"reason": "the range reaches 0 or 100 % accuracy"}
-    t = (effects.mean() - effect) / prediction_error
+    t = (mean - effect) / prediction_error
     row["as_extreme"] = 100 * float(stdtr(len(effects) - 1, -t if effect < 0 else t))
     row["place"] = "among"
-    if not low <= effect <= high:
-        row["place"] = "above" if effect > high else "below"
+    if effect > high:
+        row["place"] = "above"
+    elif effect < low:
+        row["place"] = "below"
     return row
 
 
-def estimate_spread(effects: Floats, texts: Sequence[Outcomes]) -> Row:
+def estimate_spread(effects: Floats, text_outcomes: Sequence[Outcomes]) -> Row:
     """The spread of the true differences of texts.
 
     The variance of the observed differences contains their noise: the error of a text's difference
@@ -164,24 +180,28 @@ def estimate_spread(effects: Floats, texts: Sequence[Outcomes]) -> Row:
 
     Args:
         effects: [text] The observed differences from the baseline, in points.
-        texts: Outcomes of the texts, on the same problems and draws.
+        text_outcomes: Outcomes of the texts, on the same problems and draws.
 
     Source:
         Viechtbauer (2007), doi:10.1002/sim.2514.
     """
-    counts = np.array([outcomes.right_by_draw for outcomes in texts])
-    samples = texts[0].samples_by_draw
-    # with fewer draws results hold for these draws, as everywhere
-    if len(samples) < FEWEST_DRAWS:
-        counts, samples = counts.sum(axis=1, keepdims=True), samples.sum(axis=0, keepdims=True)
-    changes = counts - counts.mean(axis=0)
-    errors = [100 * measure_error(change, samples, texts[0].clusters)[0] for change in changes]
+    right_counts = np.array([outcomes.right_by_draw for outcomes in text_outcomes])
+    sample_counts = text_outcomes[0].samples_by_draw
+    # too few draws say nothing about new draws, so they count as a single one
+    if len(sample_counts) < FEWEST_DRAWS:
+        right_counts = right_counts.sum(axis=1, keepdims=True)
+        sample_counts = sample_counts.sum(axis=0, keepdims=True)
+    squared_errors = 0.0
+    for deviation in right_counts - right_counts.mean(axis=0):
+        standard_error, _ = measure_error(deviation, sample_counts, text_outcomes[0].clusters)
+        squared_errors += (100 * standard_error) ** 2
     # divided by the degrees of freedom, because a text is part of the mean, so its difference from
     # the mean varies less than the text does
-    freedom = len(errors) - 1
-    noise = sum(error**2 for error in errors) / freedom
-    # for the estimate itself and the ends of its interval
-    quantiles = np.array([freedom, *chdtri(freedom, [ALPHA / 2, 1 - ALPHA / 2])])
-    variances = np.maximum(0, freedom * effects.var(ddof=1) / quantiles - noise)
+    degrees_of_freedom = len(text_outcomes) - 1
+    noise_variance = squared_errors / degrees_of_freedom
+    # the first gives the estimate, the others the ends of its interval
+    interval_divisors = chdtri(degrees_of_freedom, [ALPHA / 2, 1 - ALPHA / 2])
+    divisors = np.array([degrees_of_freedom, *interval_divisors])
+    variances = np.maximum(0, degrees_of_freedom * effects.var(ddof=1) / divisors - noise_variance)
     spread, low, high = np.sqrt(variances).tolist()
     return {"spread": spread, "spread_low": low, "spread_high": high}

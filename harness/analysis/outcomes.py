@@ -17,7 +17,7 @@ from harness.constants import ANSWER_LOGPROB, CHANCE_PERCENT, SCORE_COLUMN, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED
 
-_FACTORS = {FRACTION: 100, NUMBER: 1}
+_FACTOR_BY_SCORE = {FRACTION: 100, NUMBER: 1}
 """The numbers by which the scores of a table are multiplied: fractions become percent."""
 
 Setting = tuple[tuple[str, Any], ...]
@@ -41,7 +41,7 @@ class Outcomes:
         repeats: The number of samples of a problem, the largest if some are missing.
         score: What is counted; see `sample_scores.choose_score`.
         chance: The mean percentage of the frame's gold answers that come first by chance.
-        changed_completions: Of a repeat run, the number of completions that differ from those of
+        completion_counts: Of a repeat run, the number of completions that differ from those of
             the first run, and the number of all; None if the completions are unknown.
 
     With a score (`sample_scores`), the tables count what the score is a share of instead of
@@ -59,7 +59,7 @@ class Outcomes:
     repeats: int
     score: str | None = None
     chance: float = CHANCE_PERCENT
-    changed_completions: tuple[int, int] | None = None
+    completion_counts: tuple[int, int] | None = None
 
     @property
     def has_numbers(self) -> bool:
@@ -67,19 +67,19 @@ class Outcomes:
         return self.score in MEAN_SCORES
 
     @property
-    def right(self) -> Integers:
+    def right_counts(self) -> Integers:
         """[problem] The number of right samples, over all draws."""
         return np.asarray(self.right_by_draw.sum(axis=0))
 
     @property
-    def samples(self) -> Integers:
+    def sample_counts(self) -> Integers:
         """[problem] The number of samples, over all draws."""
         return np.asarray(self.samples_by_draw.sum(axis=0))
 
     @property
     def denominator(self) -> int:
-        """The number of samples that a problem has in `right`; the largest if some are missing."""
-        return int(self.samples.max())
+        """The number of samples of each problem in `right_counts`; the largest if they differ."""
+        return int(self.sample_counts.max())
 
     @property
     def name(self) -> str:
@@ -114,19 +114,22 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
-    if score not in MEAN_SCORES:  # columns of the side table, which nobody can request
+    # a score of MEAN_SCORES was chosen by a table of ours, because users cannot request one
+    if score not in MEAN_SCORES:
         score = choose_score(frame, score)
     setting_columns = ["model", "layout", *by]
-    keys = [*setting_columns, "condition", "replicate"]
-    _check_samples(frame, [*keys, "problem_id", "sample_index"])
-    # numbers of problems over the entire frame, so all outcomes have the same order
-    problems, problem_ids = pandas.factorize(frame["problem_id"])
+    condition_columns = [*setting_columns, "condition"]
+    run_columns = [*condition_columns, "replicate"]
+    _check_samples(frame, [*run_columns, "problem_id", "sample_index"])
+    # numbered over the entire frame, so that all outcomes have their problems in the same order
+    problem_numbers, problem_ids = pandas.factorize(frame["problem_id"])
     # all samples of a problem have the same cluster, so the first one is read
-    _, first_rows = np.unique(problems, return_index=True)
-    clusters = frame.get("cluster", frame["problem_id"]).to_numpy()[first_rows]
-    changed_completions = _count_changed_completions(frame, keys[:-1])
+    _, first_row_indices = np.unique(problem_numbers, return_index=True)
+    cluster_names = frame.get("cluster", frame["problem_id"]).to_numpy()[first_row_indices]
+    completion_counts = _count_changed_completions(frame, condition_columns)
     outcomes = []
-    for (*setting, condition, replicate), table in _sum_by_condition(frame, keys, problems, score):
+    tables = _sum_by_run(frame, run_columns, problem_numbers, score)
+    for (*setting, condition, replicate), table in tables:
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(setting_columns, setting, strict=True)),
@@ -134,89 +137,89 @@ def count_outcomes(
                 replicate=int(replicate),
                 problem_ids=np.asarray(problem_ids[table.index]),
                 # numbered anew, because a split by subject or level has only some of the clusters
-                clusters=pandas.factorize(clusters[table.index])[0],
+                clusters=pandas.factorize(cluster_names[table.index])[0],
                 right_by_draw=table["right"].to_numpy().T,
                 graded_by_draw=table["graded"].to_numpy().T,
                 samples_by_draw=table["samples"].to_numpy().T,
                 repeats=int(table["repeats"].sum(axis=1).max()),
                 score=score,
                 chance=float(np.mean(frame.get("chance", CHANCE_PERCENT))),
-                changed_completions=changed_completions.get((*setting, condition, replicate)),
+                completion_counts=completion_counts.get((*setting, condition, replicate)),
             )
         )
     return outcomes
 
 
-def _sum_by_condition(
-    frame: pandas.DataFrame, keys: list[str], problems: Integers, score: str | None
+def _sum_by_run(
+    frame: pandas.DataFrame, run_columns: list[str], problem_numbers: Integers, score: str | None
 ) -> Iterator[tuple[Any, Any]]:
     """The keys and a sorted table [problem, count x draw] of the samples of each replicate."""
-    samples = frame[keys].assign(
-        problem=problems,
+    samples = frame[run_columns].assign(
+        problem=problem_numbers,
         draw=frame.get("draw", 0),
         sample_index=frame["sample_index"],
         answer=frame.get("answer"),
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
-    if score in MEAN_SCORES:
-        samples[score] = (
-            frame[SCORE_COLUMN] * _FACTORS[score] if score in _FACTORS else frame[score]
-        )
+    if score in _FACTOR_BY_SCORE:
+        samples[score] = frame[SCORE_COLUMN] * _FACTOR_BY_SCORE[score]
+    elif score in MEAN_SCORES:
+        samples[score] = frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
-    sums = sum_samples(samples, [*keys, "problem", "draw"], score)
-    groups: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
+    sums = sum_samples(samples, [*run_columns, "problem", "draw"], score)
+    groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
     for key, group in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
-        table = group.droplevel(keys).unstack("draw", fill_value=0)
+        table = group.droplevel(run_columns).unstack("draw", fill_value=0)
         yield key, table.sort_index().sort_index(axis="columns")
 
 
 def _count_changed_completions(
-    frame: pandas.DataFrame, condition_keys: list[str]
+    frame: pandas.DataFrame, condition_columns: list[str]
 ) -> dict[Any, tuple[int, int]]:
     """How many completions of the repeat run differ from those of the first, by condition.
 
     Empty if the frame has no completions.
     """
-    # where log-probabilities are measured, all completions are empty
+    # where log-probabilities are measured, all completions are empty and would count as unchanged
     if "completion" not in frame or ANSWER_LOGPROB in frame:
         return {}
-    keys = [*condition_keys, "problem_id", "sample_index"]
-    first_samples = frame.loc[frame["replicate"] == 0, [*keys, "completion"]]
-    repeat_samples = frame.loc[frame["replicate"] == 1, [*keys, "completion"]]
+    sample_columns = [*condition_columns, "problem_id", "sample_index"]
+    first_samples = frame.loc[frame["replicate"] == 0, [*sample_columns, "completion"]]
+    repeat_samples = frame.loc[frame["replicate"] == 1, [*sample_columns, "completion"]]
     # an inner join, because a condition that was not run again has nothing to compare
-    pairs = first_samples.merge(repeat_samples, on=keys)
+    pairs = first_samples.merge(repeat_samples, on=sample_columns)
     is_changed = pairs["completion_x"] != pairs["completion_y"]
-    changes: Any = is_changed.groupby([pairs[key] for key in condition_keys], observed=True)
-    # 1 is the replicate of a repeat run
-    return {(*key, 1): (int(group.sum()), len(group)) for key, group in changes}
+    groups: Any = is_changed.groupby([pairs[name] for name in condition_columns], observed=True)
+    # the keys are those of the repeat run, whose replicate is 1
+    return {(*key, 1): (int(group.sum()), len(group)) for key, group in groups}
 
 
-def _check_samples(frame: pandas.DataFrame, identity: list[str]) -> None:
+def _check_samples(frame: pandas.DataFrame, identity_columns: list[str]) -> None:
     """Refuse a sample without a verdict, and one that occurs twice."""
-    faults = {
+    mask_by_fault = {
         "has no verdict; grade the run again with `mless regrade`": frame["correct"].isna(),
         "occurs more than once; models of different runs need different labels": frame.duplicated(
-            identity
+            identity_columns
         ),
     }
-    for fault, is_faulty in faults.items():
+    for fault, is_faulty in mask_by_fault.items():
         if is_faulty.any():
-            sample = frame.loc[is_faulty.to_numpy(), identity].iloc[0]
+            sample = frame.loc[is_faulty.to_numpy(), identity_columns].iloc[0]
             description = ", ".join(f"{name} {value}" for name, value in sample.items())
             raise ComparisonError(f"{description}: {fault}.")
 
 
 def group_by_setting(outcomes: Iterable[Outcomes]) -> dict[Setting, dict[str, list[Outcomes]]]:
     """The outcomes of each setting by condition, with the replicates in order."""
-    by_setting: dict[Setting, dict[str, list[Outcomes]]] = {}
+    outcomes_by_setting: dict[Setting, dict[str, list[Outcomes]]] = {}
     # the sort is stable, so within a replicate the conditions keep the order of the frame
-    for counted in sorted(outcomes, key=attrgetter("replicate")):
-        by_condition = by_setting.setdefault(counted.setting, {})
-        by_condition.setdefault(counted.condition, []).append(counted)
-    return by_setting
+    for replicate in sorted(outcomes, key=attrgetter("replicate")):
+        outcomes_by_condition = outcomes_by_setting.setdefault(replicate.setting, {})
+        outcomes_by_condition.setdefault(replicate.condition, []).append(replicate)
+    return outcomes_by_setting
 
 
 def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
@@ -225,23 +228,23 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
-    # each is checked by itself first, because below missing samples would look like another number
-    # of repeats
-    for sampled in (baseline, outcomes):
-        is_incomplete = sampled.samples < sampled.denominator
+    # first each side by itself, because the comparisons below would take missing samples for
+    # another number of repeats
+    for side in (baseline, outcomes):
+        is_incomplete = side.sample_counts < side.denominator
         if is_incomplete.any():
-            names = list_first([str(name) for name in sampled.problem_ids[is_incomplete]])
+            incomplete_text = list_first([str(name) for name in side.problem_ids[is_incomplete]])
             raise ComparisonError(
-                f"{sampled.name}: samples are missing: expected {sampled.repeats} of each "
-                f"problem, not of {names}."
+                f"{side.name}: samples are missing: expected {side.repeats} of each "
+                f"problem, not of {incomplete_text}."
             )
     baseline_text = f"the baseline {baseline.condition}"
-    problems = set(outcomes.problem_ids.tolist())
-    baseline_problems = set(baseline.problem_ids.tolist())
-    if unshared_ids := list_first(sorted(map(str, problems ^ baseline_problems))):
+    problem_ids = set(outcomes.problem_ids.tolist())
+    baseline_ids = set(baseline.problem_ids.tolist())
+    if unshared_text := list_first(sorted(map(str, problem_ids ^ baseline_ids))):
         raise ComparisonError(
-            f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problems)} "
-            f"against {len(baseline_problems)}; only one has {unshared_ids}. --common compares the "
+            f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problem_ids)} "
+            f"against {len(baseline_ids)}; only one has {unshared_text}. --common compares the "
             "problems that both have."
         )
     if baseline.denominator != outcomes.denominator:
@@ -257,7 +260,7 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
 
 def measure_accuracy(outcomes: Outcomes) -> Row:
     """The columns of the comparison that need one condition only."""
-    scores = outcomes.right / outcomes.samples
+    scores = outcomes.right_counts / outcomes.sample_counts
     means, weights = average_clusters(scores, outcomes.clusters)
     if outcomes.has_numbers:
         low, high = t_interval(means, weights)

@@ -46,10 +46,10 @@ class Side:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
         # a path or a condition may contain a colon too, so the longest path that exists counts
-        ends = [len(name), *(match.start() for match in re.finditer(":", name))]
-        existing_ends = [end for end in ends if Path(name[:end]).exists()]
-        end = max(existing_ends, default=ends[-1])
-        path, condition = name[:end], name[end + 1 :]
+        path_ends = [len(name), *(match.start() for match in re.finditer(":", name))]
+        existing_ends = [path_end for path_end in path_ends if Path(name[:path_end]).exists()]
+        path_end = max(existing_ends, default=path_ends[-1])
+        path, condition = name[:path_end], name[path_end + 1 :]
         try:
             run = Run.load(path, metric=metric, columns=columns)
             samples = run.samples
@@ -69,8 +69,10 @@ class Side:
                 )
         samples = samples[samples["condition"] == condition]
         if samples.empty:
-            near = list_near(condition, conditions)
-            raise RunError(f"{run.name} has no condition {condition!r}: expected one of {near}.")
+            suggestions = list_near(condition, conditions)
+            raise RunError(
+                f"{run.name} has no condition {condition!r}: expected one of {suggestions}."
+            )
         file = Path(path).resolve()
         # The only condition of a log or table is called `log` or after its file: naming it again
         # would say nothing.
@@ -80,20 +82,16 @@ class Side:
 
 
 def compare_pair(
-    old: Side,
-    new: Side,
-    score: str | None = None,
-    *,
-    common: bool = False,
+    old_side: Side, new_side: Side, score: str | None = None, *, common: bool = False
 ) -> Leaderboard:
-    """All tables of `new` against `old`, paired by problem; with the noise if both were run twice.
+    """All tables of the new side against the old one, paired by problem.
 
-    The positive control of the old side's run counts if this side is the run's baseline, and so do
-    the looks at growing runs.
+    If both sides were run twice, the tables have the noise. The positive control of the old side's
+    run counts if this side is the run's baseline, and so do the looks at growing runs.
 
     Args:
-        old: The side that is the baseline.
-        new: The other side.
+        old_side: The side that is the baseline.
+        new_side: The other side.
         score: See `baseline_comparison.Design`.
         common: See `make_leaderboard`.
 
@@ -101,42 +99,44 @@ def compare_pair(
         ComparisonError: a side is given twice, or has other problems, numbers of samples or
             graders.
     """
-    _refuse_incomparable(old, new)
-    names = [old.name, new.name]
-    if old.name == new.name:
-        names = [old.run.name, new.run.name]
-    samples = {names[0]: old.samples, names[1]: new.samples}
+    _refuse_incomparable(old_side, new_side)
+    old_run, new_run = old_side.run, new_side.run
+    side_names = [old_side.name, new_side.name]
+    if old_side.name == new_side.name:
+        side_names = [old_run.name, new_run.name]
+    frame_by_condition = {side_names[0]: old_side.samples, side_names[1]: new_side.samples}
     reference_conditions: dict[str, JsonObject] = {}
     # the positive control shows whether a change from its run's baseline would be seen
-    if (old.samples["condition"] == old.run.baseline).all():
-        for name, fields in old.run.reference_conditions.items():
+    if (old_side.samples["condition"] == old_run.baseline).all():
+        for name, fields in old_run.reference_conditions.items():
             if fields["kind"] == POSITIVE_CONTROL:
                 reference_conditions[name] = dict(fields)
-                samples[name] = old.run.samples[old.run.samples["condition"] == name]
-    joined_frame = stack([frame.assign(condition=name) for name, frame in samples.items()])
-    about: JsonObject = {
+                frame_by_condition[name] = old_run.samples[old_run.samples["condition"] == name]
+    frames = [samples.assign(condition=name) for name, samples in frame_by_condition.items()]
+    joined_frame = stack(frames)
+    facts: JsonObject = {
         "source": "pair",
         "model": joined_frame["model"].iloc[0],
-        "baseline": names[0],
+        "baseline": side_names[0],
         "reference_conditions": reference_conditions,
-        "looks": max(side.run.about.get("looks", 1) for side in (old, new)),
-        "greedy": old.run.about.get("greedy"),
-        "receipts": list_receipts([old.run, new.run]),
+        "looks": max(run.about.get("looks", 1) for run in (old_run, new_run)),
+        "greedy": old_run.about.get("greedy"),
+        "receipts": list_receipts([old_run, new_run]),
     }
-    run = Run(name=" ".join(names), about=about, read=lambda: joined_frame)
-    return make_leaderboard([run], score=score, common=common)
+    joined_run = Run(name=" ".join(side_names), about=facts, read=lambda: joined_frame)
+    return make_leaderboard([joined_run], score=score, common=common)
 
 
-def _refuse_incomparable(old: Side, new: Side) -> None:
+def _refuse_incomparable(old_side: Side, new_side: Side) -> None:
     """Refuse a side that is given twice, and sides with other graders."""
-    if old.name == new.name and old.run.name == new.run.name:
-        raise ComparisonError(f"{old.name} is given twice.")
-    graders = [side.run.about.get("grader_version") for side in (old, new)]
-    # logs of other tasks have no grader of ours
-    if all(graders) and graders[0] != graders[1]:
+    if old_side.name == new_side.name and old_side.run.name == new_side.run.name:
+        raise ComparisonError(f"{old_side.name} is given twice.")
+    grader_versions = [side.run.about.get("grader_version") for side in (old_side, new_side)]
+    # logs of other tasks were graded by lm-eval, so they have no version of our grader
+    if all(grader_versions) and grader_versions[0] != grader_versions[1]:
         raise ComparisonError(
-            f"Graders {graders[0]} and {graders[1]} cannot be compared: `mless regrade` the older "
-            "run."
+            f"Graders {grader_versions[0]} and {grader_versions[1]} cannot be compared: "
+            "`mless regrade` the older run."
         )
 
 
@@ -155,23 +155,28 @@ def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
     if not 0 < points < 100:
         raise ConfigError(f"--not-worse-by: expected points above 0 and below 100, got {points:g}.")
     (row,) = [row for row in records(board.comparison) if row["role"] == "tested"]
-    name = row["condition"]
+    condition = row["condition"]
     if row["verdict"] == "unmeasured":
         return "not shown", f"Not shown: {row['unmeasured']}."
-    # at a further look the interval of equivalence is the wider one, as looks share alpha
+    # The interval of equivalence is the wider one for a run that grew after its table was printed,
+    # because all looks at this run share alpha.
     lower_end = min(row["low"], row["equivalence_low"])
-    low = f"{lower_end:+.1f}"
-    margin = f"{points:g} {'point' if points == 1 else 'points'}"
+    margin_text = f"{points:g} {'point' if points == 1 else 'points'}"
     if lower_end > -points:
-        return "not worse", f"{name} loses less than {margin}: the interval's lower end is {low}."
+        return "not worse", (
+            f"{condition} loses less than {margin_text}: the interval's lower end is "
+            f"{lower_end:+.1f}."
+        )
     if row["verdict"] == "worse":
-        difference = f"{row['difference']:+.1f} points"
-        return "worse", f"{name} is worse: {difference}, p {row['p_adjusted']:.3g}."
-    sample = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
-    if row["draws"] >= FEWEST_DRAWS:  # new draws of examples lengthen the interval too
-        sample += ", and as many times the draws of examples,"
+        return "worse", (
+            f"{condition} is worse: {row['difference']:+.1f} points, p {row['p_adjusted']:.3g}."
+        )
+    sample_text = f"{estimate_sample(row, points, row['problems'], sides=1):,} problems"
+    # from this number of draws on, the interval is for new draws, which must grow in number too
+    if row["draws"] >= FEWEST_DRAWS:
+        sample_text += ", and as many times the draws of examples,"
     return "not shown", (
-        f"Not shown: the interval's lower end is {low}. If both are equally accurate, about "
-        f"{sample} would show that {name} loses less than {margin} ({100 * POWER:.0f} % power); "
-        f"here are {row['problems']:,}."
+        f"Not shown: the interval's lower end is {lower_end:+.1f}. If both are equally accurate, "
+        f"about {sample_text} would show that {condition} loses less than {margin_text} "
+        f"({100 * POWER:.0f} % power); here are {row['problems']:,}."
     )

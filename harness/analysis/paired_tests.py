@@ -75,29 +75,30 @@ class PairedDifference:
             limits: Clopper and Pearson (1934), doi:10.1093/biomet/26.4.404.
         """
         alpha = 1 - level
-        smaller, larger = self.subset_means
-        is_below_zero = smaller <= 0
-        weights = np.ones(len(smaller))
-        share = is_below_zero.mean()
-        if 0 < share < 1:
+        smaller_means, larger_means = self.subset_means
+        reaches_zero = smaller_means <= 0
+        zero_share = reaches_zero.mean()
+        weights = np.ones(len(smaller_means))
+        if 0 < zero_share < 1:
             # Random patterns only estimate p. These weights make the interval agree with it at 0.
-            weights = np.where(is_below_zero, self.p / share, (1 - self.p) / (1 - share))
-        low = float(np.quantile(smaller, alpha, weights=weights, method="inverted_cdf"))
-        # mirrored, so that both ends are found in the same way
-        high = -float(np.quantile(-larger, alpha, method="inverted_cdf"))
-        # the least p-value of so few changes
-        if 2.0 ** (1 - self.gains - self.losses) >= alpha:
-            low = min(low, abs(self.difference) - self._missed_share(self.losses, alpha))
-            high = max(high, abs(self.difference) + self._missed_share(self.gains, alpha))
+            weights = np.where(reaches_zero, self.p / zero_share, (1 - self.p) / (1 - zero_share))
+        low = float(np.quantile(smaller_means, alpha, weights=weights, method="inverted_cdf"))
+        # mirrored, because `inverted_cdf` always takes the lower of two neighbours
+        high = -float(np.quantile(-larger_means, alpha, method="inverted_cdf"))
+        # reached if all changes have the same sign
+        least_p = 2.0 ** (1 - self.gains - self.losses)
+        if least_p >= alpha:
+            low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
+            high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
         low, high = max(low, -1.0), min(high, 1.0)
         return (low, high) if self.difference >= 0 else (-high, -low)
 
-    def _missed_share(self, changes: int, alpha: float) -> float:
+    def _limit_above_observed(self, change_count: int, alpha: float) -> float:
         """The exact upper limit of a share of clusters, less the observed share."""
-        if changes == self.clusters:
+        if change_count == self.clusters:
             return 0.0
-        limit = float(betaincinv(changes + 1, self.clusters - changes, 1 - alpha / 2))
-        return limit - changes / self.clusters
+        limit = float(betaincinv(change_count + 1, self.clusters - change_count, 1 - alpha / 2))
+        return limit - change_count / self.clusters
 
 
 def estimate_difference(
@@ -114,43 +115,46 @@ def estimate_difference(
         repeats: Samples of a problem under each of the two.
         clusters: See `average_clusters`; by default each problem is a cluster.
     """
-    numbers = np.asarray(changes, dtype=np.int64)
-    clusters = np.arange(len(numbers)) if clusters is None else clusters
-    sums = np.bincount(clusters, numbers).astype(np.int64)
-    sizes = np.bincount(clusters)
-    total = int(sums.sum())
+    problem_changes = np.asarray(changes, dtype=np.int64)
+    clusters = np.arange(len(problem_changes)) if clusters is None else clusters
+    cluster_sums = np.bincount(clusters, problem_changes).astype(np.int64)
+    cluster_sizes = np.bincount(clusters)
+    total_change = int(cluster_sums.sum())
     # a negative difference is measured as its mirror image, so exchanging the conditions mirrors
     # the interval
-    directed_sums = -sums if total < 0 else sums
-    subset_means = _draw_subset_means(directed_sums, sizes)
-    if total == 0:
+    directed_sums = -cluster_sums if total_change < 0 else cluster_sums
+    subset_means = _draw_subset_means(directed_sums, cluster_sizes)
+    if total_change == 0:
         # A difference of 0 has no direction. Patterns of both directions make the interval mirror
         # exactly.
-        smaller, larger = _draw_subset_means(-directed_sums, sizes)
-        subset_means = np.hstack([subset_means, [-larger, -smaller]])
+        smaller_means, larger_means = _draw_subset_means(-directed_sums, cluster_sizes)
+        subset_means = np.hstack([subset_means, [-larger_means, -smaller_means]])
     return PairedDifference(
-        difference=float(numbers.mean()) / repeats,
-        p=sign_flip_test(sums),
-        clusters=len(sums),
+        difference=float(problem_changes.mean()) / repeats,
+        p=sign_flip_test(cluster_sums),
+        clusters=len(cluster_sums),
         gains=int((directed_sums > 0).sum()),
         losses=int((directed_sums < 0).sum()),
         subset_means=subset_means / repeats,
     )
 
 
-def _draw_subset_means(sums: Integers, sizes: Integers) -> Floats:
+def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
     # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
-    kinds, counts = np.unique(np.column_stack([sums, sizes]), axis=0, return_counts=True)
-    plus_sums = _draw_plus_counts(counts) @ kinds
-    minus_sums = counts @ kinds - plus_sums
+    pairs = np.column_stack([cluster_sums, cluster_sizes])
+    kinds, kind_counts = np.unique(pairs, axis=0, return_counts=True)
+    # [pattern, 2] The sums of changes and of sizes, whose ratio is the mean of a subset.
+    plus_totals = _draw_plus_counts(kind_counts) @ kinds
+    minus_totals = kind_counts @ kinds - plus_totals
     with np.errstate(divide="ignore", invalid="ignore"):
-        means = np.stack([plus_sums[:, 0] / plus_sums[:, 1], minus_sums[:, 0] / minus_sums[:, 1]])
+        plus_means = plus_totals[:, 0] / plus_totals[:, 1]
+        minus_means = minus_totals[:, 0] / minus_totals[:, 1]
     # where all signs are alike, one subset is empty, and no mean is rejected
-    is_alike = np.isnan(means).any(axis=0)
-    smaller = np.where(is_alike, -np.inf, means.min(axis=0))
-    larger = np.where(is_alike, np.inf, means.max(axis=0))
-    return np.stack([smaller, larger])
+    has_empty_subset = np.isnan(plus_means + minus_means)
+    smaller_means = np.where(has_empty_subset, -np.inf, np.minimum(plus_means, minus_means))
+    larger_means = np.where(has_empty_subset, np.inf, np.maximum(plus_means, minus_means))
+    return np.stack([smaller_means, larger_means])
 
 
 def _draw_plus_counts(counts: Integers) -> Integers:
@@ -172,28 +176,31 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
         and Tritchler (1983), doi:10.1080/01621459.1983.10477990; p of random patterns: Phipson and
         Smyth (2010), doi:10.2202/1544-6115.1585; McNemar (1947), doi:10.1007/BF02295996.
     """
-    numbers = np.asarray(differences, dtype=np.int64)
-    sizes, counts = np.unique(np.abs(numbers[numbers != 0]), return_counts=True)
+    signed_numbers = np.asarray(differences, dtype=np.int64)
+    absolute_values = np.abs(signed_numbers[signed_numbers != 0])
+    sizes, counts = np.unique(absolute_values, return_counts=True)
     if not len(sizes):
         return 1.0
     # smaller steps make the table of sums shorter and change no probability
     common_divisor = math.gcd(*sizes.tolist())
     sizes //= common_divisor
-    observed_sum = abs(int(numbers.sum())) // common_divisor
-    total = int(sizes @ counts)
-    if total > EXACT_SIGN_FLIPS:
+    observed_sum = abs(int(signed_numbers.sum())) // common_divisor
+    greatest_sum = int(sizes @ counts)
+    if greatest_sum > EXACT_SIGN_FLIPS:
+        # the sizes with a minus are the greatest sum less those with a plus
         plus_sums = _draw_plus_counts(counts) @ sizes
-        extreme_patterns = int((np.abs(2 * plus_sums - total) >= observed_sum).sum())
+        extreme_patterns = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
         return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
-    chances: Floats = np.ones(1)  # [sum] of the sizes with a plus
+    # [sum] The chance of each sum of the sizes with a plus. Without sizes the sum is 0.
+    chances: Floats = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        spread = np.zeros(size * count + 1)
+        size_chances = np.zeros(size * count + 1)
         # scipy.stats.binom.pmf does the same, but importing scipy.stats takes longer than computing
         # a table
-        spread[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
-        chances = np.convolve(chances, spread).astype(np.float64, copy=False)
+        size_chances[::size] = np.diff(bdtr(np.arange(count + 1), count, 0.5), prepend=0)
+        chances = np.convolve(chances, size_chances).astype(np.float64, copy=False)
     # the distribution is symmetric, so the lower tail counts twice
-    return min(1.0, 2 * float(chances[: (total - observed_sum) // 2 + 1].sum()))
+    return min(1.0, 2 * float(chances[: (greatest_sum - observed_sum) // 2 + 1].sum()))
 
 
 def fewest_problems(margin: float) -> int:
@@ -221,8 +228,8 @@ def holm(p_values: npt.ArrayLike) -> Floats:
     """
     p = np.asarray(p_values, dtype=float)
     adjusted_p = np.full(p.shape, np.nan)
-    tests = np.count_nonzero(~np.isnan(p))
-    order = np.argsort(p, kind="stable")[:tests]  # NaN goes last, so it is cut off
-    steps = np.arange(len(order), 0, -1) * p[order]
-    adjusted_p[order] = np.minimum(1, np.maximum.accumulate(steps))
+    test_count = np.count_nonzero(~np.isnan(p))
+    order = np.argsort(p, kind="stable")[:test_count]  # NaN goes last, so it is cut off
+    stepwise_p = np.arange(len(order), 0, -1) * p[order]
+    adjusted_p[order] = np.minimum(1, np.maximum.accumulate(stepwise_p))
     return adjusted_p

@@ -11,9 +11,9 @@ from harness.analysis.crossed_effects import PROMPT_VARIANCE_THRESHOLD
 from harness.constants import ALPHA, DEFAULT_SEED, POWER
 from harness.errors import ComparisonError
 
-SIMULATED_RUNS = 4_000
+SIMULATED_RUN_COUNT = 4_000
 """Simulated runs of a plan: the power then has a standard error of at most 0.8 percent."""
-EFFECT_STEPS = 12
+EFFECT_HALVINGS = 12
 """Halvings of the range of effects: far finer than the precision of the simulated runs."""
 
 
@@ -58,41 +58,41 @@ def detection_power(effect: float, **options: Any) -> float:
     Raises:
         ComparisonError: the discordance is out of range, or below the effect.
     """
-    size, plan = abs(effect), PlannedComparison(**options)
+    effect_size, plan = abs(effect), PlannedComparison(**options)
     # independent samples of one problem disagree at most half of the time
     most_discordance = 1 if plan.repeats == 1 else 0.5
-    if not (0 < plan.discordance <= most_discordance and size <= plan.discordance):
-        lower_limit = f"at least the effect, {size:g}," if size else "above 0"
+    if not (0 < plan.discordance <= most_discordance and effect_size <= plan.discordance):
+        lower_limit_text = f"at least the effect, {effect_size:g}," if effect_size else "above 0"
         raise ComparisonError(
-            f"discordance: expected {lower_limit} and up to {most_discordance:g} with "
+            f"discordance: expected {lower_limit_text} and up to {most_discordance:g} with "
             f"repeats = {plan.repeats}, got {plan.discordance:g}."
         )
     if plan.prompts > 1:
-        return _power_over_prompts(size, plan)
-    return _power_of_one_prompt(size, plan)
+        return _power_over_prompts(effect_size, plan)
+    return _power_of_one_prompt(effect_size, plan)
 
 
-def _power_over_prompts(size: float, plan: PlannedComparison) -> float:
+def _power_over_prompts(effect_size: float, plan: PlannedComparison) -> float:
     """The power of the test for new prompts."""
     rng = np.random.default_rng(DEFAULT_SEED)
-    effects = rng.normal(size, plan.spread, size=(SIMULATED_RUNS, plan.prompts))
+    effects = rng.normal(effect_size, plan.spread, size=(SIMULATED_RUN_COUNT, plan.prompts))
     prompt_variance = effects.var(axis=1, ddof=1) / plan.prompts
     # the same problems are asked under every prompt, so further prompts do not reduce this variance
     problem_variance = plan.discordance / (plan.problem_count * plan.repeats)
-    noise = rng.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUNS)
+    problem_noise = rng.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUN_COUNT)
     variance = prompt_variance + problem_variance
-    # Satterthwaite's, as in `crossed_effects.crossed_error`
-    freedom = variance**2 / (
+    # Satterthwaite's degrees of freedom, with the limit that `crossed_effects.crossed_error` has
+    degrees_of_freedom = variance**2 / (
         prompt_variance**2 / (plan.prompts - 1)
         + problem_variance**2 / max(1, plan.problem_count - 1)
     )
-    prompts_decide = prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance
-    freedom = np.where(prompts_decide, np.minimum(freedom, plan.prompts - 1), freedom)
-    critical = stdtrit(freedom, 1 - plan.alpha / 2) * np.sqrt(variance)
-    return float((effects.mean(axis=1) + noise > critical).mean())
+    is_limited = prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance
+    degrees_of_freedom[is_limited] = np.minimum(degrees_of_freedom[is_limited], plan.prompts - 1)
+    critical_differences = stdtrit(degrees_of_freedom, 1 - plan.alpha / 2) * np.sqrt(variance)
+    return float((effects.mean(axis=1) + problem_noise > critical_differences).mean())
 
 
-def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
+def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     """The power of the sign-flip test.
 
     A sample of an undecided problem is right with chance 1/2 + h under the condition and 1/2 - h
@@ -100,18 +100,21 @@ def _power_of_one_prompt(size: float, plan: PlannedComparison) -> float:
     `repeats`. The effect and the discordance determine h and the share of undecided problems.
     """
     repeats = plan.repeats
-    undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - size**2)
-    chance_right = 0.5 + size / (2 * undecided_share)
-    successes = np.arange(2 * repeats + 1)
-    chances = undecided_share * np.diff(bdtr(successes, 2 * repeats, chance_right), prepend=0)
-    # a settled problem does not change, which is the result of `repeats` successes
+    undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - effect_size**2)
+    chance_right = 0.5 + effect_size / (2 * undecided_share)
+    success_counts = np.arange(2 * repeats + 1)
+    # [success count] The share of problems with this number of successes.
+    chances = undecided_share * np.diff(bdtr(success_counts, 2 * repeats, chance_right), prepend=0)
+    # a settled problem does not change, as an undecided one with `repeats` successes
     chances[repeats] += 1 - undecided_share
+    chances /= chances.sum()
     rng = np.random.default_rng(DEFAULT_SEED)
-    problems = rng.multinomial(plan.problem_count, chances / chances.sum(), size=SIMULATED_RUNS)
-    changes = successes - repeats
-    critical = ndtri(1 - plan.alpha / 2) * np.sqrt(problems @ changes**2)
+    # [run, success count] Problems of equal counts are alike, so their number suffices.
+    problem_counts = rng.multinomial(plan.problem_count, chances, size=SIMULATED_RUN_COUNT)
+    changes = success_counts - repeats
+    critical_sums = ndtri(1 - plan.alpha / 2) * np.sqrt(problem_counts @ changes**2)
     # the continuity correction: sums of changes are integers
-    return float((problems @ changes - 1 > critical).mean())
+    return float((problem_counts @ changes - 1 > critical_sums).mean())
 
 
 def minimal_detectable_effect(**options: Any) -> float:
@@ -126,13 +129,13 @@ def minimal_detectable_effect(**options: Any) -> float:
     Raises:
         ComparisonError: see `detection_power`.
     """
-    low, high = 0.0, PlannedComparison(**options).discordance
-    if detection_power(high, **options) < POWER:
+    low_effect, high_effect = 0.0, PlannedComparison(**options).discordance
+    if detection_power(high_effect, **options) < POWER:
         return math.nan
-    for _ in range(EFFECT_STEPS):
-        middle = (low + high) / 2
-        if detection_power(middle, **options) >= POWER:
-            high = middle
+    for _ in range(EFFECT_HALVINGS):
+        middle_effect = (low_effect + high_effect) / 2
+        if detection_power(middle_effect, **options) >= POWER:
+            high_effect = middle_effect
         else:
-            low = middle
-    return float(high)
+            low_effect = middle_effect
+    return float(high_effect)

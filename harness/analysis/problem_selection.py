@@ -17,7 +17,7 @@ from harness.errors import ConfigError, list_near
 from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.yaml_settings import Strict
 
-FLIPS: tuple[Flip, ...] = get_args(Flip)
+FLIP_OUTCOMES: tuple[Flip, ...] = get_args(Flip)
 CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
 CHANGED = "changed"
 UNDECIDED = "undecided"
@@ -47,7 +47,7 @@ class Criterion(Strict):
     """Adds matched problems that did not flip."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.flip is not None and self.baseline == self.condition:
             raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice.")
         if self.controls and self.flip not in (*CHANGES, CHANGED):
@@ -57,14 +57,14 @@ class Criterion(Strict):
         return self
 
     def classify(self, problem: AnsweredProblem) -> str:
-        """The outcome of a problem: one of `FLIPS`, or `UNDECIDED`."""
-        before = _measure_share_right(problem.prompts.get(self.baseline))
-        after = _measure_share_right(problem.prompts.get(self.condition))
-        if before is None or after is None:
+        """The outcome of a problem: one of `FLIP_OUTCOMES`, or `UNDECIDED`."""
+        share_before = _measure_share_right(problem.prompts.get(self.baseline))
+        share_after = _measure_share_right(problem.prompts.get(self.condition))
+        if share_before is None or share_after is None:
             return UNDECIDED
-        if before == after:
-            return "both_right" if before > 0.5 else "both_wrong"
-        return "right_to_wrong" if before > after else "wrong_to_right"
+        if share_before == share_after:
+            return "both_right" if share_before > 0.5 else "both_wrong"
+        return "right_to_wrong" if share_before > share_after else "wrong_to_right"
 
 
 def _measure_share_right(prompt: AnsweredPrompt | None) -> float | None:
@@ -88,13 +88,13 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         outcomes = CHANGES if criterion.flip == CHANGED else (criterion.flip,)
         problems = [problem for problem in problems if problem.outcome in outcomes]
     if len(problems) < (criterion.n or 1):
-        counts = "".join(
-            f", {name.replace('_', ' ')} {number}"
-            for name, number in count_flips(source, criterion).items()
+        counts_text = "".join(
+            f", {outcome.replace('_', ' ')} {count}"
+            for outcome, count in count_flips(source, criterion).items()
         )
         raise ConfigError(
             f"{source.name}: the selection has {len(problems)} problems, fewer than "
-            f"{criterion.n or 1}{counts}."
+            f"{criterion.n or 1}{counts_text}."
         )
     # the sample is drawn first, so that it is the same with and without controls
     generator = random.Random(criterion.seed)
@@ -103,7 +103,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
         # `sample` returns them in a random order, and tables keep the order of the source
         problems = [problem for problem in problems if problem.id in sampled_ids]
     if criterion.controls:
-        # controls are taken from all problems, also from those that were not requested
+        # from all problems, because too few of the requested ones may be left for controls
         unflipped_problems = [
             problem
             for problem in _classify_problems(source, criterion)
@@ -119,13 +119,16 @@ def count_flips(source: Source, criterion: Criterion) -> dict[str, int]:
     Empty if nothing was graded.
     """
     counts = Counter(problem.outcome for problem in _list_candidates(source, criterion))
-    return {} if None in counts else {name: counts[name] for name in (*FLIPS, UNDECIDED)}
+    # problems have no outcome if nothing was graded
+    if None in counts:
+        return {}
+    return {outcome: counts[outcome] for outcome in (*FLIP_OUTCOMES, UNDECIDED)}
 
 
 def _classify_problems(source: Source, criterion: Criterion) -> list[AnsweredProblem]:
     """The problems with their outcome, if anything was graded."""
-    has_both = {criterion.baseline, criterion.condition} <= set(source.conditions)
-    if source.metric is None or not has_both:
+    has_both_conditions = {criterion.baseline, criterion.condition} <= set(source.conditions)
+    if source.metric is None or not has_both_conditions:
         return list(source.problems)
     return [replace(problem, outcome=criterion.classify(problem)) for problem in source.problems]
 
@@ -139,9 +142,10 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProbl
     problems = _classify_problems(source, criterion)
     for problem_id in criterion.ids:
         if not any(problem.has_id(problem_id) for problem in problems):
-            near = list_near(problem_id, [problem.id for problem in problems])
+            suggestions = list_near(problem_id, [problem.id for problem in problems])
             raise ConfigError(
-                f"{source.name} has no problem with the id {problem_id!r}: expected one of {near}."
+                f"{source.name} has no problem with the id {problem_id!r}: expected one of "
+                f"{suggestions}."
             )
     if not criterion.ids:
         return problems
@@ -156,10 +160,15 @@ def _require_verdicts(source: Source, criterion: Criterion) -> None:
     Raises:
         ConfigError: the source lacks one of the two conditions, or has no verdicts.
     """
-    for name, default in ((criterion.baseline, BASELINE), (criterion.condition, STUDY_CONDITION)):
-        if name not in source.conditions and (criterion.flip or name != default):
-            near = list_near(name, source.conditions)
-            raise ConfigError(f"{source.name} has no condition {name!r}: expected one of {near}.")
+    for name, default_name in (
+        (criterion.baseline, BASELINE),
+        (criterion.condition, STUDY_CONDITION),
+    ):
+        if name not in source.conditions and (criterion.flip or name != default_name):
+            suggestions = list_near(name, source.conditions)
+            raise ConfigError(
+                f"{source.name} has no condition {name!r}: expected one of {suggestions}."
+            )
     if criterion.flip and source.metric is None:
         raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} is unknown.")
 
@@ -189,7 +198,7 @@ def match_controls(
                 f"Subject {problem.subject!r} has too few problems that did not flip to be "
                 "controls."
             )
-        nearest = min(
+        nearest_control = min(
             candidates,
             key=lambda control: (
                 control.cluster == problem.cluster,
@@ -197,6 +206,6 @@ def match_controls(
                 abs(control.level - problem.level),
             ),
         )
-        unused_controls.remove(nearest)
-        controls.append(replace(nearest, is_control=True))
+        unused_controls.remove(nearest_control)
+        controls.append(replace(nearest_control, is_control=True))
     return controls

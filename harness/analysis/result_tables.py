@@ -30,18 +30,18 @@ class Leaderboard(Design):
         comparison: `analysis.compare`.
         side_tables: All other tables, by their name in JSON and in `display.side_tables`. Some have
             no rows.
-        clusters: The number of clusters of problems; 0 if each problem is a cluster.
-        copies: The number of problems whose question is that of an earlier problem.
-        omitted: The number of problems that are left out, because not all models have them.
-        receipt: An entry for each run: source, versions, hashes, settings.
+        cluster_count: The number of clusters of problems; 0 if each problem is a cluster.
+        copy_count: The number of problems whose question is that of an earlier problem.
+        omitted_count: The number of problems that are left out, because not all models have them.
+        receipts: An entry for each run: source, versions, hashes, settings.
     """
 
     comparison: pandas.DataFrame
     side_tables: Mapping[str, pandas.DataFrame]
-    clusters: int
-    copies: int
-    omitted: int
-    receipt: tuple[Mapping[str, Any], ...]
+    cluster_count: int
+    copy_count: int
+    omitted_count: int
+    receipts: tuple[Mapping[str, Any], ...]
 
 
 def make_leaderboard(
@@ -71,25 +71,23 @@ def make_leaderboard(
         ComparisonError: the runs cannot be compared; see `joined_runs.join` and `analysis.compare`.
     """
     by = [*by, *runs[0].about.get("by", ())]
-    frame, omitted_problems = _keep_shared_problems(join(runs), common=common)
+    frame, omitted_count = _keep_shared_problems(join(runs), common=common)
     score = choose_score(frame, score)
-    references = _join_reference_conditions(runs)
-    design = _make_design(runs, references, baseline=baseline, by=by)
-    design = replace(design, score=score)
-    omitted_conditions = references.keys() - {design.baseline, *design.reference_conditions}
-    # this table cannot compare conditions of another baseline
+    all_references = _join_reference_conditions(runs)
+    design = replace(_make_design(runs, all_references, baseline=baseline, by=by), score=score)
+    # a reference condition belongs to the baseline of its run and says nothing about another
+    omitted_conditions = all_references.keys() - {design.baseline, *design.reference_conditions}
     if omitted_conditions:
         frame = frame[~frame["condition"].isin(omitted_conditions)]
-    for name in by:
-        if name not in frame or frame[name].isna().all():
-            raise ConfigError(f"--by {name}: these runs have no {name}.")
+    for column in by:
+        if column not in frame or frame[column].isna().all():
+            raise ConfigError(f"--by {column}: these runs have no {column}.")
     if by:
         frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
     # a problem's text is that of the first run: in logs of other tasks it may differ by model
     problems = frame.drop_duplicates("problem_id")
-    clusters, questions = (
-        problems.get(name, problems["problem_id"]).nunique() for name in ("cluster", "question")
-    )
+    cluster_count = problems.get("cluster", problems["problem_id"]).nunique()
+    question_count = problems.get("question", problems["problem_id"]).nunique()
     outcomes = count_outcomes(frame, by, score)
     # made before the other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
@@ -101,10 +99,10 @@ def make_leaderboard(
         **vars(design),
         comparison=place_contrasts(comparison, side_tables["texts"]),
         side_tables=side_tables,
-        clusters=clusters if clusters < len(problems) else 0,
-        copies=len(problems) - questions,
-        omitted=omitted_problems,
-        receipt=tuple(receipt for run in runs for receipt in run.receipts),
+        cluster_count=cluster_count if cluster_count < len(problems) else 0,
+        copy_count=len(problems) - question_count,
+        omitted_count=omitted_count,
+        receipts=tuple(receipt for run in runs for receipt in run.receipts),
     )
 
 
@@ -116,11 +114,11 @@ def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pan
     Raises:
         ComparisonError: two models have no problem in common.
     """
-    keys = ["model", "layout", "condition"] if common else ["model", "layout"]
-    ids = frame.groupby(keys, observed=True)["problem_id"]
-    ids_by_setting = [set(names) for names in ids.unique()]
-    shared_ids = set.intersection(*ids_by_setting)
-    omitted_ids = set.union(*ids_by_setting) - shared_ids
+    group_columns = ["model", "layout", "condition"] if common else ["model", "layout"]
+    id_groups = frame.groupby(group_columns, observed=True)["problem_id"]
+    id_sets = [set(ids) for ids in id_groups.unique()]
+    shared_ids = set.intersection(*id_sets)
+    omitted_ids = set.union(*id_sets) - shared_ids
     if not shared_ids:
         raise ComparisonError("The runs have no problem in common.")
     if omitted_ids:
@@ -130,31 +128,33 @@ def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pan
 
 def _make_design(
     runs: Sequence[Run],
-    references: ReferenceConditions,
+    reference_conditions: ReferenceConditions,
     *,
     baseline: str | None,
     by: Sequence[str],
 ) -> Design:
     """What `make_leaderboard` compares, from its arguments and from what the runs registered."""
     baselines = {run.baseline for run in runs}
-    runs_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
-    design = Design(baseline=baseline or runs_baseline, by=by)
-    if design.baseline != runs_baseline:
+    default_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
+    design = Design(baseline=baseline or default_baseline, by=by)
+    if design.baseline != default_baseline:
         # a reference condition of another baseline says nothing about this baseline
         return design
     contrasts, primary = (None, None) if by else _join_contrasts(runs)
-    looks: dict[str, int] = {}
+    look_count_by_model: dict[str, int] = {}
     for run in runs:
         model = str(run.about["model"])
-        looks[model] = max(looks.get(model, 1), run.about.get("looks", 1))
+        look_count_by_model[model] = max(
+            look_count_by_model.get(model, 1), run.about.get("looks", 1)
+        )
     return replace(
         design,
-        looks=looks,
+        looks=look_count_by_model,
         contrasts=contrasts,
         primary=primary,
         unregistered=_find_unregistered(runs, contrasts or ()),
         reference_conditions={
-            name: fields for name, fields in references.items() if name != design.baseline
+            name: fields for name, fields in reference_conditions.items() if name != design.baseline
         },
     )
 
@@ -173,19 +173,19 @@ def _make_side_tables(
         design: What is compared with what.
         conditions: The conditions of the configs, by name.
     """
-    # this table is about all problems, so with a split it stays empty
-    by_setting = group_by_setting([] if design.by else outcomes)
+    # the table of other texts is about all problems, so it stays empty if the tables are split
+    outcomes_by_setting = group_by_setting([] if design.by else outcomes)
     # runs with log-probabilities and tables of other programs have no completions
-    has_no_completions = design.score == GOLD_FIRST or frame["next_question"].isna().all()
-    completions = frame[:0] if has_no_completions else frame
-    is_reference = frame["condition"].isin([*design.reference_conditions])
-    # with a score single samples are not right or wrong
-    single_samples = frame[:0] if design.score else frame[~is_reference]
+    lacks_completions = design.score == GOLD_FIRST or frame["next_question"].isna().all()
+    samples_with_completions = frame[:0] if lacks_completions else frame
+    references = design.reference_conditions
+    # a score such as pass@4 judges all samples of a problem together, and none by itself
+    judged_samples = frame[:0] if design.score else frame[~frame["condition"].isin([*references])]
     return {
-        "together": together_table(single_samples, by=design.by),
-        "texts": text_table(by_setting, conditions, design.reference_conditions, design.baseline),
-        "mediators": mediator_table(completions, by=design.by),
-        "audit": audit_table(completions, baseline=design.baseline, by=design.by),
+        "together": together_table(judged_samples, by=design.by),
+        "texts": text_table(outcomes_by_setting, conditions, references, design.baseline),
+        "mediators": mediator_table(samples_with_completions, by=design.by),
+        "audit": audit_table(samples_with_completions, baseline=design.baseline, by=design.by),
     }
 
 
@@ -206,17 +206,18 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
         ComparisonError: a name is that of a reference condition in one run, and of another
             condition in another run.
     """
-    fields_by_name: dict[str, Mapping[str, Any]] = {}
-    run_by_name: dict[str, str] = {}
+    fields_by_condition: dict[str, Mapping[str, Any]] = {}
+    run_name_by_condition: dict[str, str] = {}
     for run in runs:
-        for name in _list_conditions(run):
-            fields = run.reference_conditions.get(name, {})
-            first_run = run_by_name.setdefault(name, run.name)
-            if fields_by_name.setdefault(name, fields) != fields:
+        for condition in _list_conditions(run):
+            fields = run.reference_conditions.get(condition, {})
+            first_run_name = run_name_by_condition.setdefault(condition, run.name)
+            if fields_by_condition.setdefault(condition, fields) != fields:
                 raise ComparisonError(
-                    f"{run.name}: the condition {name!r} differs from the one in {first_run}."
+                    f"{run.name}: the condition {condition!r} differs from the one in "
+                    f"{first_run_name}."
                 )
-    return {name: fields for name, fields in fields_by_name.items() if fields}
+    return {condition: fields for condition, fields in fields_by_condition.items() if fields}
 
 
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
@@ -227,29 +228,29 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
     receipts = [run.about for run in runs if run.about.get("contrasts") is not None]
     if not receipts:
         return None, None
-    names: dict[str, None] = {}
-    for facts in receipts:
-        names |= dict.fromkeys(map(str, facts["contrasts"]))
+    contrast_names: dict[str, None] = {}
+    for receipt in receipts:
+        contrast_names |= dict.fromkeys(map(str, receipt["contrasts"]))
     conditions: set[str] = set().union(*map(_list_conditions, runs))
-    contrasts = tuple(name for name in names if set(read_contrast(name)) <= conditions)
-    primaries = {facts.get("primary") for facts in receipts}
+    contrasts = tuple(name for name in contrast_names if set(read_contrast(name)) <= conditions)
+    primary_contrasts = {receipt.get("primary") for receipt in receipts}
     # runs that name different primary contrasts have no common one
-    primary = primaries.pop() if len(primaries) == 1 else None
+    primary = primary_contrasts.pop() if len(primary_contrasts) == 1 else None
     return contrasts, primary if primary in contrasts else None
 
 
 def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
     """Models with contrasts that their run did not register. A log registers none."""
-    unregistered = set()
-    for name in contrasts:
-        condition, baseline_name = read_contrast(name)
+    unregistered_contrasts = set()
+    for contrast in contrasts:
+        condition, baseline = read_contrast(contrast)
         for run in runs:
             conditions = _list_conditions(run)
-            # a run without `wo` may be compared with the `wo` of another run
-            has_both = condition in conditions and baseline_name in [*conditions, BASELINE]
-            if has_both and name not in (run.about.get("contrasts") or ()):
-                unregistered.add((str(run.about["model"]), name))
-    return unregistered
+            # a run without the usual baseline is compared with that of another run
+            has_both = condition in conditions and baseline in [*conditions, BASELINE]
+            if has_both and contrast not in (run.about.get("contrasts") or ()):
+                unregistered_contrasts.add((str(run.about["model"]), contrast))
+    return unregistered_contrasts
 
 
 def _list_conditions(run: Run) -> list[str]:
@@ -258,6 +259,6 @@ def _list_conditions(run: Run) -> list[str]:
 
 def records(frame: pandas.DataFrame) -> list[Row]:
     """Rows as mappings, with None for missing values."""
-    values: Any = frame.astype(object)
+    objects: Any = frame.astype(object)
     # JSON has no NaN
-    return list(values.where(frame.notna(), None).to_dict("records"))
+    return list(objects.where(frame.notna(), None).to_dict("records"))

@@ -19,7 +19,7 @@ from harness.errors import ComparisonError, ConfigError
 FRACTION, NUMBER = "fraction", "number"
 """The scores of a table with numbers: from 0 to 1 in percent, or others as they are."""
 TABLE_NUMBERS = (FRACTION, NUMBER)
-"""Scores of which it is unknown whether higher ones are better: a loss may be a fraction too."""
+"""Both of them. Whether a higher number is better is unknown, because it may be a loss."""
 MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
 """Scores that are means of a column of numbers."""
 NUMBER_TEST = (
@@ -41,9 +41,9 @@ is rounded down to it (by at most 0.0001 points), because products of two condit
 sets would exceed 64 bits. It is also the denominator of log-probabilities, which are then rounded
 to 0.0001 nats."""
 
-_GROUPING: Any = {"observed": True, "sort": False, "dropna": False}
+_GROUP_OPTIONS: Any = {"observed": True, "sort": False, "dropna": False}
 """Groups in the order of the samples, also of missing values, without empty categories."""
-_choose = np.frompyfunc(math.comb, 2, 1)
+_count_combinations = np.frompyfunc(math.comb, 2, 1)
 """Binomial coefficients of arrays, as integers of any length."""
 
 
@@ -88,18 +88,18 @@ def _find_scale(frame: pandas.DataFrame) -> str | None:
     scores = frame[SCORE_COLUMN]
     if scores.isin([0, 1]).all():
         return None
-    largest_scores = scores.abs().groupby(frame["condition"].astype(str)).max()
-    fraction_maxima = largest_scores[(largest_scores > 0) & (largest_scores <= 1)]
-    if len(fraction_maxima) and largest_scores.max() > 1:
+    maxima = scores.abs().groupby(frame["condition"].astype(str)).max()
+    fraction_maxima = maxima[(maxima > 0) & (maxima <= 1)]
+    if len(fraction_maxima) and maxima.max() > 1:
         raise ComparisonError(
             f"The scores of {fraction_maxima.index[0]} reach {fraction_maxima.iloc[0]:g}, those of "
-            f"{largest_scores.idxmax()} {largest_scores.max():g}: expected the same scale."
+            f"{maxima.idxmax()} {maxima.max():g}: expected the same scale."
         )
     return FRACTION if scores.between(0, 1).all() else NUMBER
 
 
 def sum_samples(
-    samples: pandas.DataFrame, prompts: Sequence[str], score: str | None
+    samples: pandas.DataFrame, prompt_columns: Sequence[str], score: str | None
 ) -> pandas.DataFrame:
     """The numbers of samples of each prompt and problem, of which `score` is a share.
 
@@ -108,9 +108,9 @@ def sum_samples(
     samples are right. maj@k counts only the first sample with the most frequent answer.
 
     Args:
-        samples: One row per sample with the columns `prompts`, sample_index, answer, right, graded;
+        samples: One row per sample with `prompt_columns`, sample_index, answer, right and graded;
             for a score of `MEAN_SCORES` also its column.
-        prompts: The columns that name a run, a condition, a prompt and a problem.
+        prompt_columns: The columns that name a run, a condition, a prompt and a problem.
         score: See `read_score`. None counts the samples, of which there may be one.
 
     Returns:
@@ -125,23 +125,26 @@ def sum_samples(
         pass@k: Chen et al. (2021), arXiv:2107.03374, section 2.1; maj@k: Wang et al. (2022),
         Self-Consistency, arXiv:2203.11171.
     """
-    is_endpoint = score in (GOLD_FIRST, *MEAN_SCORES)
-    kind, k = read_score(score) if score and not is_endpoint else ("", 0)
-    counts = samples[[*prompts, "right", "graded"]].assign(samples=1, repeats=1)
+    kind, k = "", 0
+    if score and score not in (GOLD_FIRST, *MEAN_SCORES):
+        kind, k = read_score(score)
+    sample_counts = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
     if kind == "maj":
-        is_majority = _mark_majority(samples, prompts, k)
+        is_majority = _mark_majority(samples, prompt_columns, k)
         for column in ("right", "graded", "samples"):
-            counts[column] *= is_majority
+            sample_counts[column] *= is_majority
     if score in MEAN_SCORES:
-        counts["right"] = (samples[score] / 100 * MOST_SETS).round()
-        counts["graded"] = counts["samples"] = MOST_SETS
-    sums = counts.groupby(list(prompts), **_GROUPING).sum()
+        # A number becomes a ratio of integers, right / samples, as all other scores are. Tables
+        # multiply this ratio by 100, so the number is divided by 100 here.
+        sample_counts["right"] = (samples[score] / 100 * MOST_SETS).round()
+        sample_counts["graded"] = sample_counts["samples"] = MOST_SETS
+    sums = sample_counts.groupby(list(prompt_columns), **_GROUP_OPTIONS).sum()
     repeats = sums["repeats"]
     if kind and repeats.min() < max(k, 2):
-        expected = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
+        expected_text = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
         raise ComparisonError(
-            f"score {score}: expected {expected}, as a problem has {repeats.min()} with one prompt "
-            "(draws of examples are different prompts)."
+            f"score {score}: expected {expected_text}, as a problem has {repeats.min()} with one "
+            "prompt (draws of examples are different prompts)."
         )
     if kind == "pass":
         _count_sets(sums, k)
@@ -153,24 +156,24 @@ def _count_sets(sums: pandas.DataFrame, k: int) -> None:
 
     The number of right, or graded, samples becomes that of the sets with at least one of them.
     """
-    sets = _choose(sums["repeats"], k)
-    sums["samples"] = np.minimum(sets, MOST_SETS)
+    set_counts = _count_combinations(sums["repeats"], k)
+    sums["samples"] = np.minimum(set_counts, MOST_SETS)
     for column in ("right", "graded"):
-        sets_without_any = _choose(sums["repeats"] - sums[column], k)
-        sums[column] = sums["samples"] * (sets - sets_without_any) // sets
+        set_counts_without = _count_combinations(sums["repeats"] - sums[column], k)
+        sums[column] = sums["samples"] * (set_counts - set_counts_without) // set_counts
 
 
-def _mark_majority(samples: pandas.DataFrame, prompts: Sequence[str], k: int) -> Any:
+def _mark_majority(samples: pandas.DataFrame, prompt_columns: Sequence[str], k: int) -> Any:
     """Whether a row has the most frequent answer of the first k samples, and has it first.
 
     Answers are equal if their strings are. A sample without an answer does not vote.
     """
     ordered_samples = samples.reset_index(drop=True).sort_values("sample_index", kind="stable")
-    first_samples = ordered_samples[
-        ordered_samples.groupby(list(prompts), **_GROUPING).cumcount() < k
-    ]
-    same_answers = first_samples.groupby([*prompts, "answer"], **_GROUPING)["right"]
-    votes = same_answers.transform("size").where(first_samples["answer"].notna(), 0)
+    ranks = ordered_samples.groupby(list(prompt_columns), **_GROUP_OPTIONS).cumcount()
+    first_samples = ordered_samples[ranks < k]
+    answer_groups = first_samples.groupby([*prompt_columns, "answer"], **_GROUP_OPTIONS)["right"]
+    votes = answer_groups.transform("size").where(first_samples["answer"].notna(), 0)
+    prompt_keys = [first_samples[column] for column in prompt_columns]
     # `idxmax` takes the first of equals, so of equally frequent answers the earliest wins
-    majority = votes.groupby([first_samples[name] for name in prompts], **_GROUPING).idxmax()
-    return np.isin(np.arange(len(samples)), majority)
+    majority_indices = votes.groupby(prompt_keys, **_GROUP_OPTIONS).idxmax()
+    return np.isin(np.arange(len(samples)), majority_indices)

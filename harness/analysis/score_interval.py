@@ -15,7 +15,7 @@ from harness.constants import ALPHA
 
 ROOT_GAP = 1e-12
 """Relative distance from the end of a range at which a root search begins, because at the end a
-weight would be infinite."""
+probability would be infinite."""
 
 
 def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tuple[float, float]:
@@ -38,20 +38,20 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     """
     pairs = np.column_stack(np.broadcast_arrays(np.asarray(values, dtype=float), weights))
     distinct_pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    distinct_values, pair_weights = distinct_pairs.T.copy()
-    mean = float((distinct_values * pair_weights) @ counts / counts.sum())
-    critical = float(ndtri(1 - ALPHA / 2))
+    distinct_values, distinct_weights = distinct_pairs.T.copy()
+    mean = float((distinct_values * distinct_weights) @ counts / counts.sum())
+    critical_value = float(ndtri(1 - ALPHA / 2))
 
-    def excess(hypothetical_mean: float) -> float:
-        statistic = _score_statistic(distinct_values, pair_weights, counts, hypothetical_mean)
-        return abs(statistic) - critical
+    def statistic_excess(hypothetical_mean: float) -> float:
+        statistic = _score_statistic(distinct_values, distinct_weights, counts, hypothetical_mean)
+        return abs(statistic) - critical_value
 
-    # at a mean of 0 or 1 one end is exact, and has no root to search for
+    # a mean of 0 or 1 is itself an end of the interval, so only the other end is searched for
     low, high = 0.0, 1.0
     if mean - low >= ROOT_GAP:
-        low = float(brentq(excess, mean, _towards(low, mean)))
+        low = float(brentq(statistic_excess, mean, _point_before_end(low, mean)))
     if high - mean >= ROOT_GAP:
-        high = float(brentq(excess, mean, _towards(high, mean)))
+        high = float(brentq(statistic_excess, mean, _point_before_end(high, mean)))
     return low, high
 
 
@@ -71,59 +71,61 @@ def t_interval(values: Floats, weights: Floats) -> tuple[float, float]:
         return math.nan, math.nan
     mean = float((weights * values).mean())
     standard_error = float((weights * (values - mean)).std(ddof=1)) / math.sqrt(cluster_count)
-    reach = float(stdtrit(cluster_count - 1, 1 - ALPHA / 2)) * standard_error
-    return mean - reach, mean + reach
+    half_length = float(stdtrit(cluster_count - 1, 1 - ALPHA / 2)) * standard_error
+    return mean - half_length, mean + half_length
 
 
 def _score_statistic(values: Floats, weights: Floats, counts: Integers, mean: float) -> float:
     """By how many standard errors the observed mean exceeds the hypothetical `mean`."""
-    n = int(counts.sum())
-    difference = float((values * weights) @ counts) / n - mean
+    total_count = int(counts.sum())
+    difference = float((values * weights) @ counts) / total_count - mean
     if difference == 0:
         return 0.0
-    variance = _likeliest_variance(weights * (values - mean), counts / n, -mean, 1 - mean)
+    variance = _likeliest_variance(weights * (values - mean), counts / total_count, -mean, 1 - mean)
     if variance <= 0:
         return math.copysign(math.inf, difference)
-    return difference / math.sqrt(variance / n)
+    return difference / math.sqrt(variance / total_count)
 
 
-def _likeliest_variance(centred: Floats, shares: Floats, low: float, high: float) -> float:
+def _likeliest_variance(
+    centred_values: Floats, shares: Floats, low_bound: float, high_bound: float
+) -> float:
     """Variance of the likeliest distribution with mean 0 on the values and the two bounds.
 
-    The weights of the values are shares / (1 + tilt * value), with the tilt that makes the mean 0.
-    A tilt above 0 gives low values more weight, and a tilt below 0 high values. If even the lowest
-    or highest tilt with positive weights does not make the mean 0, the weights add up to less than
-    1. Then the bound on that side has the remaining weight: the low bound for a tilt above 0.
+    The distribution gives a value the probability share / (1 + tilt * value). Its mean falls as the
+    tilt rises. With the tilt of mean 0, these probabilities add up to 1. If no possible tilt has
+    mean 0, the tilt is the last one on the way to it. Then the probabilities add up to less than 1,
+    and the bound on the side to which the mean would have to move has the remaining probability.
 
     Args:
-        centred: The values less the hypothetical mean.
+        centred_values: The values less the hypothetical mean.
         shares: The observed shares of the values.
-        low: The low bound. Values of large clusters may lie beyond the bounds, which are those of a
-            cluster of average size.
-        high: The high bound.
+        low_bound: Values of large clusters may lie beyond the bounds, which are those of a cluster
+            of average size.
+        high_bound: See `low_bound`.
     """
-    if not low < 0 < high:
+    if not low_bound < 0 < high_bound:
         return 0.0
 
     def tilted_mean(tilt: float) -> float:
-        return float((shares * centred / (1 + tilt * centred)).sum())
+        return float((shares * centred_values / (1 + tilt * centred_values)).sum())
 
-    # beyond these tilts the weight of a value or of a bound would be negative
-    lowest_tilt = _towards(-1 / max(high, centred.max()), 0)
-    highest_tilt = _towards(-1 / min(low, centred.min()), 0)
-    # the mean falls as the tilt rises
+    # beyond these tilts the probability of a value or of a bound would be negative
+    lowest_tilt = _point_before_end(-1 / max(high_bound, centred_values.max()), 0)
+    highest_tilt = _point_before_end(-1 / min(low_bound, centred_values.min()), 0)
     if tilted_mean(lowest_tilt) <= 0:
         tilt = lowest_tilt
     elif tilted_mean(highest_tilt) >= 0:
         tilt = highest_tilt
     else:
         tilt = brentq(tilted_mean, lowest_tilt, highest_tilt, xtol=1e-13)
-    weights = shares / (1 + tilt * centred)
-    remaining_weight = max(0.0, 1 - float(weights.sum()))
-    weighted_bound = low if tilt > 0 else high
-    return float(weights @ centred**2) + remaining_weight * weighted_bound**2
+    probabilities = shares / (1 + tilt * centred_values)
+    remaining_probability = max(0.0, 1 - float(probabilities.sum()))
+    # the lowest tilt is below 0 and leaves the mean too low, so the high bound must raise it
+    bound = low_bound if tilt > 0 else high_bound
+    return float(probabilities @ centred_values**2) + remaining_probability * bound**2
 
 
-def _towards(end: float, inner: float) -> float:
-    """A point just short of `end`, on the side of `inner`."""
-    return end + (inner - end) * ROOT_GAP
+def _point_before_end(range_end: float, inner_point: float) -> float:
+    """A point just short of `range_end`, on the side of `inner_point`."""
+    return range_end + (inner_point - range_end) * ROOT_GAP

@@ -50,35 +50,42 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
         Serial gatekeeping: Westfall and Krishen (2001), doi:10.1016/S0378-3758(01)00077-5; shares:
         Bonferroni.
     """
-    families: dict[Any, list[Row]] = {}
+    rows_by_family: dict[Any, list[Row]] = {}
     for row in rows:
         if row["role"] == "tested":
-            family = (row["model"], row["layout"]) if primary else None
-            families.setdefault(family, []).append(row)
-    for tested_rows in families.values():
-        primary_rows = [row for row in tested_rows if row["condition"] == primary]
-        _judge_tests(primary_rows, families=len(families), least_p=0.0)
-        gate = max((row["p_adjusted"] for row in primary_rows), default=0.0)
-        secondary_rows = [row for row in tested_rows if row["condition"] != primary]
-        _judge_tests(secondary_rows, families=len(families), least_p=gate)
+            family_key = (row["model"], row["layout"]) if primary else None
+            rows_by_family.setdefault(family_key, []).append(row)
+    for family_rows in rows_by_family.values():
+        primary_rows = [row for row in family_rows if row["condition"] == primary]
+        _judge_tests(primary_rows, family_count=len(rows_by_family), least_p=0.0)
+        largest_primary_p = max((row["p_adjusted"] for row in primary_rows), default=0.0)
+        secondary_rows = [row for row in family_rows if row["condition"] != primary]
+        _judge_tests(secondary_rows, family_count=len(rows_by_family), least_p=largest_primary_p)
 
 
-def _judge_tests(tested: Sequence[Row], *, families: int, least_p: float) -> None:
+def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
     # Holm within a family. Families have equal shares of alpha (Bonferroni), because each family
     # can give a false result; for the same reason look j at a growing run has the share 1 / j.
-    looks = np.array([row.get("looks", 1) for row in tested])
-    shared_p = np.minimum(1, families * looks * holm([row["p"] for row in tested]))
-    for row, p_adjusted in zip(tested, np.maximum(least_p, shared_p).tolist(), strict=True):
+    look_counts = np.array([row.get("looks", 1) for row in tested_rows])
+    holm_p = holm([row["p"] for row in tested_rows])
+    adjusted_p = np.maximum(least_p, np.minimum(1, family_count * look_counts * holm_p))
+    for row, p_adjusted in zip(tested_rows, adjusted_p.tolist(), strict=True):
         verdict = "equivalent" if row["within_margin"] else "inconclusive"
         if p_adjusted < ALPHA:
-            upward, downward = HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
-            verdict = upward if row["difference"] > 0 else downward
+            rise_verdict, fall_verdict = (
+                HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
+            )
+            verdict = rise_verdict if row["difference"] > 0 else fall_verdict
         reason = row.get("unmeasured")
         if reason and (reason.startswith(AT_CHANCE) or verdict not in SIGNIFICANT_VERDICTS):
             verdict = "unmeasured"
-        row |= {"tests": families * len(tested), "p_adjusted": p_adjusted, "verdict": verdict}
-        # the difference among answered samples may be 0 and is less than half of that among all
+        row |= {
+            "tests": family_count * len(tested_rows),
+            "p_adjusted": p_adjusted,
+            "verdict": verdict,
+        }
+        # format may explain a difference that is halved among answered samples, and may be 0 there
         row["by_format"] = bool(
             verdict in SIGNIFICANT_VERDICTS
             and 2 * abs(row["answered_difference"]) < abs(row["difference"])
@@ -97,40 +104,41 @@ def explain_unmeasured(
 
     `chance` is the percentage of right problems by chance, if the score is `gold_first`.
     """
-    row_by_name = {row["condition"]: row for row in rows}
-    if "difference" not in row or row["baseline"] not in row_by_name:
+    row_by_condition = {row["condition"]: row for row in rows}
+    if "difference" not in row or row["baseline"] not in row_by_condition:
         return None
-    if chance and all(condition["accuracy_low"] <= chance for condition in rows):
+    if chance and all(setting_row["accuracy_low"] <= chance for setting_row in rows):
         return f"{AT_CHANCE} {chance:.3g} %"
-    sides = [row_by_name[row["baseline"]], row]
+    pair_rows = [row_by_condition[row["baseline"]], row]
     if math.isnan(row["p"]):
         return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
-    if min(side["graded"] for side in sides) < 100 * FEWEST_GRADED:
+    if min(pair_row["graded"] for pair_row in pair_rows) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
-    for end, percent in (("accuracy_low", 0), ("accuracy_high", 100)):
-        if all(side[end] == percent for side in sides):
+    for end_column, percent in (("accuracy_low", 0), ("accuracy_high", 100)):
+        if all(pair_row[end_column] == percent for pair_row in pair_rows):
             return f"both accuracies are {percent} %"
     for name, fields in reference_conditions.items():
-        control = row_by_name.get(name)
-        if fields["kind"] != POSITIVE_CONTROL or control is None:
-            continue
-        if control["p"] >= ALPHA or control["difference"] > 0:
-            return "the positive control was not detected"
+        control_row = row_by_condition.get(name)
+        if fields["kind"] == POSITIVE_CONTROL and control_row:
+            if control_row["p"] >= ALPHA or control_row["difference"] > 0:
+                return "the positive control was not detected"
     return None
 
 
-def estimate_sample(row: Mapping[str, Any], margin: float, size: int, *, sides: int) -> int:
+def estimate_sample(
+    row: Mapping[str, Any], margin: float, problem_count: int, *, sides: int
+) -> int:
     """About how large a sample would show that a true difference of 0 is within a margin.
 
     Args:
         row: A row of the comparison.
         margin: In points, or in nats.
-        size: The number of problems, or of clusters, in this comparison.
+        problem_count: The number of problems, or of clusters, in this comparison.
         sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
-    level, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
-    # the length of an interval falls with the root of the number of problems
-    quantiles = -float((ndtri(level) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
+    alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
+    quantile_ratio = -float((ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
     half_length: float = (row["high"] - row["low"]) / 2
-    return math.ceil(size * (quantiles * half_length / margin) ** 2)
+    # squared, because the length of an interval falls with the root of the number of problems
+    return math.ceil(problem_count * (quantile_ratio * half_length / margin) ** 2)

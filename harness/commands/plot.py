@@ -42,7 +42,7 @@ def plot(
         "baseline": board.baseline,
         "score": board.score,
         "seed": DEFAULT_SEED,
-        "runs": list(board.receipt),
+        "runs": list(board.receipts),
     }
     for name, (figure, figure_numbers) in draw_figures(board, loaded_runs, kind or []):
         for path in write_figure(figure, figure_numbers, output, name, {"figure": name, **receipt}):

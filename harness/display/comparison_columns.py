@@ -9,9 +9,9 @@ from typing import Any
 from harness.constants import ALPHA
 from harness.display.printed_tables import Column
 from harness.display.value_texts import (
-    LEVEL,
+    EN_DASH,
+    LEVEL_TEXT,
     MINUS,
-    NONE,
     accuracy,
     difference,
     flips,
@@ -34,32 +34,32 @@ def text_column(name: str) -> Column:
 
 def show_text(value: Any) -> str:
     """A text, or the sign of a missing value."""
-    return NONE if value is None else str(value)
+    return EN_DASH if value is None else str(value)
 
 
 def _mark_primary(name: Any, primary: Any) -> str:
     return f"{label(name)} *" if primary else label(name)
 
 
-ACCURACY = Column(
-    "accuracy accuracy_low accuracy_high", "acc. %", accuracy, f"with its {LEVEL} interval"
+ACCURACY_COLUMN = Column(
+    "accuracy accuracy_low accuracy_high", "acc. %", accuracy, f"with its {LEVEL_TEXT} interval"
 )
-DIFFERENCE = Column(
+DIFFERENCE_COLUMN = Column(
     "difference low high",
-    f"difference [{LEVEL}]",
+    f"difference [{LEVEL_TEXT}]",
     difference,
     "compared with {baseline}{unit}, paired by problem; the interval is not adjusted for "
     "several tests",
 )
-ADJUSTED_P = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
-ANSWERED = Column(
+ADJUSTED_P_COLUMN = Column("p_adjusted", "p adj.", p_value, "sign-flip test{adjustment}")
+ANSWERED_COLUMN = Column(
     "answered_difference answered_low answered_high",
-    f"answered [{LEVEL}]",
+    f"answered [{LEVEL_TEXT}]",
     difference,
     "difference among answered samples: over pairs of samples that both have a graded answer; "
     "the rest of the difference is format",
 )
-VERDICT = Column(
+VERDICT_COLUMN = Column(
     "verdict role within_margin margin by_format other_texts",
     "verdict",
     verdict,
@@ -73,7 +73,7 @@ VERDICT = Column(
     strong=True,
 )
 FLIP_COLUMN = Column("wrong_to_right right_to_wrong", "+/-", flips, "flips, {flips}", optional=True)
-UNGRADED_ENDINGS = {
+COLUMN_BY_ENDING = {
     "no box": Column("no_box", "no box %", number),
     "cut off": Column("truncated", "truncated", number),
     "unfinished": Column("unfinished", "unfinished", number, optional=True),

@@ -9,45 +9,47 @@ import pandas
 from harness.analysis.result_tables import Leaderboard, records
 from harness.analysis.sample_scores import NUMBER
 from harness.constants import Row
-from harness.display import comparison_columns
-from harness.display.comparison_columns import text_column
+from harness.display.comparison_columns import (
+    ACCURACY_COLUMN,
+    ADJUSTED_P_COLUMN,
+    ANSWERED_COLUMN,
+    DIFFERENCE_COLUMN,
+    FLIP_COLUMN,
+    VERDICT_COLUMN,
+    text_column,
+)
 from harness.display.comparison_remarks import explain_comparison
 from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import describe_clusters, mean, plural
 
-_TITLE_NOUNS = {
-    "model": "",
-    "layout": "",
-    "problems": "problem",
-    "repeats": "sample",
-}
+_TITLE_NOUN_BY_COLUMN = {"model": "", "layout": "", "problems": "problem", "repeats": "sample"}
 """Columns that the title replaces if all rows agree. A column of counts has the noun it counts."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    clusters = (0, 0) if board.by else (board.clusters, board.copies)
+    cluster_counts = (0, 0) if board.by else (board.cluster_count, board.copy_count)
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    # the title names what all rows share
-    shared_values, word_columns = split_shared_values(records(board.comparison), names, clusters)
-    title = ", ".join(shared_values) or "Differences from the baseline"
-    accuracy = replace(comparison_columns.ACCURACY, heading=f"{board.score or 'acc.'} %")
+    all_rows = records(board.comparison)
+    shared_texts, text_columns = split_shared_values(all_rows, names, cluster_counts)
+    title = ", ".join(shared_texts) or "Differences from the baseline"
+    accuracy_column = replace(ACCURACY_COLUMN, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
-        accuracy = replace(accuracy, heading="score", format=mean)
-    columns = [
-        accuracy,
-        comparison_columns.DIFFERENCE,
-        comparison_columns.ADJUSTED_P,
-        comparison_columns.VERDICT,
-    ]
+        accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=mean)
     # a terminal of 80 columns is too narrow for flips and answered samples together
+    last_column = FLIP_COLUMN
     if any(_depends_on_format(row) for row in rows):
-        columns.append(comparison_columns.ANSWERED)
-    else:
-        columns.append(comparison_columns.FLIP_COLUMN)
+        last_column = ANSWERED_COLUMN
+    number_columns = [
+        accuracy_column,
+        DIFFERENCE_COLUMN,
+        ADJUSTED_P_COLUMN,
+        VERDICT_COLUMN,
+        last_column,
+    ]
     facts, warnings, remarks = explain_comparison(board, rows)
-    columns = [*word_columns, *_fill_legends(columns, facts)]
+    columns = [*text_columns, *_fill_legends(number_columns, facts)]
     return Table(title, rows, columns, remarks, warnings)
 
 
@@ -63,13 +65,13 @@ def _depends_on_format(row: Row) -> bool:
     return bool(10 * abs(answered_difference - row["difference"]) > row["high"] - row["low"])
 
 
-def rows_of_conditions(board: Leaderboard, table: pandas.DataFrame) -> list[Row]:
+def rows_of_conditions(board: Leaderboard, frame: pandas.DataFrame) -> list[Row]:
     """The rows of a table of the leaderboard, without those of reference conditions."""
-    return [row for row in records(table) if row.get("condition") not in board.reference_conditions]
+    return [row for row in records(frame) if row.get("condition") not in board.reference_conditions]
 
 
 def split_shared_values(
-    rows: Sequence[Row], names: Sequence[str], clusters: tuple[int, int] = (0, 0)
+    rows: Sequence[Row], names: Sequence[str], cluster_counts: tuple[int, int] = (0, 0)
 ) -> tuple[list[str], list[Column]]:
     """The values that all rows share, as texts, and the columns of text in which rows differ.
 
@@ -79,14 +81,14 @@ def split_shared_values(
     texts, columns = [], []
     for name in names:
         values = {row[name] for row in rows} - {None}
-        if name not in _TITLE_NOUNS or len(values) > 1:
+        if name not in _TITLE_NOUN_BY_COLUMN or len(values) > 1:
             columns.append(text_column(name))
         elif values:
             (value,) = values
-            noun = _TITLE_NOUNS[name]
+            noun = _TITLE_NOUN_BY_COLUMN[name]
             text = f"{value} {plural(noun, value)}" if noun else str(value)
             if name == "problems":
-                text += describe_clusters(value, *clusters)
+                text += describe_clusters(value, *cluster_counts)
             elif name == "repeats":
                 text += " each"
             texts.append(text)

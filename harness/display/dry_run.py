@@ -32,10 +32,10 @@ order of the study's numbers."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
-LISTED_UNUSUAL_GOLDS = 3
+MOST_LISTED_READINGS = 3
 """The number of gold answers of the least usual form that are listed."""
 
-ANSWER_FORMS = {
+ANSWER_TEXT_BY_KEY = {
     "box": "box: the last \\boxed{{}} of a completion, as the instruction demands",
     "line": "line: the first line of a completion",
     ANSWER_LOGPROB: "the log-probability of the gold answer is compared with those of "
@@ -49,16 +49,16 @@ PROMPT_TABLE_COLUMNS = tuple(
 )
 
 
-def describe_plan(plan: Plan, further: Sequence[str] = ()) -> str:
+def describe_plan(plan: Plan, further_lines: Sequence[str] = ()) -> str:
     """The plan as text: requests, power and further lines, then a table of the prompts."""
-    config = plan.config
-    clusters = len({problem.cluster_key for problem in plan.dataset.problems})
+    cluster_count = len({problem.cluster_key for problem in plan.dataset.problems})
     lines = [
-        *_describe_prompts(plan, clusters),
+        *_describe_prompts(plan, cluster_count),
         *_describe_requests(plan),
-        *describe_power(config, clusters),
+        *describe_power(plan.config, cluster_count),
+        *further_lines,
     ]
-    text = fold([*lines, *further], indent=10)
+    text = fold(lines, indent=10)
     return f"{text}\n\n{render([_make_prompt_table(plan)])}"
 
 
@@ -68,7 +68,8 @@ def show_prompts(plan: Plan) -> str:
     The middle of a long filler is left out.
     """
     lines = []
-    for (name, layout), (condition_prompts, *_) in _group_tasks(plan).items():
+    for (name, layout), group in _group_prompts(plan).items():
+        condition_prompts = group[0]
         prompt = condition_prompts.prompts[0]
         text = ""
         previous_end = 0
@@ -80,15 +81,15 @@ def show_prompts(plan: Plan) -> str:
             text += f"{prompt.text[previous_end:filler_start]}«{filler}»"
             previous_end = filler_end
         text += prompt.text[previous_end:]
-        tokens = "?" if prompt.token_ids is None else len(prompt.token_ids)
-        heading = f"--- {name}, {layout}: {tokens} tokens"
+        token_count = "?" if prompt.token_ids is None else len(prompt.token_ids)
+        heading = f"--- {name}, {layout}: {token_count} tokens"
         if prompt.filler_ranges:
-            heading += f", {_count_filler([condition_prompts])} of them for the filler"
+            heading += f", {_describe_filler_length([condition_prompts])} of them for the filler"
         lines += [heading, *text.split("\n"), ""]
     return fold(lines, indent=0)
 
 
-def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
+def _group_prompts(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     """The prompts of each condition and layout.
 
     Reference conditions of the same kind are one group, and so are draws of examples.
@@ -102,11 +103,12 @@ def _group_tasks(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     return groups
 
 
-def _count_filler(tasks: Sequence[ConditionPrompts]) -> str:
-    """The filler's tokens, from the fewest to the most."""
-    prompts = chain.from_iterable(condition_prompts.prompts for condition_prompts in tasks)
-    counts = [prompt.filler_tokens for prompt in prompts]
-    return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
+def _describe_filler_length(group: Sequence[ConditionPrompts]) -> str:
+    """The filler's tokens as text: from the fewest to the most, or one number if all are equal."""
+    prompts = chain.from_iterable(condition_prompts.prompts for condition_prompts in group)
+    token_counts = [prompt.filler_tokens for prompt in prompts]
+    least_count, most_count = min(token_counts), max(token_counts)
+    return str(most_count) if least_count == most_count else f"{least_count}-{most_count}"
 
 
 def _count_prompt_tokens(plan: Plan) -> int:
@@ -114,77 +116,80 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
     A prompt counts once for each answer whose log-probability is measured.
     """
-    tokens = sum(
+    token_count = sum(
         plan.count_replicates(condition_prompts)
         * max(1, len(prompt.answers))
         * len(prompt.token_ids or ())
         for _, condition_prompts, _, prompt in plan.rows
     )
-    return tokens * plan.config.repeats_per_prompt
+    return token_count * plan.config.repeats_per_prompt
 
 
-def _describe_prompts(plan: Plan, clusters: int) -> Iterator[str]:
+def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
     """The model, the dataset, and what is remarkable about gold answers and prompts."""
     config, problems = plan.config, plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
-    for name, switch in template_switches(config.model.model_args).items():
-        yield f"template  {name}: {json.dumps(switch)}"
-    yield f"dataset   {plan.dataset.name}, {_count_problems(plan, clusters)}, {plan.dataset.source}"
+    for name, switch_value in template_switches(config.model.model_args).items():
+        yield f"template  {name}: {json.dumps(switch_value)}"
+    yield (
+        f"dataset   {plan.dataset.name}, {_describe_problem_counts(plan, cluster_count)}, "
+        f"{plan.dataset.source}"
+    )
     questions = {(problem.cluster_key, problem.answer) for problem in problems}
     # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
-    # other signs are folded to one.
+    # other signs are probably copies, which would count as independent problems.
     folded_questions = {
-        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", name).casefold(), answer)
-        for name, answer in questions
+        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", question).casefold(), answer)
+        for question, answer in questions
     }
-    if copies := len(questions) - len(folded_questions):
+    if copy_count := len(questions) - len(folded_questions):
         yield (
-            f"note      {copies} {plural('question', copies)} may be a copy: another differs in "
-            "case, blanks or $ alone; give copies one `cluster`"
+            f"note      {copy_count} {plural('question', copy_count)} may be a copy: another "
+            "differs in case, blanks or $ alone; give copies one `cluster`"
         )
     yield from _describe_golds(problems)
-    answer_form = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
+    answer_key = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
     chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
-    yield f"answer    {ANSWER_FORMS[answer_form].format(chance)}"
+    yield f"answer    {ANSWER_TEXT_BY_KEY[answer_key].format(chance)}"
     names_by_note: dict[str, list[str]] = {}
     for condition_prompts in plan.tasks.values():
         if notes := condition_prompts.notes:
-            more = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
+            more_text = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
             name = f"{condition_prompts.condition.name} ({condition_prompts.layout})"
-            names_by_note.setdefault(f"{notes[0]}{more}", []).append(name)
+            names_by_note.setdefault(f"{notes[0]}{more_text}", []).append(name)
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS_NOTE}"
-    if plan.thinking and (answer_form == "line" or config.until):
+    if plan.thinking and (answer_key == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
-    raw_rows = [row for row in plan.rows if row.task.layout != Layout.CHAT]
-    if answer_form == "line" and any(prompt.text.endswith("\n") for *_, prompt in raw_rows):
+    raw_prompts = [prompt for _, prompts, _, prompt in plan.rows if prompts.layout != Layout.CHAT]
+    if answer_key == "line" and any(prompt.text.endswith("\n") for prompt in raw_prompts):
         yield (
             "note      a prompt ends with a line break: a completion that begins with another has "
             "no answer, as its first line is empty"
         )
-    if answer_form == "box" and config.fewshot and "boxed" not in (config.template or ""):
+    if answer_key == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
-    layouts = f"{', '.join(config.layouts)}: {plan.layout_reason}"
+    layouts_text = f"{', '.join(config.layouts)}: {plan.layout_reason}"
     if {*config.layouts} != {Layout.CHAT}:
-        layouts += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
-    yield f"layouts   {layouts}"
+        layouts_text += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
+    yield f"layouts   {layouts_text}"
 
 
-def _count_problems(plan: Plan, clusters: int) -> str:
+def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
     """The numbers of problems that are asked, of copies and clusters, and of examples."""
-    total, problems = len(plan.full_dataset.problems), plan.dataset.problems
+    total_count, problems = len(plan.full_dataset.problems), plan.dataset.problems
     text = str(len(problems))
-    if len(problems) < total:
-        text += f" of {total}"
+    if len(problems) < total_count:
+        text += f" of {total_count}"
     questions = {(problem.cluster_key, problem.question) for problem in problems}
-    copies = len(problems) - len(questions)
-    text += f" problems{describe_clusters(len(problems), clusters, copies)}"
+    copy_count = len(problems) - len(questions)
+    text += f" problems{describe_clusters(len(problems), cluster_count, copy_count)}"
     fewshot = plan.config.fewshot
     if plan.example_ids and fewshot and fewshot.has_examples:
-        pool = len(plan.example_ids.pool)
-        text += f", examples from {pool} others" if pool else ", examples from a file"
+        pool_size = len(plan.example_ids.pool)
+        text += f", examples from {pool_size} others" if pool_size else ", examples from a file"
     return text
 
 
@@ -194,48 +199,52 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     for problem in problems:
         for answer in (problem.answer, *problem.alternatives):
             gold = with_decimal_points(answer) if problem.decimal else answer
-            name = f"{problem.id}: {answer[:60]}"
+            answer_text = f"{problem.id}: {answer[:60]}"
             if reason := describe_gold(gold):
-                refusals.append(f"{name} ({reason.removeprefix('gold answer: ')})")
+                refusals.append(f"{answer_text} ({reason.removeprefix('gold answer: ')})")
             else:
                 # numbers and words of any length have the same form
                 form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
-                texts = read_elements(gold)
+                elements = read_elements(gold)
                 if problem.choices:
-                    texts = [line for line in letter_lines(problem.choices) if line[0] == answer]
-                readings.append((form, f"{name} is read as {' and '.join(texts)}"))
+                    elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
+                readings.append((form, f"{answer_text} is read as {' and '.join(elements)}"))
     if refusals:
-        share = f"{len(refusals)} of {len(problems)} gold answers cannot be compared"
-        yield f"golds     {share}: only an identical text is correct. {list_first(refusals, 5)}"
+        refusal_text = f"{len(refusals)} of {len(problems)} gold answers cannot be compared"
+        yield (
+            f"golds     {refusal_text}: only an identical text is correct. "
+            f"{list_first(refusals, 5)}"
+        )
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    counts = Counter(form for form, _ in readings)
-    rarest = sorted(readings, key=lambda reading: counts[reading[0]])[:LISTED_UNUSUAL_GOLDS]
-    if rarest:
-        yield "golds     " + "; ".join(text for _, text in rarest)
+    count_by_form = Counter(form for form, _ in readings)
+    readings.sort(key=lambda reading: count_by_form[reading[0]])
+    rarest_texts = [text for _, text in readings[:MOST_LISTED_READINGS]]
+    if rarest_texts:
+        yield f"golds     {'; '.join(rarest_texts)}"
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
         yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
-    counts = []
+    details = []
     if config.replicates > 1:
-        counts = [f"{name} {config.replicates} times" for name in config.replicated_conditions]
+        details = [f"{name} {config.replicates} times" for name in config.replicated_conditions]
     if config.positive_control:
-        counts.append(POSITIVE_CONTROL)
+        details.append(POSITIVE_CONTROL)
     if config.other_texts:
-        families = [f"{number} {name}" for name, number in config.other_texts.items()]
+        family_texts = [f"{count} {name}" for name, count in config.other_texts.items()]
         prompt_count = sum(prompts.condition.kind == OTHER_TEXT for _, prompts, *_ in plan.rows)
-        text_requests = prompt_count * config.repeats_per_prompt
-        counts.append(f"{text_requests} of {' and '.join(families)}".replace("_", " "))
-    details = f": {', '.join(counts)}" if counts else ""
-    yield f"requests  {plan.completion_count}{details}"
-    if number := len(config.interventions):
-        checked_prompts = count_checked(len(plan.dataset.problems))
+        text_request_count = prompt_count * config.repeats_per_prompt
+        details.append(f"{text_request_count} of {' and '.join(family_texts)}".replace("_", " "))
+    details_text = f": {', '.join(details)}" if details else ""
+    yield f"requests  {plan.completion_count}{details_text}"
+    if condition_count := len(config.interventions):
+        checked_prompt_count = count_checked(len(plan.dataset.problems))
         yield (
-            f"arms      {number} {plural('condition', number)} with an intervention, "
-            f"each checked on {checked_prompts} prompts"
+            f"arms      {condition_count} {plural('condition', condition_count)} with an "
+            f"intervention, each checked on {checked_prompt_count} prompts"
         )
     if prompt_tokens := _count_prompt_tokens(plan):
         most_tokens = plan.completion_count * config.max_gen_toks
@@ -246,20 +255,20 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
 
 def _make_prompt_table(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
-    unknown = {column.key: "?" for column in PROMPT_TABLE_COLUMNS}
+    unknown_row = {column.key: "?" for column in PROMPT_TABLE_COLUMNS}
     rows = []
-    for (name, layout), tasks in _group_tasks(plan).items():
-        row = unknown | {"condition": name, "layout": layout}
-        lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in tasks)]
+    for (name, layout), group in _group_prompts(plan).items():
+        row = unknown_row | {"condition": name, "layout": layout}
+        lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
         if lengths:
-            prompt = tasks[0].prompts[0]
+            prompt = group[0].prompts[0]
             position = "-"
             if prompt.filler_span:
                 position = "{}-{}".format(*prompt.filler_span)
             if len(prompt.filler_ranges) > 1:
                 position += f" in {len(prompt.filler_ranges)} parts"
             row |= {
-                "filler": _count_filler(tasks),
+                "filler": _describe_filler_length(group),
                 "position": position,
                 "least": str(min(lengths)),
                 "median": f"{statistics.median(lengths):.0f}",
@@ -277,33 +286,36 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
         config: The config of the run.
         problem_count: The number of problems; those of one cluster count as one.
     """
-    names = {condition.name for condition in config.conditions}
-    contrasts = [pair for pair in config.tested if names.issuperset(pair)]
-    tested_names = [contrast_name(*pair) for pair in contrasts]
-    yield f"tests     {list_first(tested_names, 6) or 'none'}; all others are exploratory"
+    condition_names = {condition.name for condition in config.conditions}
+    pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
+    contrasts = [contrast_name(*pair) for pair in pairs]
+    yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
+    # the primary contrast is tested first, so it alone has the full alpha
     if config.primary_contrast:
-        contrasts = [config.primary_contrast]
+        contrasts = [contrast_name(*config.primary_contrast)]
     if contrasts:
         # Bonferroni, the safe choice for Holm: the plan has no p-values yet
-        tests = len(contrasts) * max(1, len(config.layouts))
-        alpha = f"alpha {ALPHA:g}"
-        if tests > 1:
-            alpha += f" / {tests}"
-        effect, assumption = _find_smallest_effect(config, problem_count, ALPHA / tests)
-        tested_contrasts = ", ".join(contrast_name(*pair) for pair in contrasts)
+        test_count = len(contrasts) * max(1, len(config.layouts))
+        alpha_text = f"alpha {ALPHA:g}"
+        if test_count > 1:
+            alpha_text += f" / {test_count}"
+        alpha = ALPHA / test_count
+        effect_text, assumption_text = _describe_smallest_effect(config, problem_count, alpha)
         yield (
-            f"detects   smallest difference: {effect} ({tested_contrasts}; "
-            f"{100 * POWER:.0f} % power, {alpha}, {assumption})"
+            f"detects   smallest difference: {effect_text} ({', '.join(contrasts)}; "
+            f"{100 * POWER:.0f} % power, {alpha_text}, {assumption_text})"
         )
 
 
-def _find_smallest_effect(config: RunConfig, problem_count: int, alpha: float) -> tuple[str, str]:
+def _describe_smallest_effect(
+    config: RunConfig, problem_count: int, alpha: float
+) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
-    draws, spread = 1, ""
+    draw_count, spread_text = 1, ""
     # from FEWEST_DRAWS on, the test is for new draws too
     if config.draws >= FEWEST_DRAWS:
-        draws = config.draws
-        spread = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
+        draw_count = config.draws
+        spread_text = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
     # With few problems only a difference above the planned discordance is detectable. No effect
     # exceeds the discordance, so higher ones are tried.
     for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
@@ -312,12 +324,12 @@ def _find_smallest_effect(config: RunConfig, problem_count: int, alpha: float) -
             repeats=config.repeats,
             discordance=discordance,
             alpha=alpha,
-            prompts=draws,
+            prompts=draw_count,
             spread=PLANNED_SPREAD,
         )
         if not math.isnan(effect):
-            size = f"{100 * effect:.1f} points"
+            size_text = f"{100 * effect:.1f} points"
             break
     else:
-        size = f"more than {100 * discordance:.0f} points"
-    return size, f"at a discordance of {100 * discordance:.0f} %{spread}"
+        size_text = f"more than {100 * discordance:.0f} points"
+    return size_text, f"at a discordance of {100 * discordance:.0f} %{spread_text}"

@@ -11,7 +11,7 @@ from harness.runs.run_reader import Run
 
 GRADER_NAME = "mless"
 """The name of our grader in the logs."""
-STOP_REASONS = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
+STOP_REASON_BY_ENDING = {"stop": "stop", "length": "max_tokens", "filtered": "content_filter"}
 """Inspect's words for the reasons why generation ended."""
 
 
@@ -59,9 +59,9 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
 def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
     """The samples of a prompt. Inspect's word for the samples of a problem is epoch."""
     # if a server applied its own template, the prompt's text is unknown
-    question = prompt.prompt or prompt.doc["user"]
+    prompt_text = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):
-        reason = STOP_REASONS.get(read_reason(sample.finish_reason) or "", "unknown")
+        stop_reason = STOP_REASON_BY_ENDING.get(read_reason(sample.finish_reason) or "", "unknown")
         message = {"role": "assistant", "content": sample.completion}
         grade = {
             "value": "C" if score.verdict == "correct" else "I",
@@ -74,7 +74,7 @@ def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
             # the problem without filler, so that a problem has the same input under all conditions
             "input": prompt.doc.get("shown") or prompt.doc["problem"],
             "target": prompt.golds,
-            "messages": [{"role": "user", "content": question}, message],
-            "output": {"choices": [{"message": message, "stop_reason": reason}]},
+            "messages": [{"role": "user", "content": prompt_text}, message],
+            "output": {"choices": [{"message": message, "stop_reason": stop_reason}]},
             "scores": {GRADER_NAME: grade},
         }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.constants import SIGNIFICANT_VERDICTS, Row, TableFormat
-from harness.display.value_texts import MINUS, NONE, visible
+from harness.display.value_texts import EN_DASH, MINUS, visible
 
 TABLE_WIDTH = 80
 """The usual width of a terminal, to which notes are fitted, and tables unless it is wider."""
@@ -20,7 +20,7 @@ NOTE_LINES = 5
 
 
 _ESCAPES_BY_FORMAT = {
-    "text": str.maketrans({MINUS: "-", NONE: "-"}),
+    "text": str.maketrans({MINUS: "-", EN_DASH: "-"}),
     "markdown": str.maketrans({character: f"\\{character}" for character in "\\`*_[]<>|#&$~"}),
     "latex": str.maketrans(
         {
@@ -40,6 +40,9 @@ _ESCAPES_BY_FORMAT = {
 }
 """Characters that a format writes in another way, by format. Plain text has a hyphen for minus and
 for a missing value, so that programs can read it."""
+_ALIGNMENTS = {"text": "<>", "markdown": ("---", "---:"), "latex": "lr"}
+"""The signs of a column on the left and of one on the right, by format. `False` is the index of the
+first, for text, and `True` that of the second, for numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,7 @@ class Cell:
     """A cell: its text, its key for sorting, and whether it is bold because a test was passed."""
 
     text: str
-    key: str
+    sort_key: str
     strong: bool
 
 
@@ -82,7 +85,7 @@ class Column:
         if sort_value is None:
             sort_value = math.nan if self.numeric else ""
         is_strong = self.strong and row["verdict"] in SIGNIFICANT_VERDICTS
-        return Cell(text=self.format(*values), key=str(sort_value), strong=is_strong)
+        return Cell(text=self.format(*values), sort_key=str(sort_value), strong=is_strong)
 
 
 @dataclass(frozen=True)
@@ -125,12 +128,12 @@ class Table:
     @property
     def short_notes(self) -> list[str]:
         """All warnings, and further notes, remarks before legends, that fit into NOTE_LINES."""
-        fitting: list[str] = []
+        fitting_notes: list[str] = []
         for note in (*self.remarks, *self.notes):
-            is_new = note not in fitting and note not in self.warnings
-            if is_new and fold([*fitting, note]).count("\n") < NOTE_LINES:
-                fitting.append(note)
-        return [*self.warnings, *fitting]
+            is_new = note not in fitting_notes and note not in self.warnings
+            if is_new and fold([*fitting_notes, note]).count("\n") < NOTE_LINES:
+                fitting_notes.append(note)
+        return [*self.warnings, *fitting_notes]
 
 
 def render(
@@ -175,16 +178,13 @@ def fold(texts: Sequence[str], *, form: TableFormat = "text", indent: int = 2) -
     if form != "text":
         return "\n\n".join(_escape(text, form) for text in texts)
     wrapper = textwrap.TextWrapper(
-        TABLE_WIDTH,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+        TABLE_WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(wrapper.fill(_escape(text, form, keep="\t")) for text in texts)
+    return "\n".join(wrapper.fill(_escape(text, form, kept_characters="\t")) for text in texts)
 
 
-def _escape(text: str, form: TableFormat, keep: str = "") -> str:
-    return visible(text, keep=keep).translate(_ESCAPES_BY_FORMAT[form])
+def _escape(text: str, form: TableFormat, kept_characters: str = "") -> str:
+    return visible(text, kept_characters=kept_characters).translate(_ESCAPES_BY_FORMAT[form])
 
 
 def _write_table(table: Table, form: TableFormat) -> str:
@@ -196,70 +196,69 @@ def _write_table(table: Table, form: TableFormat) -> str:
     grid = [[_escape(heading, form) for heading in table.header]]
     for cells in table.cells:
         grid.append([_escape(cell.text, form) for cell in cells])
-    is_numeric = [column.numeric for column in table.columns]
+    numeric_flags = [column.numeric for column in table.columns]
     if form == "text":
-        header = _fit_width(grid, is_numeric)
-        columns = [column for column in table.columns if not column.optional]
-        has_group_headings = len(header[0]) < len(is_numeric)
+        header = _fit_width(grid, numeric_flags)
+        required_columns = [column for column in table.columns if not column.optional]
+        has_group_headings = len(header[0]) < len(numeric_flags)
         # before a column becomes a heading, optional columns are left out
-        if has_group_headings and len(columns) < len(is_numeric):
-            return _write_table(replace(table, columns=columns), form)
-        return "\n".join(_align(grid[1:], header, is_numeric))
+        if has_group_headings and len(required_columns) < len(numeric_flags):
+            return _write_table(replace(table, columns=required_columns), form)
+        return "\n".join(_align(grid[1:], header, numeric_flags))
+    alignments = [_ALIGNMENTS[form][numeric] for numeric in numeric_flags]
     if form == "markdown":
-        # a bool is an index: left for text, right for numbers
-        grid.insert(1, [("---", "---:")[numeric] for numeric in is_numeric])
+        grid.insert(1, alignments)
         return "\n".join(f"| {' | '.join(row)} |" for row in grid)
-    alignment = "".join("lr"[numeric] for numeric in is_numeric)
     lines = [rf"{' & '.join(row)} \\" for row in grid]
     lines.insert(1, r"\hline")
-    begin = rf"\begin{{tabular}}{{{alignment}}}"
-    return "\n".join([begin, *lines, r"\end{tabular}"])
+    return "\n".join([rf"\begin{{tabular}}{{{''.join(alignments)}}}", *lines, r"\end{tabular}"])
 
 
 def _align(
-    rows: Sequence[Sequence[str]], header: Sequence[Sequence[str]], is_numeric: Sequence[bool]
+    rows: Sequence[Sequence[str]], header: Sequence[Sequence[str]], numeric_flags: Sequence[bool]
 ) -> list[str]:
     """The lines of header and rows. Columns that the header lacks are headings of groups."""
-    group_columns = len(is_numeric) - len(header[0])
-    line_format = "  ".join(
-        f"{{:{'<>'[numeric]}{len(rule)}}}"
-        for rule, numeric in zip(header[-1], is_numeric[group_columns:], strict=True)
-    )
+    group_column_count = len(numeric_flags) - len(header[0])
+    # such as `{:<12}  {:>5}`
+    cell_formats = []
+    for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True):
+        cell_formats.append(f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}")
+    line_format = "  ".join(cell_formats)
     lines = [line_format.format(*row).rstrip() for row in header]
     previous_group = ""
     for row in rows:
-        group = ", ".join(row[:group_columns])
+        group = ", ".join(row[:group_column_count])
         if group != previous_group:
             lines += ["", group]
-        lines.append(line_format.format(*row[group_columns:]).rstrip())
+        lines.append(line_format.format(*row[group_column_count:]).rstrip())
         previous_group = group
     return lines
 
 
-def _fit_width(grid: Sequence[Sequence[str]], is_numeric: Sequence[bool]) -> list[Sequence[str]]:
+def _fit_width(grid: Sequence[Sequence[str]], numeric_flags: Sequence[bool]) -> list[Sequence[str]]:
     """The lines of the header, without the columns that must become headings of groups.
 
     Columns of text before the first column of numbers can become such headings. A table of text
     only, such as one with paths, may be wider than the terminal.
     """
-    # numbers are never headings of groups, so only the columns before the first number can be
-    most_group_columns = is_numeric.index(True) if any(is_numeric) else 0
+    most_group_columns = numeric_flags.index(True) if any(numeric_flags) else 0
     width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
-    for group_columns in range(most_group_columns + 1):
-        headings, *body = [row[group_columns:] for row in grid]
-        halves = [_break_heading(heading) for heading in headings]
-        for header in ([headings], [*zip(*halves, strict=True)]):
+    for group_column_count in range(most_group_columns + 1):
+        headings, *body = [row[group_column_count:] for row in grid]
+        two_line_header = [*zip(*map(_break_heading, headings), strict=True)]
+        for header in ([headings], two_line_header):
             columns = zip(*header, *body, strict=True)
-            rule = ["-" * max(map(len, column)) for column in columns]
+            underlines = ["-" * max(map(len, column)) for column in columns]
             # two blanks separate columns
-            if len("  ".join(rule)) <= width:
-                return [*header, rule]
-    return [*header, rule]
+            if len("  ".join(underlines)) <= width:
+                return [*header, underlines]
+    # even the narrowest header is wider than the terminal
+    return [*header, underlines]
 
 
 def _break_heading(heading: str) -> tuple[str, str]:
     """A heading in two lines whose lengths differ as little as possible."""
-    halves = [("", heading)]
+    line_pairs = [("", heading)]
     for separator in re.finditer("[ _]", heading):
-        halves.append((heading[: separator.end()].strip(), heading[separator.end() :]))
-    return min(halves, key=lambda lines: max(map(len, lines)))
+        line_pairs.append((heading[: separator.end()].strip(), heading[separator.end() :]))
+    return min(line_pairs, key=lambda lines: max(map(len, lines)))

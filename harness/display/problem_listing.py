@@ -12,31 +12,26 @@ from harness.errors import RunError, list_near
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.run_reader import Run
 
-_STYLES = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
+_STYLE_BY_ROLE = {"filler": "reverse", "separator": "reverse", "problem": "bold", "template": "dim"}
 """The style of each role of a prompt's text on a terminal."""
 
 
 def print_problem(
-    console: Console,
-    run: Run,
-    problem: str,
-    *,
-    condition: str | None,
-    layout: str | None,
+    console: Console, run: Run, problem_id: str, *, condition: str | None, layout: str | None
 ) -> None:
     """Print one problem of a run: under each condition the prompt and the completions.
 
     Args:
         console: The terminal.
         run: The run.
-        problem: The problem's id.
+        problem_id: The problem's id.
         condition: Only this condition. By default all but the reference conditions.
         layout: Only this layout.
 
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
-    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem)]
+    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
     conditions = {prompt.condition for prompt in candidates}.difference(run.reference_conditions)
     if condition:
         conditions = {condition}
@@ -46,21 +41,21 @@ def print_problem(
         if prompt.condition in conditions and layout in (None, prompt.layout)
     ]
     if not prompts:
-        request = ", ".join(filter(None, (problem, condition, layout)))
-        names = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
+        request_text = ", ".join(filter(None, (problem_id, condition, layout)))
+        alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
         if not candidates:
-            names = [prompt.problem_id for prompt in run.prompts]
-        nearest = list_near(request, dict.fromkeys(names))
-        raise RunError(f"{run.name} has no {request}: expected one of {nearest}.")
+            alternatives = [prompt.problem_id for prompt in run.prompts]
+        suggestions = list_near(request_text, dict.fromkeys(alternatives))
+        raise RunError(f"{run.name} has no {request_text}: expected one of {suggestions}.")
     doc = prompts[0].doc
-    level = f"level {doc['level']}" if doc["level"] else ""
-    facts = (problem, level, doc["subject"], f"gold answer {doc['answer']}")
-    _print(console, ("  ".join(filter(None, facts)), "bold"))
+    level_text = f"level {doc['level']}" if doc["level"] else ""
+    problem_facts = (problem_id, level_text, doc["subject"], f"gold answer {doc['answer']}")
+    _print(console, ("  ".join(filter(None, problem_facts)), "bold"))
     for prompt in prompts:
         console.print()
-        draw = "" if prompt.problem_id == problem else f", {prompt.problem_id}"
-        heading = f"{label(prompt.condition)}, {prompt.layout}{draw}\n"
-        segments = [(segment, _STYLES.get(role, "")) for role, segment in prompt.parts]
+        draw_text = "" if prompt.problem_id == problem_id else f", {prompt.problem_id}"
+        heading = f"{label(prompt.condition)}, {prompt.layout}{draw_text}\n"
+        segments = [(segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.parts]
         _print(console, (heading, "bold"), *segments)
         _print_samples(console, prompt)
 
@@ -70,22 +65,22 @@ def spell_out(text: str, encoding: str = "utf-8") -> str:
 
     Line breaks are kept.
     """
-    text = visible(text.replace("\t", "    "), keep="\n")
+    text = visible(text.replace("\t", "    "), kept_characters="\n")
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _print(console: Console, *parts: tuple[str, str]) -> None:
+def _print(console: Console, *styled_texts: tuple[str, str]) -> None:
     """Print texts, each with its style, in which nothing acts on the terminal."""
-    texts = [(spell_out(text, console.encoding), style) for text, style in parts]
-    console.print(Text.assemble(*texts), overflow="fold")
+    safe_texts = [(spell_out(text, console.encoding), style) for text, style in styled_texts]
+    console.print(Text.assemble(*safe_texts), overflow="fold")
 
 
 def _print_samples(console: Console, prompt: AnsweredPrompt) -> None:
     """Print completions with verdict and answer."""
-    samples = len(prompt.graded_samples)
+    sample_count = len(prompt.graded_samples)
     for number, (sample, score) in enumerate(prompt.graded_samples, start=1):
-        name = f"completion {number} of {samples}" if samples > 1 else "completion"
+        title = f"completion {number} of {sample_count}" if sample_count > 1 else "completion"
         style = "green" if score.verdict == "correct" else "red"
-        heading = f"-> {name}: {score.verdict or 'not graded'}"
+        heading = f"-> {title}: {score.verdict or 'not graded'}"
         completion = (sample.completion or "not recorded").strip("\n")
         _print(console, (heading, style), (f", answer {score.answer or '-'}\n{completion}", ""))

@@ -30,7 +30,7 @@ LOG_SECONDS = 30.0
 
 TOTAL_BAR = "all"
 """The name of the last bar, which counts all tasks together."""
-_has_bars = Event()
+_bars_are_visible = Event()
 """Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
 
 
@@ -39,7 +39,7 @@ def sign_of_life() -> Iterator[None]:
     """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
 
     def print_sign() -> None:
-        if not _has_bars.is_set():
+        if not _bars_are_visible.is_set():
             print_message("working")
 
     timer = Timer(1.5, print_sign)
@@ -59,88 +59,91 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     Yields a function that takes the number of finished steps and the number of all steps.
     """
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
-        _has_bars.set()
-        bar = bars.add_task(title, total=None)
+        _bars_are_visible.set()
+        bar_id = bars.add_task(title, total=None)
         # short work prints no line
-        next_line_at = time.monotonic() + 2
+        next_line_time = time.monotonic() + 2
 
-        def advance(finished: int, total: int) -> None:
-            nonlocal next_line_at
-            bars.update(bar, completed=finished, total=total)
-            if bars.disable and time.monotonic() >= next_line_at:
+        def update_bar(finished: int, total: int) -> None:
+            nonlocal next_line_time
+            bars.update(bar_id, completed=finished, total=total)
+            if bars.disable and time.monotonic() >= next_line_time:
                 print_message(f"{title}: {finished} of {total}")
-                next_line_at = time.monotonic() + LOG_SECONDS
+                next_line_time = time.monotonic() + LOG_SECONDS
 
-        yield advance
+        yield update_bar
 
 
 class Progress:
     """Progress of a run, by task and in total: samples, accuracy, tokens per second, time left.
 
     Args:
-        totals: The number of samples of each task.
-        most: The most tokens of a completion.
+        total_by_task: The number of samples of each task.
+        most_tokens: The most tokens of a completion.
         quiet: Print lines for a log instead of bars, as always if stderr is not a terminal.
 
     Attributes:
-        running: Returns the number of tokens of each unfinished sample. It is called in any thread.
+        running_token_counts: Returns the number of tokens of each unfinished sample. It is called
+            in any thread.
     """
 
-    def __init__(self, totals: Mapping[str, int], *, most: int, quiet: bool = False) -> None:
+    def __init__(
+        self, total_by_task: Mapping[str, int], *, most_tokens: int, quiet: bool = False
+    ) -> None:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
-        self._most_tokens = most
-        self.running: Callable[[], Sequence[int]] = list
-        for name, total in {**totals, TOTAL_BAR: sum(totals.values())}.items():
+        self._most_tokens = most_tokens
+        self.running_token_counts: Callable[[], Sequence[int]] = list
+        for name, total in {**total_by_task, TOTAL_BAR: sum(total_by_task.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
         # the bar of the total was added last
-        *bars, self._total = self._bars.tasks
-        self._tasks = dict(zip(totals, bars, strict=True))
-        self._recorded: Counter[str] = Counter()
-        self._printed_at = time.monotonic()
+        *bars, self._total_task = self._bars.tasks
+        self._task_by_name = dict(zip(total_by_task, bars, strict=True))
+        self._recorded_counts: Counter[str] = Counter()
+        self._last_line_time = time.monotonic()
 
-    def count_recorded(self, task: str) -> None:
+    def count_recorded(self, task_name: str) -> None:
         """Count a sample of an earlier session, before the bars start.
 
         There may be a million of them, so the bars are not updated.
         """
-        self._recorded.update((task, TOTAL_BAR))
+        self._recorded_counts.update((task_name, TOTAL_BAR))
 
-    def sample(self, task: str, tokens: int | None) -> None:
+    def count_finished(self, task_name: str, tokens: int | None) -> None:
         """Count a finished sample."""
-        self._count(task, advance=1, tokens=tokens or 0)
+        self._count(task_name, advance=1, tokens=tokens or 0)
 
-    def score(self, task: str, verdict: str) -> None:
+    def count_graded(self, task_name: str, verdict: str) -> None:
         """Count a graded sample, and whether it is right."""
-        self._count(task, graded=1, correct=int(verdict == "correct"))
+        self._count(task_name, graded=1, correct=int(verdict == "correct"))
 
-    def tick(self) -> None:
+    def print_line_if_due(self) -> None:
         """Print a line if there are no bars and the last line is old enough."""
-        if self._bars.disable and time.monotonic() - self._printed_at >= LOG_SECONDS:
+        if self._bars.disable and time.monotonic() - self._last_line_time >= LOG_SECONDS:
             self.print_line()
 
     def print_line(self) -> None:
         """Print a line for a log now."""
-        self._printed_at = time.monotonic()
-        counts = [
+        self._last_line_time = time.monotonic()
+        task_texts = [
             f"{name} {_count_samples(task)} {_format_accuracy(task)}"
-            for name, task in self._tasks.items()
+            for name, task in self._task_by_name.items()
         ]
-        summary = f"{_count_samples(self._total)} samples, {self.describe_speed()}"
-        print_message(f"{summary} | {', '.join(counts)}")
+        summary = f"{_count_samples(self._total_task)} samples, {self.describe_speed()}"
+        print_message(f"{summary} | {', '.join(task_texts)}")
 
     def _count(self, name: str, advance: int = 0, **counts: int) -> None:
-        for task in (self._tasks[name], self._total):
+        for task in (self._task_by_name[name], self._total_task):
             for field, count in counts.items():
                 task.fields[field] += count
             self._bars.advance(task.id, advance)
 
     def __enter__(self) -> Self:
         """Start the clock, once the model is loaded. Recorded samples took no time."""
-        self._printed_at = time.monotonic()
+        self._last_line_time = time.monotonic()
         for task in self._bars.tasks:
-            self._bars.reset(task.id, completed=self._recorded[task.description])
+            self._bars.reset(task.id, completed=self._recorded_counts[task.description])
         self._bars.start()
-        _has_bars.set()
+        _bars_are_visible.set()
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -156,24 +159,28 @@ class Progress:
         samples. rich's own estimate starts at the first finished sample. The samples of a batch
         finish late and close together, so that estimate would be too short.
         """
-        total = self._total
+        total = self._total_task
         # `elapsed` continues after the end, so `finished_time` comes first
         seconds = total.finished_time or total.elapsed or 0
-        running_tokens = sum(self.running())
-        tokens = total.fields["tokens"] + running_tokens
-        samples = total.completed - self._recorded[TOTAL_BAR]
+        finished_tokens = total.fields["tokens"]
+        running_tokens = sum(self.running_token_counts())
+        generated_tokens = finished_tokens + running_tokens
+        finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
         remaining_samples = total.remaining or 0
-        tokens_per_sample = total.fields["tokens"] / samples if samples else self._most_tokens / 2
-        remaining_share = 0.0
-        if tokens:
-            remaining_share = (remaining_samples * tokens_per_sample - running_tokens) / tokens
-        elif samples:
-            remaining_share = remaining_samples / samples
-        speed = f"{tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        tokens_per_sample = self._most_tokens / 2
+        if finished_samples:
+            tokens_per_sample = finished_tokens / finished_samples
+        remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
+        remaining_ratio = 0.0
+        if generated_tokens:
+            remaining_ratio = remaining_tokens / generated_tokens
+        elif finished_samples:
+            remaining_ratio = remaining_samples / finished_samples
+        speed_text = f"{generated_tokens / max(seconds, 1e-9):,.0f} tokens/s"
         # the last samples are longer than the mean, so the estimate can fall below 0
-        if remaining_share <= 0:
-            return speed
-        return f"{speed}, {timedelta(seconds=round(remaining_share * seconds))} left"
+        if remaining_ratio <= 0:
+            return speed_text
+        return f"{speed_text}, {timedelta(seconds=round(remaining_ratio * seconds))} left"
 
 
 class _StatusColumn(ProgressColumn):
@@ -197,14 +204,15 @@ def _make_bars(
     Transient bars vanish at the end.
     """
     console = Console(stderr=True)
-    columns = (
+    return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(20),
         MofNCompleteColumn(),
         last_column,
+        console=console,
+        disable=quiet or not console.is_terminal,
+        transient=transient,
     )
-    is_hidden = quiet or not console.is_terminal
-    return Bars(*columns, console=console, disable=is_hidden, transient=transient)
 
 
 def _count_samples(task: Task) -> str:

@@ -9,19 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.analysis import (
-    answer_shares,
-    joint_outcomes,
-    mediators_and_audit,
-    other_texts,
-)
+from harness.analysis import answer_shares, joint_outcomes, mediators_and_audit, other_texts
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
-from harness.display.comparison_columns import UNGRADED_ENDINGS, show_text
+from harness.display.comparison_columns import COLUMN_BY_ENDING, show_text
 from harness.display.comparison_tables import rows_of_conditions, split_shared_values
 from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import (
-    LEVEL,
+    LEVEL_TEXT,
     count,
     difference,
     estimate,
@@ -29,7 +24,7 @@ from harness.display.value_texts import (
     name_score,
     number,
     p_value,
-    signed,
+    signed_number,
 )
 
 
@@ -40,7 +35,7 @@ class SideTable:
     Attributes:
         key: The key of its data in `Leaderboard.side_tables` and in JSON.
         heading: The text above it.
-        meanings: The meaning of each column of the data.
+        meaning_by_column: The meaning of each column of the data.
         columns: The columns of numbers.
         remarks: Sentences below it.
         on_request: Whether text contains it only if it is requested.
@@ -48,7 +43,7 @@ class SideTable:
 
     key: str
     heading: str
-    meanings: Mapping[str, str]
+    meaning_by_column: Mapping[str, str]
     columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
     on_request: bool = False
@@ -56,7 +51,7 @@ class SideTable:
 
 def _show_accuracy(accuracy: Any, change: Any) -> str:
     text = number(accuracy)
-    return text if change is None else f"{text} {signed(change)}"
+    return text if change is None else f"{text} {signed_number(change)}"
 
 
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
@@ -67,37 +62,40 @@ SIDE_TABLES = (
     SideTable(
         key="answers",
         heading="Log-probabilities of the answers, nats",
-        meanings=answer_shares.ANSWER_COLUMNS,
+        meaning_by_column=answer_shares.ANSWER_COLUMNS,
         columns=(
             Column(ANSWER_SHARE, "log share", partial(number, digits=2)),
-            Column("difference low high", f"difference [{LEVEL}]", difference),
+            Column("difference low high", f"difference [{LEVEL_TEXT}]", difference),
             Column("p_adjusted", "p adj.", p_value),
             Column("verdict", "verdict", show_text, numeric=False),
             Column(ANSWER_LOGPROB, "log-prob.", partial(number, digits=2)),
-            Column("logprob_difference", "difference", partial(signed, digits=2)),
+            Column("logprob_difference", "difference", partial(signed_number, digits=2)),
         ),
         remarks=("Log-probabilities of fewer than 50 clusters are not tested: unmeasured.",),
     ),
     SideTable(
         key="texts",
         heading="The range of other texts of the same length and placement, points",
-        meanings=other_texts.TEXT_COLUMNS,
+        meaning_by_column=other_texts.TEXT_COLUMNS,
         columns=(
             Column("texts kind", "other texts", "{} {}".format),
             Column(
                 "range_low range_high",
-                f"range [{LEVEL}]",
-                partial(interval, sign=True),
+                f"range [{LEVEL_TEXT}]",
+                partial(interval, has_sign=True),
                 "that of the difference of one more such text on these problems and draws",
             ),
             Column("effect range_low range_high", "filler", estimate, optional=True),
             Column("place", "place", str),
             Column("rank", "rank", count),
             Column("as_extreme", "as extreme %", partial(number, digits=0)),
-            Column("difference new_low new_high", f"minus their mean [{LEVEL}]", difference),
+            Column("difference new_low new_high", f"minus their mean [{LEVEL_TEXT}]", difference),
             Column("new_p", "p", p_value, optional=True),
             Column(
-                "spread spread_low spread_high", f"spread [{LEVEL}]", _show_spread, optional=True
+                "spread spread_low spread_high",
+                f"spread [{LEVEL_TEXT}]",
+                _show_spread,
+                optional=True,
             ),
         ),
         remarks=(
@@ -108,7 +106,7 @@ SIDE_TABLES = (
     SideTable(
         key="together",
         heading="All conditions together, and repeat runs (A/A), percent of the problems",
-        meanings=joint_outcomes.TOGETHER_COLUMNS,
+        meaning_by_column=joint_outcomes.TOGETHER_COLUMNS,
         columns=(
             Column("all_right", "all right", number),
             Column("any_right", "any right", number),
@@ -119,9 +117,9 @@ SIDE_TABLES = (
     SideTable(
         key="mediators",
         heading="Mediators, percent of the samples",
-        meanings=mediators_and_audit.MEDIATOR_COLUMNS,
+        meaning_by_column=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
-            *UNGRADED_ENDINGS.values(),
+            *COLUMN_BY_ENDING.values(),
             Column("completion_tokens", "tokens", partial(number, digits=0)),
             Column("next_question", "next question", number, optional=True),
         ),
@@ -130,7 +128,7 @@ SIDE_TABLES = (
     SideTable(
         key="audit",
         heading="Other graders of the same completions, percent correct and difference",
-        meanings={
+        meaning_by_column={
             "by_mless": "percent correct; GRADER_difference has the change from the baseline",
             "math_verify": "lm-eval's call of math_verify on the full text",
             "authors_rule": "the study's rule, which accepts substrings of the gold answer",
@@ -139,11 +137,7 @@ SIDE_TABLES = (
         columns=(
             Column("math_verify math_verify_difference", "math_verify", _show_accuracy),
             Column("authors_rule authors_rule_difference", "authors'", _show_accuracy),
-            Column(
-                "authors_rule_strict authors_rule_strict_difference",
-                "strict",
-                _show_accuracy,
-            ),
+            Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_accuracy),
         ),
         on_request=True,
     ),
@@ -151,26 +145,28 @@ SIDE_TABLES = (
 
 
 def show_side_tables(
-    board: Leaderboard, requested: Collection[str] | None = None
+    board: Leaderboard, requested_keys: Collection[str] | None = None
 ) -> dict[str, Table]:
     """The side tables that have rows, by key, in the order of `SIDE_TABLES`.
 
     Args:
         board: All tables.
-        requested: Keys of tables that are only shown on request; None for all.
+        requested_keys: Keys of tables that are only shown on request; None for all.
     """
-    tables = {}
+    table_by_key = {}
     for side_table in SIDE_TABLES:
-        rows = rows_of_conditions(board, board.side_tables[side_table.key])
-        if rows and (requested is None or side_table.key in requested or not side_table.on_request):
+        key = side_table.key
+        is_requested = requested_keys is None or key in requested_keys
+        rows = rows_of_conditions(board, board.side_tables[key])
+        if rows and (is_requested or not side_table.on_request):
             _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
-            columns += _filled_columns(side_table, rows, board.score)
+            columns += _select_filled_columns(side_table, rows, board.score)
             title = name_score(side_table.heading, board.score)
-            tables[side_table.key] = Table(title, rows, columns, side_table.remarks)
-    return tables
+            table_by_key[key] = Table(title, rows, columns, side_table.remarks)
+    return table_by_key
 
 
-def _filled_columns(
+def _select_filled_columns(
     side_table: SideTable, rows: Sequence[Row], score: str | None
 ) -> Iterator[Column]:
     """The columns with a value in any row.
@@ -180,5 +176,5 @@ def _filled_columns(
     for column in side_table.columns:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
-            legend = column.legend or side_table.meanings.get(field, "")
+            legend = column.legend or side_table.meaning_by_column.get(field, "")
             yield replace(column, legend=name_score(legend, score))

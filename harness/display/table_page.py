@@ -80,7 +80,7 @@ def write_board(board: Leaderboard, options: TableOptions) -> str:
     if options.form == "json":
         return table_json(board)
     tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
-    footer = [receipt_line(receipt) for receipt in board.receipt]
+    footer = [receipt_line(receipt) for receipt in board.receipts]
     if not options.explain and options.form == "text":
         footer.insert(0, "--explain adds the meaning of each column.")
     return render(tables, footer, form=options.form, explain=options.explain)
@@ -88,29 +88,29 @@ def write_board(board: Leaderboard, options: TableOptions) -> str:
 
 def table_json(board: Leaderboard) -> str:
     """All tables as JSON in ASCII. docs/tables.md has the schema."""
-    values: dict[str, Any] = {
+    content: dict[str, Any] = {
         "schema": SCHEMA,
         "baseline": board.baseline,
         "contrasts": board.contrasts,
         "primary": board.primary,
         "by": board.by,
         "score": board.score,
-        "clusters": board.clusters,
-        "copies": board.copies,
+        "clusters": board.cluster_count,
+        "copies": board.copy_count,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
     }
-    values |= {key: records(table) for key, table in board.side_tables.items()}
-    values["receipt"] = board.receipt
-    return json.dumps(values, indent=2, allow_nan=False, default=str)
+    content |= {key: records(table) for key, table in board.side_tables.items()}
+    content["receipt"] = board.receipts
+    return json.dumps(content, indent=2, allow_nan=False, default=str)
 
 
 def table_csv(board: Leaderboard, side_tables: Iterable[str] = ()) -> str:
     """The comparison as CSV with quoted strings; receipts and side tables begin with `#`."""
-    rows = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    facts: list[Any] = [*board.receipt]
+    csv_text = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
+    facts: list[Any] = [*board.receipts]
     if board.score:
         facts.append({"score": board.score})
     facts += [{key: records(board.side_tables[key])} for key in side_tables]
     notes = [f"# {json.dumps(fact, sort_keys=True, default=str)}" for fact in facts]
-    return "\n".join([rows, *notes])
+    return "\n".join([csv_text, *notes])

@@ -11,10 +11,10 @@ from typing import Any
 
 from harness.constants import ALPHA, NOT_SHOWN, SIGNIFICANT_VERDICTS
 
-NONE = "\N{EN DASH}"
-"""Text of a missing value."""
+EN_DASH = "\N{EN DASH}"
+"""Text of a missing value, and between the ends of an accuracy's interval."""
 MINUS = "\N{MINUS SIGN}"
-LABELS = {
+LABEL_BY_CONDITION = {
     "wo": "w/o",
     "mless": "w/ Mless",
     "mful": "w/ Mful",
@@ -22,33 +22,33 @@ LABELS = {
     "mless+gap": "Position gap",
 }
 """The labels of conditions in the study."""
-LEVEL = f"{100 * (1 - ALPHA):g} %"
+LEVEL_TEXT = f"{100 * (1 - ALPHA):g} %"
 """Level of the intervals in tables and figures."""
 
 
 def label(condition: Any) -> str:
     """The label of a condition, or of a contrast, which has the name that configs write."""
-    return LABELS.get(str(condition), str(condition))
+    return LABEL_BY_CONDITION.get(str(condition), str(condition))
 
 
 def number(value: Any, digits: int = 1) -> str:
     """A number without a sign."""
-    return NONE if _is_missing(value) else f"{value:.{digits}f}"
+    return EN_DASH if _is_missing(value) else f"{value:.{digits}f}"
 
 
-def signed(value: Any, digits: int = 1) -> str:
+def signed_number(value: Any, digits: int = 1) -> str:
     """A number with its sign. Zero after rounding has none."""
     if _is_missing(value):
-        return NONE
+        return EN_DASH
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
-def interval(low: Any, high: Any, *, sign: bool = False) -> str:
+def interval(low: Any, high: Any, *, has_sign: bool = False) -> str:
     """An interval in brackets; empty if an end is missing."""
     if _is_missing(low, high):
         return ""
-    write_end = signed if sign else number
+    write_end = signed_number if has_sign else number
     digits = count_digits(low, high)
     return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
 
@@ -64,7 +64,7 @@ def accuracy(value: Any, low: Any, high: Any) -> str:
     """An accuracy in percent with its interval, as `44.6 [34-53]`."""
     if _is_missing(value, low):
         return number(value)
-    return f"{number(value)} [{number(low, 0)}{NONE}{number(high, 0)}]"
+    return f"{number(value)} [{number(low, 0)}{EN_DASH}{number(high, 0)}]"
 
 
 def mean(value: Any, low: Any, high: Any) -> str:
@@ -74,12 +74,12 @@ def mean(value: Any, low: Any, high: Any) -> str:
 
 def estimate(value: Any, low: Any, high: Any) -> str:
     """A difference with the digits of its interval, and at least one."""
-    return signed(value, max(1, count_digits(low, high)))
+    return signed_number(value, max(1, count_digits(low, high)))
 
 
 def difference(value: Any, low: Any, high: Any) -> str:
     """A difference, or a log-probability, with its interval."""
-    return f"{estimate(value, low, high)} {interval(low, high, sign=True)}".rstrip()
+    return f"{estimate(value, low, high)} {interval(low, high, has_sign=True)}".rstrip()
 
 
 def count(value: Any) -> str:
@@ -91,28 +91,30 @@ def count(value: Any) -> str:
 
 def flips(gains: Any, losses: Any) -> str:
     """Flips from wrong to right and from right to wrong."""
-    return NONE if _is_missing(gains, losses) else f"{count(gains)}/{count(losses)}"
+    return EN_DASH if _is_missing(gains, losses) else f"{count(gains)}/{count(losses)}"
 
 
-def define_flips(samples: int) -> str:
+def define_flips(sample_count: int) -> str:
     """The definition of flips in tables, the report and `mless show`."""
-    mean = ", mean over pairs of samples" if samples > 1 else ""
-    return f"problems that change from wrong to right, and from right to wrong{mean}"
+    mean_text = ", mean over pairs of samples" if sample_count > 1 else ""
+    return f"problems that change from wrong to right, and from right to wrong{mean_text}"
 
 
 def describe_repeat(row: Mapping[str, Any]) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
-    shift = estimate(row["aa_difference"], row["low"], row["high"])
-    change = f"{count(row['aa_flips'])} problems flip, and the difference changes by {shift} points"
+    shift_text = estimate(row["aa_difference"], row["low"], row["high"])
+    change_text = (
+        f"{count(row['aa_flips'])} problems flip, and the difference changes by {shift_text} points"
+    )
     if _is_missing(row["aa_samples"]):
-        return change
-    return f"{row['aa_changed']} of {row['aa_samples']} completions differ, {change}"
+        return change_text
+    return f"{row['aa_changed']} of {row['aa_samples']} completions differ, {change_text}"
 
 
 def p_value(value: Any) -> str:
     """A p-value with three digits, or more if rounding would move it across alpha."""
     if _is_missing(value):
-        return NONE
+        return EN_DASH
     if value < 0.001:
         return "< 0.001"
     # 0.0499996 must not be printed as 0.050, because it is significant
@@ -132,12 +134,13 @@ def verdict(
     is within the margin.
     """
     if word is None:
-        return NONE if role == "baseline" else str(role)
+        return EN_DASH if role == "baseline" else str(role)
     remarks = []
-    if by_format and word in SIGNIFICANT_VERDICTS:
-        remarks.append("format")
-    if within_margin and word in SIGNIFICANT_VERDICTS:
-        remarks.append(f"< {margin:g}")
+    if word in SIGNIFICANT_VERDICTS:
+        if by_format:
+            remarks.append("format")
+        if within_margin:
+            remarks.append(f"< {margin:g}")
     if place not in (None, NOT_SHOWN):
         remarks.append(place)
     return f"{word} ({', '.join(remarks)})" if remarks else str(word)
@@ -158,19 +161,19 @@ def plural(noun: str, amount: float) -> str:
     return noun if amount == 1 else f"{noun}s"
 
 
-def describe_clusters(problem_count: int, clusters: int, copies: int) -> str:
+def describe_clusters(problem_count: int, cluster_count: int, copy_count: int) -> str:
     """What follows a number of problems in a text; empty if each problem is a cluster."""
-    if clusters in (0, problem_count):
+    if cluster_count in (0, problem_count):
         return ""
-    share = f", {copies} of them copies of others," if copies else ""
-    return f"{share} in {clusters} clusters"
+    copies_text = f", {copy_count} of them copies of others," if copy_count else ""
+    return f"{copies_text} in {cluster_count} clusters"
 
 
 def _is_missing(*values: Any) -> bool:
     return any(value is None or math.isnan(value) for value in values)
 
 
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories of characters that a terminal or a browser would obey rather than show:
 control, format (directions, widths), half surrogate pairs, private and unassigned characters, and
 separators of lines and paragraphs."""
@@ -181,16 +184,19 @@ def name_character(character: str) -> str:
     return f"<U+{ord(character):04X}>"
 
 
-def visible(text: object, *, keep: str = "\n\t") -> str:
-    """The text with hidden characters spelt out, except those in `keep`.
+def visible(text: object, *, kept_characters: str = "\n\t") -> str:
+    """The text with hidden characters spelt out, except those in `kept_characters`.
 
-    For text on a single line `keep` must be empty.
+    For text on a single line `kept_characters` must be empty.
     """
     text = str(text)
     if text.isprintable():  # Nearly every text is, and this is fast.
         return text
     characters = []
     for character in text:
-        is_hidden = unicodedata.category(character) in HIDDEN and character not in keep
+        is_hidden = (
+            unicodedata.category(character) in HIDDEN_CATEGORIES
+            and character not in kept_characters
+        )
         characters.append(name_character(character) if is_hidden else character)
     return "".join(characters)

@@ -88,7 +88,7 @@ class _Session:
         self._last_served: JsonObject | None = None
         """The server's description of the model in the last session."""
         count_by_line = Counter(self._line(key) for key in self._request_by_key)
-        self._progress = Progress(count_by_line, most=sampling.max_tokens, quiet=quiet)
+        self._progress = Progress(count_by_line, most_tokens=sampling.max_tokens, quiet=quiet)
 
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
@@ -144,7 +144,7 @@ class _Session:
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
             self._folder.note(SESSION, {**self._facts, "engine": facts})
             # only vLLM counts the tokens of unfinished samples
-            self._progress.running = lambda: getattr(backend, "token_counts", ())
+            self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
             with self._progress:
                 stream = self._held_replies.hold(backend.stream(self.missing_requests))
                 self._take_completions(stream, scorer)
@@ -156,7 +156,7 @@ class _Session:
     def show_scores(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
         for score in scores:
-            self._progress.score(self._line(score.key), score.verdict)
+            self._progress.count_graded(self._line(score.key), score.verdict)
 
     def _line(self, key: str) -> str:
         """The line of the display that counts a sample."""
@@ -182,7 +182,7 @@ class _Session:
                 self._store(request, completion, scorer)
             self.show_scores(scorer.poll())
             self._folder.sync_if_due()
-            self._progress.tick()
+            self._progress.print_line_if_due()
         self.timing["generation_seconds"] = round(time.monotonic() - started, 2)
         self.show_scores(scorer.finish())
 
@@ -216,7 +216,7 @@ class _Session:
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
-        self._progress.sample(self._line(key), token_count)
+        self._progress.count_finished(self._line(key), token_count)
         self.timing["samples"] += 1
         self.timing["tokens"] += token_count or 0
 

@@ -102,7 +102,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
 
 
 def receipt_line(receipt: Mapping[str, Any]) -> str:
-    """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipt`."""
+    """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipts`."""
     versions_by_package = receipt.get("versions") or {}
     revision, *changes = str(receipt.get("git_revision") or "").split("+")
     dataset = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"

@@ -63,7 +63,7 @@ def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(d
         low, high = estimate.interval()
         assert (low > 0 or high < 0) == (estimate.p < 0.05)
         errors += estimate.p < 0.05
-        errors_of_fixed_draws += estimate.fixed.p < 0.05
+        errors_of_fixed_draws += estimate.paired_difference.p < 0.05
     assert errors / experiments < 0.07 < errors_of_fixed_draws / experiments
 
 
@@ -71,8 +71,8 @@ def test_if_draws_shift_the_effect_the_test_over_new_draws_errs_5_times_in_100(d
 def test_no_interval_for_new_prompts_is_shorter_than_that_for_these(losses):
     changes = np.tile(np.repeat([-1, 0], [losses, 300 - losses]), (4, 1))
     new = estimate_over_draws(changes, np.ones_like(changes), np.arange(300))
-    (low, high), (new_low, new_high) = new.fixed.interval(), new.interval()
-    assert new.difference == -losses / 300 and new.p >= new.fixed.p
+    (low, high), (new_low, new_high) = new.paired_difference.interval(), new.interval()
+    assert new.difference == -losses / 300 and new.p >= new.paired_difference.p
     assert new_low <= low < high <= new_high
     if not losses:
         assert (new_low, new_high, new.p) == (low, high, 1) and high > 0.005

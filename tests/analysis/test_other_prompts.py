@@ -58,7 +58,7 @@ def test_a_condition_is_compared_with_each_kind_of_text_of_its_length_and_placem
     assert list(table.columns) == list(TEXT_COLUMNS)
     assert table[["condition", "kind", "texts"]].to_numpy().tolist() == rows
     ((_, by_condition),) = by_setting.items()
-    is_right = {name: outcomes.right for name, (outcomes,) in by_condition.items()}
+    is_right = {name: outcomes.right_counts for name, (outcomes,) in by_condition.items()}
     effects = np.array([is_right["mless"] - is_right[name] for name in sentences], dtype=float)
     row, (error, _) = table.iloc[0], crossed_error(effects)
     assert row["difference"] == pytest.approx(100 * effects.mean())
@@ -86,7 +86,7 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
         chances |= dict(zip(texts_of(family, size), accuracies, strict=True))
     (setting,) = settings_of(chances).values()
     verdicts = {
-        name: np.where(replicates[0].right, "correct", "incorrect")[:, None]
+        name: np.where(replicates[0].right_counts, "correct", "incorrect")[:, None]
         for name, replicates in setting.items()
     }
     facts = {"primary": "mless - wo", "contrasts": ["mless - wo", "mless - random"]}
@@ -122,7 +122,7 @@ def test_the_spread_of_texts_is_estimated_without_noise(spread):
         verdicts = np.where(rng.random(chances.shape) < chances, "correct", "incorrect")
         named_verdicts = {f"t{n}": verdict[:, None] for n, verdict in enumerate(verdicts)}
         baseline, *outcomes = count_outcomes(evaluation(named_verdicts).samples)
-        effects = [100 * (text.right - baseline.right).mean() for text in outcomes]
+        effects = [100 * (text.right_counts - baseline.right_counts).mean() for text in outcomes]
         rows.append(estimate_spread(np.array(effects), outcomes))
     assert np.mean([row["spread"] ** 2 for row in rows]) == pytest.approx(spread**2, rel=0.2, abs=2)
     assert sum(row["spread_low"] <= spread <= row["spread_high"] for row in rows) >= 9

@@ -48,7 +48,7 @@ def test_two_sides_are_paired_by_problem(old, name):
     row, expected_row = (table.iloc[-1][COLUMNS].tolist() for table in (board.comparison, expected))
     assert row == pytest.approx(expected_row)
     names = dict.fromkeys([old.partition(":")[0], str(GREEDY_RUN)])
-    assert [entry["name"] for entry in board.receipt] == [*names]
+    assert [entry["name"] for entry in board.receipts] == [*names]
 
 
 def log(path, scores, **facts):

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from harness import Run, load_run
-from harness.analysis.problem_selection import FLIPS, Criterion, count_flips, select
+from harness.analysis.problem_selection import FLIP_OUTCOMES, Criterion, count_flips, select
 from harness.errors import ConfigError, PromptMismatchError, RunError
 from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.problems import Dataset
@@ -263,7 +263,7 @@ def test_a_problem_that_was_asked_under_only_one_of_the_conditions_is_undecided(
     del problem.prompts["mless"]
     source = source_of(problem, make_problem("q", WRONG, RIGHT), make_problem("r", RIGHT, ()))
     counts = count_flips(source, Criterion(flip="wrong_to_right"))
-    assert counts == dict.fromkeys(FLIPS, 0) | {"wrong_to_right": 1, "undecided": 2}
+    assert counts == dict.fromkeys(FLIP_OUTCOMES, 0) | {"wrong_to_right": 1, "undecided": 2}
     assert classify((), RIGHT) == "undecided"
 
 

@@ -12,16 +12,16 @@ from harness.display.progress import Progress
 RUN = """
     import time
     from harness.display.progress import Progress
-    progress = Progress({"wo": 4, "mless": 2}, most=600, quiet=QUIET)
+    progress = Progress({"wo": 4, "mless": 2}, most_tokens=600, quiet=QUIET)
     progress.count_recorded("wo")
     with progress:
         time.sleep(0.2)
         for task in ("wo", "mless", "wo"):
-            progress.sample(task, 500)
+            progress.count_finished(task, 500)
             time.sleep(0.1)
         for task, verdict in (("wo", "correct"), ("wo", "correct"), ("wo", "incorrect")):
-            progress.score(task, verdict)
-        progress.score("mless", "correct")
+            progress.count_graded(task, verdict)
+        progress.count_graded("mless", "correct")
 """
 
 
@@ -67,10 +67,10 @@ def test_a_quiet_run_prints_lines_in_a_terminal_too():
 
 
 def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_session(capsys):
-    progress = Progress({"wo": 902, "mless": 3}, most=100)
+    progress = Progress({"wo": 902, "mless": 3}, most_tokens=100)
     for _ in range(900):
         progress.count_recorded("wo")
-    progress.running = lambda: [30, 60, 0]
+    progress.running_token_counts = lambda: [30, 60, 0]
     with progress:
         time.sleep(0.5)
         progress.print_line()
@@ -79,9 +79,9 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
         assert 0 < speed <= 180  # 90 tokens in at least half a second
         # five samples of half of the limit, less the tokens that are there
         assert abs(seconds_left - (5 * 50 - 90) / speed) <= 1
-        progress.running = lambda: [10, 20]
-        progress.sample("wo", 90)
-        progress.sample("mless", 20)
+        progress.running_token_counts = lambda: [10, 20]
+        progress.count_finished("wo", 90)
+        progress.count_finished("mless", 20)
         progress.print_line()
         speed, seconds_left = map(int, match_line(r"(\d+) tokens/s, 0:00:(\d+) left", capsys))
         # three samples as long as the mean of the finished ones, 55
@@ -89,13 +89,13 @@ def test_the_speed_and_time_left_count_tokens_of_unfinished_samples_and_of_this_
 
 
 def test_a_log_has_a_line_per_interval_and_one_at_the_end(capsys, monkeypatch):
-    with Progress({"wo": 2}, most=100) as progress:
-        progress.sample("wo", 10)
-        progress.tick()
+    with Progress({"wo": 2}, most_tokens=100) as progress:
+        progress.count_finished("wo", 10)
+        progress.print_line_if_due()
         assert capsys.readouterr().err == ""
         monkeypatch.setattr(progress_module, "LOG_SECONDS", 0.0)
-        progress.tick()
+        progress.print_line_if_due()
         assert capsys.readouterr().err.startswith("mless: 1/2 samples, ")
-        progress.sample("wo", None)
+        progress.count_finished("wo", None)
     last_line = r"mless: 2/2 samples, [\d,]+ tokens/s \| wo 2/2 -\n"
     assert re.fullmatch(last_line, capsys.readouterr().err)

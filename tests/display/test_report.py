@@ -11,7 +11,7 @@ from pandas import isna
 
 from harness import compare, errors, load_run
 from harness.display.report.report_page import write_report
-from harness.display.value_texts import count, signed
+from harness.display.value_texts import count, signed_number
 from tests.browser import in_a_browser, open_tab
 from tests.display.test_attention_page import unpack
 from tests.make import (
@@ -173,13 +173,13 @@ def test_the_card_and_the_forest_show_controls_and_noise(tmp_path):
     """Of the committed example, which has a control and a repeat run of both sides."""
     _, page = write_page(tmp_path, EXAMPLE)
     card = read_card(page)
-    assert f"Q4_1, raw (no-examples): {signed(-44.6)} [" in card
+    assert f"Q4_1, raw (no-examples): {signed_number(-44.6)} [" in card
     noise = "w/ Mless and its baseline: 0 of 480 completions differ"
     assert f"A/A, SmolLM2-135M-Instruct, Q4_1, raw, {noise}" in card
     image, *_ = read_images(page)
     texts = re.findall("<!-- (.*?) -->", image)
     assert texts.index("w/ Mless (A/A)") < texts.index("w/ Mless")
-    assert {signed(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
+    assert {signed_number(6.7), "better", "[+2.4, +10.9]"} <= set(texts)  # as in the table
 
 
 def test_every_sample_and_prompt_is_in_the_page_word_for_word(demo_page):

@@ -14,7 +14,7 @@ from harness.display.comparison_tables import show_comparison
 from harness.display.printed_tables import Column, Table, render
 from harness.display.side_tables import show_side_tables
 from harness.display.table_page import table_csv, table_json
-from harness.display.value_texts import MINUS, NONE, p_value, signed, visible
+from harness.display.value_texts import EN_DASH, MINUS, p_value, signed_number, visible
 from harness.runs.versions_and_hashes import receipt_line
 from tests.make import (
     CONFIG,
@@ -76,7 +76,7 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
     board = make_board(drawn(3, 200, 1, REAL, WRONG_ONLY), **REGISTERED)
     rows = cells_by_condition(show_comparison(board))
     assert {name: row["verdict"].text for name, row in rows.items()} == {
-        "w/o": NONE,
+        "w/o": EN_DASH,
         "w/ Mless *": "better",
         "w/ Mful": "inconclusive",
         "Random sentence": "worse",
@@ -114,7 +114,7 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     object.__setattr__(run, "samples", samples)
     grid = show_comparison(make_leaderboard([run]))
     (note,) = notes_with(grid, "A/A")
-    moves = f"and the difference changes by {signed(after - before)} points."
+    moves = f"and the difference changes by {signed_number(after - before)} points."
     noise = f"200 of 400 completions differ, {flips:.1f} problems flip, {moves}"
     assert f"w/ Mless and its baseline: {noise}" in note
     assert note.endswith("points.")  # greedy samples have no seeds
@@ -123,7 +123,7 @@ def test_the_noise_of_a_difference_stands_below_the_table():
     (note,) = notes_with(sampled, "A/A")
     assert "both have the same seeds, and the repeat run has others." in note
     baseline = cells_by_condition(grid)["w/o"]
-    assert baseline["difference [95 %]"].text == baseline["+/-"].text == NONE
+    assert baseline["difference [95 %]"].text == baseline["+/-"].text == EN_DASH
     one_side = make_board(drawn(5, 9, 1, {**REAL, "wo again": 0.5}, WRONG_ONLY))
     assert not notes_with(show_comparison(one_side), "A/A")  # one side alone has no difference
 
@@ -159,7 +159,7 @@ def test_the_positive_control_shows_whether_the_run_was_sensitive():
 
     for k in (1, 3):
         note, control = read_note(0.1, k=k)
-        assert f"{signed(control['difference'])} [" in note
+        assert f"{signed_number(control['difference'])} [" in note
         assert ": detected, so grader and pairing work." in note
     note, _ = read_note(0.5)
     assert "NOT DETECTED, so effects that this run does not find may still exist." in note
@@ -177,7 +177,7 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
     grid = show_comparison(board)
     table = board.comparison.set_index(["model", "layout", "condition"])
     for model, layout in settings:
-        moved = signed(table.loc[(model, layout, "mless"), "aa_difference"])
+        moved = signed_number(table.loc[(model, layout, "mless"), "aa_difference"])
         (noise,) = notes_with(grid, f"A/A, {model}, {layout}, w/ Mless and its baseline: ")
         assert f"the difference changes by {moved} points" in noise
         assert len(notes_with(grid, f"Positive control, {model}, {layout} ")) == 1
@@ -198,7 +198,7 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
     names = ("Qwen2.5-Math-1.5B-Instruct", "short")
     models = [evaluation(verdicts, model=name, **REGISTERED) for name in names]
     for board in (make_leaderboard(models[:1]), make_leaderboard(models)):
-        receipts = [receipt_line(receipt) for receipt in board.receipt]
+        receipts = [receipt_line(receipt) for receipt in board.receipts]
         grids = [show_comparison(board), *show_side_tables(board).values()]
         for grid in grids:
             page = render([grid], receipts)
@@ -227,7 +227,7 @@ def test_no_character_of_a_label_controls_a_terminal():
 
 def test_no_text_is_markup_in_markdown():
     texts = [*read_data("hostile_texts"), r"*a* _b_ `c` | [d](e) ~~f~~ \| # g", "# h"]
-    expected = [visible(text, keep="") for text in texts]
+    expected = [visible(text, kept_characters="") for text in texts]
     grid = make_grid(["%|"], *[[text] for text in texts], title="*T*", notes=["# *n*"])
     page = render([grid], ["> _r_"], form="markdown")
     tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(page)

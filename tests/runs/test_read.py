@@ -82,7 +82,7 @@ def test_copies_in_a_log_are_one_cluster_and_have_one_gold_answer(num_fewshot, t
         "mless": write_log(tmp_path, lines, number=2, **config),
     }
     board = make_leaderboard([Run.load(logs)])
-    assert (board.clusters, board.copies) == (5, 15)
+    assert (board.cluster_count, board.copy_count) == (5, 15)
     lines[7]["target"] = "3"
     write_log(tmp_path, lines, **config)
     message = r"line 8: problem 7: the question is that of .*, line 3: problem 2, with another gold"

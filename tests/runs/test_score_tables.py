@@ -132,7 +132,7 @@ def test_models_without_conditions_are_compared_and_clusters_count_once():
     frame = make_frame(x=HALF, y=UPPER).rename(columns={"condition": "model"})
     run = Run.load(frame.assign(group=frame["item"].str[-1]), columns="cluster=group")
     board = make_leaderboard([run], baseline="x")
-    assert board.comparison["condition"].tolist() == ["x", "y"] and board.clusters == 10
+    assert board.comparison["condition"].tolist() == ["x", "y"] and board.cluster_count == 10
 
 
 def test_several_scores_are_in_one_table_and_one_family(tmp_path, succeed):

@@ -1,4 +1,4 @@
-"""The figures of `mless plot`. A new kind has a name in `Kind` and a case in `draw_figures`."""
+"""The figures of `mless plot`. Each has a name in `FigureKind` and a case in `draw_figures`."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ def draw_figures(
 ) -> Iterator[tuple[FigureKind, tuple[Figure, pandas.DataFrame]]]:
     """The figures of the requested kinds, with the numbers that they show.
 
-    If no kind is requested, all figures that can be drawn of these runs.
+    If no kind is requested, these are all figures that can be drawn of the runs.
 
     Raises:
         ComparisonError: nothing is compared with the baseline, or a requested kind needs other
@@ -33,23 +33,22 @@ def draw_figures(
         raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
     for kind in dict.fromkeys(kinds or FigureKind):
-        if kind == FigureKind.FOREST:
-            numbers = board.comparison
-            figure = draw_forest(numbers, records(board.side_tables["texts"]))
-        # the other kind, DOSE, needs a filler with two lengths
-        elif find_sweeps(conditions):
-            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
-            # without contrasts of two conditions of which neither is the baseline
-            numbers = board.comparison[board.comparison["baseline"] == board.baseline]
-            numbers = numbers.merge(pandas.DataFrame(fields), on="condition", how="left")
-            figure = draw_dose(numbers, conditions)
-        elif kinds:
+        if kind == FigureKind.DOSE and not find_sweeps(conditions):
+            if not kinds:
+                continue
             raise ComparisonError(
                 f"{run_names}: no filler has two lengths, so there is no such figure to draw."
             )
+        numbers = board.comparison
+        if kind == FigureKind.FOREST:
+            figure = draw_forest(numbers, records(board.side_tables["texts"]))
         else:
-            continue
-        # texts are written for accuracy; a comparison by another score names that score
+            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
+            # the axis shows differences from the baseline, which all other contrasts are not
+            numbers = numbers[numbers["baseline"] == board.baseline]
+            numbers = numbers.merge(pandas.DataFrame(fields), on="condition", how="left")
+            figure = draw_dose(numbers, conditions)
+        # the figure's texts say accuracy, although the runs may be compared by another score
         for text in figure.findobj(Text):
             text.set_text(name_score(text.get_text(), board.score))
         yield kind, (figure, numbers)

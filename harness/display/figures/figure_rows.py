@@ -46,8 +46,8 @@ class FigureRow(NamedTuple):
     @property
     def height(self) -> float:
         """The height of the row in inches, from the lines of its texts."""
-        lines = max(text.count("\n") for text in (self.name, *self.cells.values()))
-        return ROW_HEIGHT + LINE_HEIGHT * lines
+        line_breaks = max(text.count("\n") for text in (self.name, *self.cells.values()))
+        return ROW_HEIGHT + LINE_HEIGHT * line_breaks
 
 
 def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
@@ -75,21 +75,25 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
         axes.set_yticks([])
         axes.set_xlabel(x_label)
         axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
-        figure_style.tidy(axes, grid="x", hidden=("top", "right", "left"))
+        figure_style.tidy(axes, grid="x", hidden_sides=("top", "right", "left"))
     return figure
 
 
 def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
-    text: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    text_options: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
     # x is a share of the width of the axes, and y a position of the data
-    coordinates = axes.get_yaxis_transform()
-    for name, inches in CELL_OFFSETS_INCHES.items():
+    margin_transform = axes.get_yaxis_transform()
+    for name, offset_inches in CELL_OFFSETS_INCHES.items():
         cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
-        axes.annotate(cell, (1, y), (72 * inches, 0), coordinates, color=colour, **text)
+        axes.annotate(
+            cell, (1, y), (72 * offset_inches, 0), margin_transform, color=colour, **text_options
+        )
     if row.look:
-        axes.annotate(row.name, (0, y), (-4, 0), coordinates, ha="right", color=INK, **text)
+        axes.annotate(
+            row.name, (0, y), (-4, 0), margin_transform, ha="right", color=INK, **text_options
+        )
     else:
         axes.annotate(
             row.name,
@@ -100,7 +104,7 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
             # a heading reaches into the axes, whose lines would strike it through
             backgroundcolor="white",
             in_layout=False,
-            **text,
+            **text_options,
         )
 
 

@@ -40,7 +40,7 @@ class Look(NamedTuple):
     dashes: Any
 
 
-_SETTINGS: Any = {
+_MATPLOTLIB_SETTINGS: Any = {
     "font.size": FONT_POINTS,
     "axes.titlesize": FONT_POINTS,
     "figure.labelsize": FONT_POINTS,
@@ -76,36 +76,38 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     """
     dashes = [look.dashes for look in LOOKS.values()]
     # 5 markers and 4 dashes have no common divisor, so a colour has 20 looks before one is repeated
-    spare_looks = {
+    spare_looks_by_colour = {
         colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
         for colour in _SPARE_COLOURS
     }
-    chosen: dict[str, Look] = {}
+    look_by_name: dict[str, Look] = {}
     for name in map(str, conditions):
-        if name not in chosen:
+        if name not in look_by_name:
             colour = _SPARE_COLOURS[crc32(name.encode()) % len(_SPARE_COLOURS)]
-            chosen[name] = LOOKS.get(name) or next(spare_looks[colour])
-    return chosen
+            look_by_name[name] = LOOKS.get(name) or next(spare_looks_by_colour[colour])
+    return look_by_name
 
 
 def wrapped_label(condition: str) -> str:
     """The label of a condition, or an instruction, in lines of NAME_LINE_LETTERS."""
-    return textwrap.fill(visible(label(condition), keep=""), NAME_LINE_LETTERS)
+    return textwrap.fill(visible(label(condition), kept_characters=""), NAME_LINE_LETTERS)
 
 
 def spell(text: str) -> str:
     """A filler in a figure; one of blanks and line breaks only has the names of its characters."""
-    return visible(text, keep="") if text.strip() else " ".join(map(name_character, text))
+    if not text.strip():
+        return " ".join(map(name_character, text))
+    return visible(text, kept_characters="")
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     """The rows of each model and layout, by a name that has the layout if there are several."""
     has_layouts = table["layout"].nunique() > 1
-    settings = {}
+    rows_by_setting = {}
     for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True):
         name = f"{model}, {layout}" if has_layouts else model
-        settings[visible(name, keep="")] = rows
-    return settings
+        rows_by_setting[visible(name, kept_characters="")] = rows
+    return rows_by_setting
 
 
 def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -124,22 +126,22 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
     """
     note = textwrap.fill(note, NOTE_LINE_LETTERS, break_on_hyphens=False)
     size = (FIGURE_INCHES, height + LINE_HEIGHT * note.count("\n"))
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_MATPLOTLIB_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         yield figure
-        handles = {}
+        handle_by_name = {}
         for axes in figure.axes:
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-                handles[name] = handle
-        if handles:
+                handle_by_name[name] = handle
+        if handle_by_name:
             # a line of 4 font sizes stands before each name
-            entry_letters = max(map(len, handles)) + 4 / LETTER_WIDTH
-            columns = int(72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters))
+            entry_letters = max(map(len, handle_by_name)) + 4 / LETTER_WIDTH
+            column_count = int(72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters))
             figure.legend(
-                handles.values(),
-                handles,
+                handle_by_name.values(),
+                handle_by_name,
                 loc="outside upper center",
-                ncols=max(1, columns),
+                ncols=max(1, column_count),
                 title=title or None,
             )
         elif title:
@@ -149,12 +151,12 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
 
 
 def tidy(
-    axes: Axes, *, grid: Literal["x", "y", "both"], hidden: Sequence[str] = ("top", "right")
+    axes: Axes, *, grid: Literal["x", "y", "both"], hidden_sides: Sequence[str] = ("top", "right")
 ) -> None:
-    """Light grid lines behind the data, and no frame on the `hidden` sides."""
+    """Light grid lines behind the data, and no frame on the hidden sides."""
     axes.grid(axis=grid, color=GRID, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.spines[list(hidden)].set_visible(False)
+    axes.spines[list(hidden_sides)].set_visible(False)
 
 
 def write_figure(
@@ -175,19 +177,20 @@ def write_figure(
     Raises:
         JournalError: the files cannot be written.
     """
-    note = json.dumps(dict(receipt), sort_keys=True, default=str)
-    # A date and random names would make two drawings of the same numbers differ. PDF has a fixed
-    # set of fields.
-    metadata: dict[str, Any] = {
-        "png": {"Description": note},
-        "svg": {"Description": note, "Date": None},
-        "pdf": {"Subject": note, "CreationDate": None},
+    receipt_text = json.dumps(dict(receipt), sort_keys=True, default=str)
+    # Without a date, two drawings of the same numbers are equal. PDF has no field Description.
+    metadata_by_format: dict[str, Any] = {
+        "png": {"Description": receipt_text},
+        "svg": {"Description": receipt_text, "Date": None},
+        "pdf": {"Subject": receipt_text, "CreationDate": None},
     }
-    table = folder / f"{name}.csv"
-    files = {folder / f"{name}.{kind}": facts for kind, facts in metadata.items()}
+    table_path = folder / f"{name}.csv"
+    paths = []
+    # a fixed salt, because matplotlib would give the elements of an SVG random names
     with clear_messages(folder), matplotlib.rc_context({"svg.hashsalt": "mless"}):
         folder.mkdir(parents=True, exist_ok=True)
-        for file, facts in files.items():
-            figure.savefig(file, dpi=300, metadata=facts)
-        numbers.to_csv(table, index=False)
-    return [*files, table]
+        for suffix, metadata in metadata_by_format.items():
+            paths.append(folder / f"{name}.{suffix}")
+            figure.savefig(paths[-1], dpi=300, metadata=metadata)
+        numbers.to_csv(table_path, index=False)
+    return [*paths, table_path]

@@ -16,29 +16,24 @@ from harness.display.figures.figure_style import (
     without_reference_conditions,
     wrapped_label,
 )
-from harness.display.value_texts import (
-    LEVEL,
-    estimate,
-    interval,
-    points,
-)
+from harness.display.value_texts import LEVEL_TEXT, estimate, interval, points
 
 
-def draw_forest(table: pandas.DataFrame, texts: Sequence[Row] = ()) -> Figure:
+def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figure:
     """The difference of each repeat run (A/A) and of each condition, with the margin shaded.
 
     Args:
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
-        texts: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
+        text_rows: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
     table = without_reference_conditions(table)
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
     for setting, contrasts in split_settings(table).items():
-        rows += _make_setting_rows(setting, contrasts, looks, texts)
+        rows += _make_setting_rows(setting, contrasts, looks, text_rows)
     note = (
-        f"n problems, k samples of each. Lines: {LEVEL} intervals, not adjusted. "
+        f"n problems, k samples of each. Lines: {LEVEL_TEXT} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
         f"Shaded: the margin of {points(margin)}."
     )
@@ -47,18 +42,18 @@ def draw_forest(table: pandas.DataFrame, texts: Sequence[Row] = ()) -> Figure:
     families = dict.fromkeys(chain.from_iterable(row.bands for row in rows))
     if families:
         note += (
-            f" Grey bands: {LEVEL} range of one more text of the filler's length "
+            f" Grey bands: {LEVEL_TEXT} range of one more text of the filler's length "
             f"({', then '.join(families)})."
         )
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
-    names = " / ".join(map(wrapped_label, baselines))
-    figure = draw_rows(rows, note, f"Difference in accuracy from {names} (points)")
+    baseline_labels = " / ".join(map(wrapped_label, baselines))
+    figure = draw_rows(rows, note, f"Difference in accuracy from {baseline_labels} (points)")
     figure.axes[0].axvspan(-margin, margin, color="#eeeeee", zorder=0)
     return figure
 
 
 def _make_setting_rows(
-    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look], texts: Sequence[Row]
+    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look], text_rows: Sequence[Row]
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout: its name, repeat runs, then contrasts."""
     # a setting has exactly one baseline
@@ -77,14 +72,13 @@ def _make_setting_rows(
         value, low, high = row["difference"], row["low"], row["high"]
         cells = {
             "points": estimate(value, low, high),
-            "interval": interval(low, high, sign=True),
+            "interval": interval(low, high, has_sign=True),
             "verdict": verdict,
         }
         name, look = wrapped_label(row["condition"]), looks[row["condition"]]
         bands = {
             family["kind"]: (family["range_low"], family["range_high"])
-            for family in find_families(texts, row)
+            for family in find_families(text_rows, row)
             if family["place"] != NOT_SHOWN
         }
-        is_filled = verdict in SIGNIFICANT_VERDICTS
-        yield FigureRow(name, cells, look, value, low, high, is_filled, bands)
+        yield FigureRow(name, cells, look, value, low, high, verdict in SIGNIFICANT_VERDICTS, bands)

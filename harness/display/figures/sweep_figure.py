@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from harness.constants import SIGNIFICANT_VERDICTS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FONT_POINTS
-from harness.display.value_texts import LEVEL
+from harness.display.value_texts import LEVEL_TEXT
 from harness.experiment.conditions import Condition
 
 
@@ -22,20 +22,20 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], di
     without a filler that has the same other changes, if there is one. A condition that states no
     number of tokens has no length.
     """
-    lengths: dict[tuple[str, ...], dict[int, str]] = {}
-    without_filler: dict[str, str] = {}
+    sweep_by_filler: dict[tuple[str, ...], dict[int, str]] = {}
+    unfilled_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler is None:
-            without_filler.setdefault(condition.other_changes, name)
+            unfilled_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
-            columns = condition.describe()
-            filler = (columns["filler"], columns["placement"], condition.other_changes)
+            description = condition.describe()
+            filler = (description["filler"], description["placement"], condition.other_changes)
             # a later condition of the same length has the same prompt, so the first stands for both
-            lengths.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
-    sweeps = {filler: names for filler, names in lengths.items() if len(names) > 1}
-    for (*_, changes), names in sweeps.items():
-        if changes in without_filler:
-            names[0] = without_filler[changes]
+            sweep_by_filler.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
+    sweeps = {filler: sweep for filler, sweep in sweep_by_filler.items() if len(sweep) > 1}
+    for (*_, changes), sweep in sweeps.items():
+        if changes in unfilled_by_changes:
+            sweep[0] = unfilled_by_changes[changes]
     return sweeps
 
 
@@ -50,36 +50,36 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     """
     sweeps = find_sweeps(conditions)
     looks = figure_style.looks(conditions)
-    settings = figure_style.split_settings(table)
-    baseline = figure_style.wrapped_label(table["baseline"].iloc[0])
-    step = 0.012 * max(map(max, sweeps.values()))
+    rows_by_setting = figure_style.split_settings(table)
+    baseline_label = figure_style.wrapped_label(table["baseline"].iloc[0])
+    most_tokens = max(map(max, sweeps.values()))
+    step = 0.012 * most_tokens
     # the legend states placement and other changes only if they differ between fillers
-    show_all_fields = len({filler[1:] for filler in sweeps}) > 1
+    placements_differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
-        f"Lines: {LEVEL} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that would "
-        "cover each other are moved apart a little."
+        f"Lines: {LEVEL_TEXT} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that "
+        "would cover each other are moved apart a little."
     )
-    with figure_style.drawing(0.6 + 2.1 * len(settings), note) as figure:
-        panels = figure.subplots(len(settings), squeeze=False, sharex=True, sharey=True)
-        for axes, (setting, rows) in zip(panels.ravel(), settings.items(), strict=True):
+    with figure_style.drawing(0.6 + 2.1 * len(rows_by_setting), note) as figure:
+        panels = figure.subplots(len(rows_by_setting), squeeze=False, sharex=True, sharey=True)
+        for axes, (setting, rows) in zip(panels.ravel(), rows_by_setting.items(), strict=True):
             axes.set_title(setting)
-            axes.set_ylabel(f"Difference from {baseline} (points)")
+            axes.set_ylabel(f"Difference from {baseline_label} (points)")
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
             differences = figure_style.without_reference_conditions(rows).set_index("condition")
-            # The baseline is the point with no filler and has no difference from itself.
+            # The baseline has no difference from itself, but its point lies on the line at 0.
             differences = differences.fillna({"difference": 0.0})
-            for index, (filler, names) in enumerate(sweeps.items()):
-                points = differences.reindex([*names.values()]).assign(x=[*names])
+            for index, (filler, sweep) in enumerate(sweeps.items()):
+                points = differences.reindex([*sweep.values()]).assign(x=[*sweep])
                 points = points.dropna(subset="role").sort_values("x")
                 shift = step * (index - (len(sweeps) - 1) / 2)
                 points["x"] += shift * (points["x"] > 0)
-                fields = filler if show_all_fields else filler[:1]
-                legend = ", ".join(figure_style.spell(field) for field in fields if field)
-                # the look of its first condition, so that the study's fillers look as in all
-                # other figures
-                look = looks[next(iter(names.values()))]
-                _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend))
+                fields = filler if placements_differ else filler[:1]
+                legend_text = ", ".join(figure_style.spell(field) for field in fields if field)
+                # a sweep looks like its first condition, as the study's do in all other figures
+                look = looks[next(iter(sweep.values()))]
+                _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
@@ -88,18 +88,19 @@ def _draw_filler_line(
     axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str
 ) -> None:
     """The line of one filler, with interval and mark at each length but that of the baseline."""
-    line: dict[str, Any] = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1}
-    axes.plot(points["x"], points["difference"], **line)
-    compared = points[points["role"] != "baseline"]
-    axes.vlines(compared["x"], compared["low"], compared["high"], color=look.colour, linewidth=0.9)
-    faces = np.where(compared["verdict"].isin(SIGNIFICANT_VERDICTS), look.colour, "white")
+    colour = look.colour
+    line_options: dict[str, Any] = {"color": colour, "linestyle": look.dashes, "linewidth": 1}
+    axes.plot(points["x"], points["difference"], **line_options)
+    contrasts = points[points["role"] != "baseline"]
+    axes.vlines(contrasts["x"], contrasts["low"], contrasts["high"], color=colour, linewidth=0.9)
+    face_colours = np.where(contrasts["verdict"].isin(SIGNIFICANT_VERDICTS), colour, "white")
     axes.scatter(
-        compared["x"],
-        compared["difference"],
+        contrasts["x"],
+        contrasts["difference"],
         s=(0.6 * FONT_POINTS) ** 2,  # the area in square points
-        c=faces,
+        c=face_colours,
         marker=look.marker,
-        edgecolors=look.colour,
+        edgecolors=colour,
         zorder=2,
     )
-    axes.plot([], [], marker=look.marker, label=name, **line)
+    axes.plot([], [], marker=look.marker, label=name, **line_options)

@@ -9,7 +9,7 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -69,15 +69,14 @@ def make_page(views: Sequence[AttentionView]) -> str:
         "levels": WEIGHT_LEVELS,
         "missing": MISSING_KEY,
     }
+    receipts = [
+        (view.facts["name"], json.dumps(view.receipt, indent=1)) for view in views if view.receipt
+    ]
     variables = {
         "title": " + ".join(view.facts["name"] for view in views),
         "attention_facts": pack(facts),
-        "attention_prompts": [packed for view in views for packed in view.prompts],
-        "receipts": [
-            (view.facts["name"], json.dumps(view.receipt, indent=1))
-            for view in views
-            if view.receipt
-        ],
+        "attention_prompts": list(chain.from_iterable(view.prompts for view in views)),
+        "receipts": receipts,
     }
     return fill_template("attention_page.html.jinja", variables)
 
@@ -87,7 +86,7 @@ def describe_prompt(
     means: NDArray[Any],
     rows: NDArray[Any],
     roles: NDArray[np.int8],
-    original_pos: NDArray[Any],
+    original_positions: NDArray[Any],
 ) -> JsonObject:
     """The elements of a prompt, and the bytes of each layer in base64.
 
@@ -100,47 +99,51 @@ def describe_prompt(
         means: [layer, head, key] NaN where there is no later query.
         rows: [layer, head, query, key] The weights of the last queries; empty without rows.
         roles: Indices into TOKEN_ROLES.
-        original_pos: The number that a token shares with the same token under other conditions;
-            below 0 if there is none.
+        original_positions: The number that a token shares with the same token under other
+            conditions; below 0 if there is none.
     """
     elements = list(_list_elements(tokens, roles))
     starts, ends = np.array(elements).T
     row_count = rows.shape[2]
-    positions = np.arange(len(tokens))
-    # [query, key] The first row is the mean, which has every key. Other rows lack later keys.
-    is_later = positions > np.array([len(tokens), *positions[len(tokens) - row_count :]])[:, None]
+    key_positions = np.arange(len(tokens))
+    # The mean comes first and has every key, as if its query came after the prompt.
+    query_positions = np.array([len(tokens), *key_positions[len(tokens) - row_count :]])
+    # [query, key] A query does not see the keys after it.
+    is_later_key = key_positions > query_positions[:, None]
     # [key, region] 1 where the region has the key, else 0
-    in_region = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
-    layers, sums = [], []
-    for index, layer_means in enumerate(means):
-        weights = layer_means[:, None]
+    region_masks = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
+    packed_layers, region_sums = [], []
+    for layer, layer_means in enumerate(means):
+        # [head, query, key] The mean comes first.
+        raw_weights = layer_means[:, None]
         if row_count:
-            weights = np.concatenate([weights, rows[index]], axis=1)
-        is_missing = is_later | np.isnan(weights)
-        weights = np.where(is_missing, 0, weights.astype(np.float64))
-        cumulated = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
-        shares = cumulated[..., ends] - cumulated[..., starts]
-        levels = np.rint(WEIGHT_LEVELS * np.sqrt(shares.clip(0, 1))).astype(np.uint8)
+            raw_weights = np.concatenate([raw_weights, rows[layer]], axis=1)
+        is_missing = is_later_key | np.isnan(raw_weights)
+        weights = np.where(is_missing, 0, raw_weights.astype(np.float64))
+        # the sum of an element is the cumulated sum at its end less that at its start
+        cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
+        sums = cumulated_sums[..., ends] - cumulated_sums[..., starts]
+        levels = np.rint(WEIGHT_LEVELS * np.sqrt(sums.clip(0, 1))).astype(np.uint8)
         levels[is_missing[..., starts]] = MISSING_KEY
-        sums.append((weights @ in_region).round(MASS_DIGITS).tolist())
-        layers.append(base64.b64encode(levels.tobytes()).decode())
+        region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
+        packed_layers.append(base64.b64encode(levels.tobytes()).decode())
     return {
         "text": ["".join(tokens[start:end]) for start, end in elements],
         "role": roles[starts].tolist(),
-        "original": original_pos[starts].tolist(),
+        "original": original_positions[starts].tolist(),
         "position": starts.tolist(),
         "size": (ends - starts).tolist(),
         "tokens": len(tokens),
         "rows": row_count,
-        "layers": layers,
-        "sums": sums,
+        "layers": packed_layers,
+        "sums": region_sums,
     }
 
 
 def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
     """The half-open range of tokens of each element."""
     # a token without text continues the character of the token before it
-    starts = [index for index, text in enumerate(tokens) if text or not index]
+    starts = [index for index, token in enumerate(tokens) if token or index == 0]
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
         role_elements = list(group)

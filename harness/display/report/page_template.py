@@ -24,7 +24,7 @@ CODE_FILES = {
 """The files of every page. A script does nothing on a page without its elements."""
 
 
-def refuse_other_file(output: Path) -> None:
+def prepare_page_file(output: Path) -> None:
     """Make the folder of a page, and raise if the page would replace a file of another kind.
 
     Raises:
@@ -41,23 +41,24 @@ def refuse_other_file(output: Path) -> None:
 
 def fill_template(name: str, facts: Mapping[str, Any]) -> str:
     """The page of a template. Lone surrogates, which no file can hold, become question marks."""
-    templates = Environment(
+    environment = Environment(
         loader=PackageLoader(TEMPLATE_PACKAGE, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["visible"] = visible
-    code: dict[str, str] = {}
-    for kind, names in CODE_FILES.items():
+    environment.filters["visible"] = visible
+    code_variables: dict[str, str] = {}
+    for kind, file_names in CODE_FILES.items():
         texts = [
-            files(TEMPLATE_PACKAGE).joinpath(file).read_text(encoding="utf-8") for file in names
+            files(TEMPLATE_PACKAGE).joinpath(file_name).read_text(encoding="utf-8")
+            for file_name in file_names
         ]
         source = "".join(texts)
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         # Our own code is not escaped. The page's policy runs only code with this hash.
-        code[kind] = Markup(source)
-        code[f"{kind}_hash"] = f"sha256-{digest}"
-    page = templates.get_template(name).render(facts, made_by=software(), **code)
+        code_variables[kind] = Markup(source)
+        code_variables[f"{kind}_hash"] = f"sha256-{digest}"
+    page = environment.get_template(name).render(facts, made_by=software(), **code_variables)
     return page.encode("utf-8", "replace").decode()

@@ -23,7 +23,7 @@ from harness.display.comparison_remarks import (
 from harness.display.comparison_tables import rows_of_conditions, show_comparison
 from harness.display.figures.figure_kinds import draw_figures
 from harness.display.report.attention_view import describe_conditions
-from harness.display.report.page_template import fill_template, refuse_other_file
+from harness.display.report.page_template import fill_template, prepare_page_file
 from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.display.value_texts import (
@@ -69,7 +69,7 @@ def write_report(
         ComparisonError: the runs cannot be compared.
         JournalError: the file cannot be written.
     """
-    refuse_other_file(output)  # Before the work, which takes a while.
+    prepare_page_file(output)  # first, so that a mistake is reported before the long work
     loaded_runs = [Run.load(run, metric=metric) for run in runs]
     samples = read_samples(loaded_runs)
     board = make_leaderboard(loaded_runs, baseline=baseline)
@@ -84,44 +84,47 @@ def _collect_facts(
 ) -> dict[str, Any]:
     """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
-    names = [row["condition"] for row in rows if row["baseline"] == board.baseline]
-    conditions = describe_conditions(names)
-    index, blocks = pack_samples(samples, baseline=board.baseline, conditions=conditions, rows=rows)
-    figures = {}
+    condition_names = [row["condition"] for row in rows if row["baseline"] == board.baseline]
+    conditions = describe_conditions(condition_names)
+    packed_index, packed_blocks = pack_samples(
+        samples, baseline=board.baseline, conditions=conditions, contrasts=rows
+    )
+    image_by_kind = {}
     if any(row["role"] != "baseline" for row in rows):
         for kind, (figure, _) in draw_figures(board, runs, []):
-            figures[kind] = _embed(figure, kind)
-    forest = figures.pop(FigureKind.FOREST, None)
-    # a line that summarizes each receipt, and all of it as JSON
-    receipts = [
+            image_by_kind[kind] = _embed_figure(figure, kind)
+    forest_image = image_by_kind.pop(FigureKind.FOREST, None)
+    # the page shows the line of a receipt, which unfolds its JSON
+    receipt_texts = [
         (
-            receipt_line(facts).removeprefix("receipt: "),
+            receipt_line(receipt).removeprefix("receipt: "),
             json.dumps(run.receipt, indent=1, ensure_ascii=False, default=str),
         )
-        for run, facts in zip(runs, board.receipt, strict=True)
+        for run, receipt in zip(runs, board.receipts, strict=True)
     ]
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
-        "forest": forest,
-        "figures": figures.values(),
+        "forest": forest_image,
+        "figures": image_by_kind.values(),
         "results": show_comparison(board),
         "define_flips": define_flips(max(row["repeats"] for row in rows)),
         "further_tables": show_side_tables(board).values(),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": receipts,
+        "receipts": receipt_texts,
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
-        "index": index,
-        "blocks": blocks,
+        "index": packed_index,
+        "blocks": packed_blocks,
     }
 
 
-def _embed(figure: Figure, name: str) -> dict[str, str]:
+def _embed_figure(figure: Figure, name: str) -> dict[str, str]:
     """A figure as an SVG image inside the page, with its note as caption."""
     caption = " ".join(figure.get_supxlabel().split())
-    # the note stands below the image as text, which can be selected and wraps; its room is cut off
+    # The note is written below the image instead, as text that can be selected and wraps. The
+    # layout is fixed first, because the axes would otherwise take the room of the note.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     figure.supxlabel("")
@@ -134,23 +137,29 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
     compared_rows = [row for row in rows if row["role"] != "baseline"]
-    tested_name = read_contrast(board.primary)[0] if board.primary else None
-    primary_rows = [
-        row
-        for row in sorted(compared_rows, key=lambda row: not row["primary"])
-        if row["role"] == "tested" and _name_condition(row) == tested_name
-    ]
-    card_rows = primary_rows or compared_rows
+    card_rows = compared_rows
+    if board.primary:
+        # the question is about one condition: its primary contrast comes first, then its others
+        condition, _ = read_contrast(board.primary)
+        condition_rows = [
+            row
+            for row in compared_rows
+            if row["role"] == "tested" and _name_condition(row) == condition
+        ]
+        condition_rows.sort(key=lambda row: not row["primary"])
+        card_rows = condition_rows or compared_rows
     models = {str(row["model"]) for row in rows}
-    model = models.pop() if len(models) == 1 else f"{len(models)} models"
+    models_text = models.pop() if len(models) == 1 else f"{len(models)} models"
     # logs do not name their datasets
-    datasets = [facts.get("dataset_name") or "the problems" for facts in board.receipt]
-    subject = f"{model} on {', '.join(dict.fromkeys(datasets))}"
-    question = f"How accurate is {subject}?"
+    datasets = [receipt.get("dataset_name") or "the problems" for receipt in board.receipts]
+    subject_text = f"{models_text} on {', '.join(dict.fromkeys(datasets))}"
+    question = f"How accurate is {subject_text}?"
     if card_rows:
-        conditions = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in card_rows)
-        names = list_first(list(conditions), MOST_CARD_ROWS)
-        question = f"Does {names} change the accuracy of {subject}?"
+        quoted_labels = dict.fromkeys(f'"{label(_name_condition(row))}"' for row in card_rows)
+        question = (
+            f"Does {list_first(list(quoted_labels), MOST_CARD_ROWS)} change the accuracy of "
+            f"{subject_text}?"
+        )
     question = name_score(question, board.score)
     has_settings = has_several_settings(card_rows)
     findings = []
@@ -162,13 +171,13 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text = f"{row['model']}, {row['layout']}, {text}"
         kind = row["role"] if row["verdict"] is None else row["verdict"]
         finding = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
-        findings.append({key: name_score(text, board.score) for key, text in finding.items()})
-    noise = " ".join(remark for remark, _ in remark_noise(board))
-    if not noise:
-        noise = (
+        findings.append({key: name_score(value, board.score) for key, value in finding.items()})
+    noise_text = " ".join(remark for remark, _ in remark_noise(board))
+    if not noise_text:
+        noise_text = (
             "No repeat run and no positive control were made, so noise and sensitivity are unknown."
         )
-    facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise}
+    facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise_text}
     return {"question": question, "findings": findings, "facts": facts}
 
 
@@ -188,9 +197,11 @@ def _describe_verdict(row: Row) -> str:
 
 def _describe_difference(row: Row) -> str:
     # separated, because the unit stands between a difference and its interval
-    change, _, ends = difference(row["difference"], row["low"], row["high"]).partition(" ")
+    change_text, _, interval_text = difference(
+        row["difference"], row["low"], row["high"]
+    ).partition(" ")
     names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
-    text = f"{names}: {change} points {ends}".rstrip()
+    text = f"{names}: {change_text} points {interval_text}".rstrip()
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text

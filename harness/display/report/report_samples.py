@@ -16,9 +16,9 @@ from harness.display.value_texts import define_flips, flips
 from harness.grading import GRADERS
 from harness.runs.run_reader import Run
 
-BLOCK_PROBLEMS = 10
+PROBLEMS_PER_BLOCK = 10
 """Problems in one block of the report. A browser unpacks a block in some milliseconds."""
-SNIPPET_CHARACTERS = 90
+MOST_SNIPPET_CHARACTERS = 90
 """Characters of a problem's text that the report's list shows."""
 
 REPORTED_COLUMNS = (
@@ -41,13 +41,13 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     samples: list[Row] = []
     for run in runs:
         rows = records(run.samples)
-        prompts = {}
+        prompt_by_sample = {}
         for prompt in run.prompts:
             for sample, _ in prompt.graded_samples:
                 key = (prompt.layout, str(prompt.condition), sample.problem_id)
-                prompts[*key, sample.sample_index] = prompt
+                prompt_by_sample[*key, sample.sample_index] = prompt
         for row in rows:
-            prompt = prompts[
+            prompt = prompt_by_sample[
                 row["layout"], row["condition"], row["problem_id"], row["sample_index"]
             ]
             samples.append({**row, "problem_id": prompt.problem_id, "prompt": prompt})
@@ -56,13 +56,13 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
 
 def pack(content: Any) -> str:
     """Compress JSON into one word that HTML cannot mistake for markup."""
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    json_bytes = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
     # without zlib's header, as the browser's `deflate-raw` expects it
-    return base64.b64encode(zlib.compress(text, 9, -zlib.MAX_WBITS)).decode()
+    return base64.b64encode(zlib.compress(json_bytes, 9, -zlib.MAX_WBITS)).decode()
 
 
 def pack_samples(
-    samples: Sequence[Row], *, baseline: str, conditions: Sequence[Row], rows: Sequence[Row]
+    samples: Sequence[Row], *, baseline: str, conditions: Sequence[Row], contrasts: Sequence[Row]
 ) -> tuple[str, list[str]]:
     """The packed list of problems, with the position of each in the blocks, and the packed blocks.
 
@@ -73,70 +73,75 @@ def pack_samples(
         baseline: The condition that all others are compared with.
         conditions: Name, label and colour (`slot`) of each condition, in the page's order. Samples
             of other conditions are left out.
-        rows: The rows of the comparison, whose flips are next to the list.
+        contrasts: The rows of the comparison, whose flips are next to the list.
     """
-    names = {condition["name"] for condition in conditions}
-    settings = list(dict.fromkeys((row["model"], row["layout"]) for row in samples))
+    condition_names = {condition["name"] for condition in conditions}
+    settings = list(dict.fromkeys((sample["model"], sample["layout"]) for sample in samples))
 
     def name_group(row: Row) -> str:
         return f"{settings.index((row['model'], row['layout']))} {row['condition']}"
 
-    problems: dict[str, dict[str, list[Row]]] = {}
-    for row in samples:
-        if row["condition"] in names:
-            groups = problems.setdefault(row["problem_id"], {})
-            groups.setdefault(name_group(row), []).append(row)
+    sample_groups_by_problem: dict[str, dict[str, list[Row]]] = {}
+    for sample in samples:
+        if sample["condition"] in condition_names:
+            samples_by_group = sample_groups_by_problem.setdefault(sample["problem_id"], {})
+            samples_by_group.setdefault(name_group(sample), []).append(sample)
     entries = []
     details = []
-    for number, groups in enumerate(problems.values()):
-        entries.append(_describe_problem(groups) | {"at": divmod(number, BLOCK_PROBLEMS)})
-        details.append(_describe_samples(groups))
-    index = {
+    for number, samples_by_group in enumerate(sample_groups_by_problem.values()):
+        # the number of the block, and the problem's number in it
+        position = divmod(number, PROBLEMS_PER_BLOCK)
+        entries.append(_describe_problem(samples_by_group) | {"at": position})
+        details.append(_describe_samples(samples_by_group))
+    page_index = {
         "baseline": baseline,
         "conditions": conditions,
         "settings": [{"model": model, "layout": layout} for model, layout in settings],
         "graders": GRADERS,
         "flips": {
-            name_group(row): flips(row["wrong_to_right"], row["right_to_wrong"]) for row in rows
+            name_group(row): flips(row["wrong_to_right"], row["right_to_wrong"])
+            for row in contrasts
         },
-        "define_flips": define_flips(max(row["repeats"] for row in rows)),
+        "define_flips": define_flips(max(row["repeats"] for row in contrasts)),
         "problems": entries,
     }
-    starts = range(0, len(details), BLOCK_PROBLEMS)
-    return pack(index), [pack(details[start : start + BLOCK_PROBLEMS]) for start in starts]
+    starts = range(0, len(details), PROBLEMS_PER_BLOCK)
+    blocks = [pack(details[start : start + PROBLEMS_PER_BLOCK]) for start in starts]
+    return pack(page_index), blocks
 
 
-def _describe_problem(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
+def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
     """A problem in the list, with what it is filtered by.
 
     `right` has the number of correct samples of the first run of each group, and the number of all.
     """
-    row = next(iter(groups.values()))[0]
-    doc = row["prompt"].doc
-    text = str(doc.get("problem", doc.get("question", row["prompt"].prompt)))
-    if len(text) > SNIPPET_CHARACTERS:
-        text = f"{text[:SNIPPET_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
-    right = {}
-    for group, rows in groups.items():
-        correct = [row["correct"] for row in rows if row["replicate"] == 0]
-        right[group] = (int(sum(correct)), len(correct))
+    first_sample = next(iter(samples_by_group.values()))[0]
+    doc = first_sample["prompt"].doc
+    problem_text = str(doc.get("problem", doc.get("question", first_sample["prompt"].prompt)))
+    if len(problem_text) > MOST_SNIPPET_CHARACTERS:
+        problem_text = f"{problem_text[:MOST_SNIPPET_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
+    right_counts_by_group = {}
+    for group, samples in samples_by_group.items():
+        verdicts = [sample["correct"] for sample in samples if sample["replicate"] == 0]
+        right_counts_by_group[group] = (int(sum(verdicts)), len(verdicts))
     return {
-        "id": row["problem_id"],
-        "subject": row["subject"] or None,
-        "level": row["level"] or None,
-        "target": row["target"],
-        "text": text,
-        "right": right,
+        "id": first_sample["problem_id"],
+        "subject": first_sample["subject"] or None,
+        "level": first_sample["level"] or None,
+        "target": first_sample["target"],
+        "text": problem_text,
+        "right": right_counts_by_group,
     }
 
 
-def _describe_samples(groups: Mapping[str, Sequence[Row]]) -> JsonObject:
+def _describe_samples(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
     """The prompts and samples of one problem, of each group."""
-    prompts: JsonObject = {}
-    samples: JsonObject = {}
-    for group, rows in groups.items():
-        prompts[group] = {"parts": rows[0]["prompt"].parts, "tokens": rows[0]["prompt_tokens"]}
-        samples[group] = []
-        for row in rows:
-            samples[group].append({name: row.get(name) for name in REPORTED_COLUMNS})
-    return {"prompts": prompts, "samples": samples}
+    prompt_by_group: JsonObject = {}
+    fields_by_group: JsonObject = {}
+    for group, samples in samples_by_group.items():
+        parts, token_count = samples[0]["prompt"].parts, samples[0]["prompt_tokens"]
+        prompt_by_group[group] = {"parts": parts, "tokens": token_count}
+        fields_by_group[group] = []
+        for sample in samples:
+            fields_by_group[group].append({name: sample.get(name) for name in REPORTED_COLUMNS})
+    return {"prompts": prompt_by_group, "samples": fields_by_group}
