@@ -25,7 +25,7 @@ class TableOptions:
 
     Attributes:
         form: Output format.
-        by: Further columns to split by: values of `Split`.
+        by: Further columns to split by: values of `SplitColumn`.
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
         common: See `make_leaderboard`.
