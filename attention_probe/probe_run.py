@@ -102,7 +102,7 @@ def run_probe(
             "source": facts,
             "selection": selection,
             "self_check": checks,
-            **versions_and_hashes.software(),
+            **versions_and_hashes.software_facts(),
         }
         # The model is open, so one that cannot be probed leaves no folder behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:

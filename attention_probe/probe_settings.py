@@ -13,7 +13,7 @@ import torch
 
 from attention_probe.measure.prompt_fields import MeasurementOptions
 from attention_probe.model.first_layers import LoadedModel, default_device, load_model
-from attention_probe.prompts.token_roles import GAP, TokenizedPrompt, without_gap
+from attention_probe.prompts.token_roles import GAP_SUFFIX, TokenizedPrompt, remove_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDY_CONDITION, Dtype, JsonObject
 from harness.engines.interventions.open_layers import opened_layers
@@ -70,7 +70,7 @@ class ProbeSettings:
             ConfigError: an engine is to record position gaps, activations or norms, or on another
                 device.
         """
-        excluded = [name for name in self.conditions if name.endswith(GAP)]
+        excluded = [name for name in self.conditions if name.endswith(GAP_SUFFIX)]
         excluded += [f"--{name}" for name in ("activations", "norms") if getattr(self.record, name)]
         if self.device:
             excluded.append(f"--device {self.device}")
@@ -91,7 +91,7 @@ class ProbeSettings:
             excluded = source.interventions if self.engine is None else {}
             conditions = [name for name in source.conditions if name not in excluded]
             if STUDY_CONDITION in conditions and self.engine is None:
-                conditions.append(f"{STUDY_CONDITION}{GAP}")
+                conditions.append(f"{STUDY_CONDITION}{GAP_SUFFIX}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
         bases = check_conditions(source, conditions)
@@ -137,7 +137,7 @@ class ProbeSettings:
         """The first layers, up to the deepest of `layers`, to compute in this type."""
         return load_model(
             str(self.model),
-            layers=self.layers,
+            layer_indices=self.layers,
             dtype=getattr(torch, dtype),
             device=str(self.device),
             model_arguments=self.arguments,
@@ -155,9 +155,9 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
     """
-    bases = {name: without_gap(name, source.conditions) for name in conditions}
+    bases = {name: remove_gap(name, source.conditions) for name in conditions}
     absent = [name for name, base in bases.items() if base not in source.conditions]
-    in_answer = [name for name, base in bases.items() if base in source.filled_answers]
+    in_answer = [name for name, base in bases.items() if base in source.answer_filled_conditions]
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
     if absent:
         names = ", ".join(absent)
@@ -167,7 +167,7 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
             f"does not record where in the answer the filler of {', '.join(in_answer)} stands: "
             "leave it out of --conditions"
         )
-    elif not all(prompt.requested.segments for prompt in prompts):
+    elif not all(prompt.requested_prompt.segments for prompt in prompts):
         fault = (
             "does not record where fillers stand: "
             "expected a run, or logs that `mless tasks --wrap` made"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attention_probe.measure.prompt_fields import MeasurementOptions
-from attention_probe.model.attention_function import switched_attention
+from attention_probe.model.attention_function import switch_attention
 from attention_probe.model.attention_statistics import CaptureRequest
-from attention_probe.model.capture import capture, softmax_layers
+from attention_probe.model.capture import capture_attention, find_softmax_layers
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt
 
@@ -50,7 +50,7 @@ def self_check(
         key=lambda prompt: (len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)),
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    capture(loaded, token_ids[:1], request=CaptureRequest(activations=record.activations))
+    capture_attention(loaded, token_ids[:1], request=CaptureRequest(activations=record.activations))
     sums = captured_sums(loaded, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,
@@ -64,25 +64,25 @@ def self_check(
 
 def captured_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
     """The sums from the probe's capture."""
-    captured = capture(loaded, token_ids)
+    captured = capture_attention(loaded, token_ids)
     # the last of the two sets has keys' own queries too
-    return {layer: captured.layers[layer].sums[0] for layer in loaded.layers}
+    return {layer: captured.layers[layer].sums[0] for layer in loaded.layer_indices}
 
 
 def eager_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
     """The sums from eager `output_attentions`, which keeps full matrices of all layers."""
     model = loaded.model
     input_ids = token_ids[None].to(model.device)
-    with torch.inference_mode(), switched_attention(model, "eager"):
+    with torch.inference_mode(), switch_attention(model, "eager"):
         output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
     attentions = output.attentions
     indices: range | list[int] = range(len(attentions))
     if len(attentions) != len(loaded.decoder_layers):
         # models that mix kinds of layers return only the matrices of softmax layers
-        indices = softmax_layers(loaded.config)
+        indices = find_softmax_layers(loaded.config)
     by_layer = dict(zip(indices, attentions, strict=False))
     # without the diagonal, because a key's own query does not come after it
-    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) for layer in loaded.layers}
+    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) for layer in loaded.layer_indices}
 
 
 def largest_difference(sums: LayerSums, reference: LayerSums) -> float:

@@ -26,10 +26,10 @@ from harness.array_types import Integers
 from harness.constants import JsonObject
 from harness.errors import ConfigError, JournalError
 from harness.layers_and_heads import list_numbers
-from harness.runs.journal import changed_settings, differences
-from harness.runs.records import fit
-from harness.runs.run_folder import lock, refuse_foreign
-from harness.runs.stored_files import clear_messages, open_atomic, write_whole
+from harness.runs.journal import changed_settings_error, list_differences
+from harness.runs.records import as_record
+from harness.runs.run_folder import lock_folder, refuse_unusable_folder
+from harness.runs.stored_files import explain_write_errors, open_atomic, write_whole
 
 HEADER = "header.json"
 
@@ -132,7 +132,7 @@ class AttentionTraces:
         if not (path / HEADER).is_file():
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
         with _clear_read_errors(path / HEADER):
-            file = fit(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
+            file = as_record(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
         self.header, self.receipt = file.header, file.receipt
         self.path = path
         self._lock = lock
@@ -151,11 +151,11 @@ class AttentionTraces:
                 cannot be written, or it holds another model, other layers, another definition or
                 another selection.
         """
-        with clear_messages(path):
-            refuse_foreign(path, HEADER)  # before a lock file is put into it
+        with explain_write_errors(path):
+            refuse_unusable_folder(path, HEADER)  # before a lock file is put into it
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            folder_lock = lock(path)
+            folder_lock = lock_folder(path)
             stack.callback(folder_lock.release)
             if (path / HEADER).exists():
                 existing = cls(path)
@@ -165,7 +165,7 @@ class AttentionTraces:
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
             content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), quantities))
-            with clear_messages(path):
+            with explain_write_errors(path):
                 write_whole(path / HEADER, json.dumps(content, indent=1))
                 # a killed session leaves them, and nobody reads them
                 for unfinished in path.glob("*.part"):
@@ -186,7 +186,7 @@ class AttentionTraces:
         # A damaged file may have been deleted, so the next number is not the number of files.
         last_number = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
-        with clear_messages(trace_path), open_atomic(trace_path) as file:
+        with explain_write_errors(trace_path), open_atomic(trace_path) as file:
             file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
         self._add_entry(trace_path, facts)
 
@@ -199,9 +199,9 @@ class AttentionTraces:
         conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
         joined = replace(self.header, conditions=conditions)
         requested = replace(header, conditions=conditions)
-        changes = differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
+        changes = list_differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
         if changes:
-            raise changed_settings(self.path / HEADER, changes)
+            raise changed_settings_error(self.path / HEADER, changes)
         return joined
 
     def has(self, problem_id: str, condition: str) -> bool:

@@ -44,7 +44,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
     from transformers import AutoModel
 
     from attention_probe.model.attention_statistics import CaptureRequest
-    from attention_probe.model.capture import capture
+    from attention_probe.model.capture import capture_attention
     from attention_probe.model.first_layers import LoadedModel
 
     config = _config(path, num_hidden_layers=layers)
@@ -53,7 +53,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         name=path.stem,
         model=model.eval().requires_grad_(False),
         config=_config(path),
-        layers=tuple(range(layers)),
+        layer_indices=tuple(range(layers)),
         decoder_layers=model.layers,
     )
 
@@ -65,7 +65,7 @@ def probe(path: Path, length: int, layers: int) -> dict[str, Any]:
         sets[2, :start] = False  # those of the problem
         request = CaptureRequest(query_sets=sets)
         (token_ids,) = _token_ids(loaded.config, tokens)
-        captured = capture(loaded, token_ids, request=request)
+        captured = capture_attention(loaded, token_ids, request=request)
         assert sorted(captured.layers) == list(range(layers))
         mass = captured.layers[layers - 1].sums[-1].sum(-1) / (tokens - end)
         assert torch.allclose(mass, torch.ones_like(mass), atol=1e-4)

@@ -30,7 +30,7 @@ from harness.execution.regrading import regrade
 from harness.grading import GRADERS
 from harness.runs.run_files import JOURNAL, RunFiles
 from harness.runs.run_reader import Run
-from harness.runs.stored_files import expand
+from harness.runs.stored_files import unpack_files
 
 RUN = ROOT / "tests" / "data" / "greedy_run"
 CONDITION, SHARE, SEED = "mless", 0.15, 7
@@ -143,7 +143,7 @@ def make_changed_run(control: Control, folder: Path) -> int:
     """Copy the run, change it and grade it again. Return the number of changed samples."""
     ignored = shutil.ignore_patterns("samples_*", "results_*", "accuracy.*")
     shutil.copytree(RUN, folder, ignore=ignored)
-    expand(folder)
+    unpack_files(folder)
     files = RunFiles(folder)
     golds = {row.doc["id"]: row.doc["answer"] for row in files.prompts}
     lines = (folder / JOURNAL).read_text(encoding="utf-8").splitlines()

@@ -39,11 +39,11 @@ from harness.experiment.prompts.prompt import hash_text
 from harness.grading import GRADERS
 from harness.runs import run_reader
 from harness.runs.prompt_sources import AnsweredPrompt, Source
-from harness.runs.records import SESSION, Sample, Score, stored_prompts
+from harness.runs.records import SESSION_PREFIX, Sample, Score, stored_prompts
 from harness.runs.run_files import JOURNAL
 from harness.runs.run_folder import RunFolder
-from harness.runs.run_paths import locate
-from harness.runs.stored_files import expand
+from harness.runs.run_paths import locate_runs
+from harness.runs.stored_files import unpack_files
 
 module_fixture = pytest.fixture(scope="module")
 
@@ -64,7 +64,7 @@ def _unpacked(folder):
     """A copy of a committed run whose files are plain JSON lines."""
     copy = passing_folder() / folder.name
     shutil.copytree(folder, copy)
-    expand(copy)
+    unpack_files(copy)
     return copy
 
 
@@ -158,7 +158,7 @@ def run_plan(plan, folder, make_sample):
     identity = run_identity(plan, sampling)
     setting = identity.hash_setting()
     with RunFolder(folder, identity, stored_prompts(plan)) as run:
-        run.note(SESSION, session_facts(plan))
+        run.note(SESSION_PREFIX, session_facts(plan))
         for request in make_requests(plan, sampling):
             key = sample_key(request, setting)
             if key not in run.journal.keys:
@@ -178,7 +178,7 @@ def write_run(folder, answer, /, *, limit=6, **changes):
 
     def make_sample(request, key):
         text, reason = answer(request, targets[request.problem_id])
-        return Sample.of(request, key, text, tokens=len(text) // 4, reason=reason)
+        return Sample.of(request, key, text, completion_tokens=len(text) // 4, finish_reason=reason)
 
     return run_plan(plan, folder, make_sample)
 
@@ -461,7 +461,7 @@ full_curve = partial(aligned_curve, view="full")
 
 def table_page(*runs, metric=None, **options):
     """The page of `mless table`."""
-    paths = locate([str(run) for run in runs])
+    paths = locate_runs([str(run) for run in runs])
     return make_table([Run.load(path, metric=metric) for path in paths], TableOptions(**options))
 
 

@@ -18,10 +18,10 @@ def heads(
     from attention_probe.figures.trace_views import read_view
     from harness.display.report.attention_view import make_page
     from harness.display.report.page_template import prepare_page_file
-    from harness.runs.stored_files import clear_messages, write_whole
+    from harness.runs.stored_files import explain_write_errors, write_whole
 
     prepare_page_file(output)
     page = make_page([read_view(path) for path in traces])
-    with clear_messages(output):
+    with explain_write_errors(output):
         write_whole(output, page)
     typer.echo(f"page  {output} ({len(page.encode()) / 1e6:.1f} MB)")

@@ -78,10 +78,10 @@ def probe(
     from attention_probe.prompts.prompts_config import PromptsConfig
     from harness.display.progress import progress_bar
     from harness.layers_and_heads import parse_numbers, split_words
-    from harness.runs.run_paths import locate_one
+    from harness.runs.run_paths import locate_run
     from harness.yaml_settings import parse_overrides, validate
 
-    run = locate_one(source) if source else None
+    run = locate_run(source) if source else None
     options = {
         "logs" if isinstance(run, dict) else "run": run,
         "metric": metric,

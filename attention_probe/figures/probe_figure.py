@@ -74,7 +74,7 @@ def make_figure(
     receipt = {
         "figure": config.model_dump(mode="json"),
         "probes": receipts,
-        **versions_and_hashes.software(),
+        **versions_and_hashes.software_facts(),
     }
     return write_figure(figure, numbers, folder, config.name, receipt)
 

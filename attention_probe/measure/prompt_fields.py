@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from attention_probe.measure.activations import ReferenceActivations, measure_activations
 from attention_probe.model.attention_statistics import CaptureRequest
-from attention_probe.model.capture import capture
+from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.array_types import Integers
@@ -68,7 +68,7 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     curves = average_weights(sums[:, :LATER_SET_COUNT], sets[:LATER_SET_COUNT])
     # each token is in exactly one region
     in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
-    regions = np.vstack([in_region, ~prompt.inserted]).astype(np.float32)
+    regions = np.vstack([in_region, ~prompt.is_inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts.
     with np.errstate(invalid="ignore"):  # all tokens of a problem may be merged with others
@@ -96,7 +96,7 @@ def measure_problem(
     measured: FieldsByCondition = {}
     for condition, prompt in prompts.items():
         sets = query_sets(prompt, common[condition])
-        captured = capture(
+        captured = capture_attention(
             loaded,
             torch.from_numpy(prompt.token_ids).long(),
             positions=torch.from_numpy(prompt.positions).long(),
@@ -114,7 +114,7 @@ def measure_problem(
         if captured.norms:
             norms = torch.stack([*captured.norms.values()]).cpu().numpy()
             # of the original tokens, because most tokens may be a filler's
-            medians = np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
+            medians = np.median(norms[:, ~prompt.is_inserted], axis=1, keepdims=True)
             fields["norms"] = norms / medians
         if captured.activations is not None:
             problem = np.flatnonzero(common[condition] & prompt.has_role("problem"))

@@ -30,13 +30,13 @@ from harness.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
+MOST_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Largest size of a block of weights, by type of device."""
 FEWEST_QUERIES, MOST_QUERIES = 16, {"cpu": 64, "cuda": 1024}
 """Queries of a block: the fewest, also of long prompts, and the most, by type of device."""
 
-ATTENTION = "mless_capture"
-"""The name in both registries."""
+ATTENTION_NAME = "mless_capture"
+"""The name of the probe's functions in both registries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    # otherwise `sdpa_mask` returns None for a plain causal mask
+    # if it may skip a plain causal mask, `sdpa_mask` returns None instead of the mask
     rule = partial(sdpa_mask, **arguments, allow_is_causal_skip=False)
     is_windowed = local_size is not None and kv_length > local_size
     is_plain = allow_is_causal_skip and not is_windowed
@@ -107,20 +107,20 @@ def attend(
     Its tensors are [batch, head, token, unit], where keys and values have fewer heads; the output
     is [batch, token, head, unit].
     """
-    layer = getattr(module, "layer_idx", None)
-    if capture is None or layer is None or not isinstance(attention_mask, CausalMask):
+    layer_index = getattr(module, "layer_idx", None)
+    if capture is None or layer_index is None or not isinstance(attention_mask, CausalMask):
         raise ModelError(
             f"{type(module).__name__} calls its attention without a layer or a mask: "
             "it cannot be probed."
         )
-    batch, heads, length, head_dim = query.shape
-    reduction = Reduction(capture.request, query) if layer in capture.layer_indices else None
+    batch_size, head_count, token_count, head_dim = query.shape
+    reduction = Reduction(capture.request, query) if layer_index in capture.layer_indices else None
     output = None
-    # the last layer needs no output, unless the pass goes on
-    if layer != capture.layer_indices[-1] or capture.waits_for_mlp:
-        output = value.new_empty(batch, length, heads, value.shape[-1])
+    # nothing reads the last layer's output, unless the pass goes on for the hooks
+    if layer_index != capture.layer_indices[-1] or capture.has_pending_hooks:
+        output = value.new_empty(batch_size, token_count, head_count, value.shape[-1])
     # [batch x KV head, key, unit], as `bmm` multiplies
-    flat_value = value.reshape(batch * value.shape[1], length, -1)
+    flat_value = value.reshape(batch_size * value.shape[1], token_count, -1)
     for queries, keys, weights in weight_blocks(
         query,
         key,
@@ -130,25 +130,27 @@ def attend(
         sinks=s_aux,
     ):
         if output is not None:
-            # The query heads of a KV head are consecutive, so their queries are rows of one
-            # product.
+            # the query heads of a KV head are consecutive, so one product has all their queries
             rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
-            weighted = torch.bmm(rows, flat_value[:, keys])
-            output[:, queries] = weighted.view(batch, heads, -1, value.shape[-1]).transpose(1, 2)
+            product = torch.bmm(rows, flat_value[:, keys]).view(
+                batch_size, head_count, -1, value.shape[-1]
+            )
+            output[:, queries] = product.transpose(1, 2)
         if reduction is not None:
             reduction.add(weights[0], queries, keys)
     if reduction is not None:
-        capture.layers[layer] = reduction.finish()
-        # raises an exception that ends the forward pass and is caught in `capture`
+        capture.layers[layer_index] = reduction.finish()
+        # raises an exception that ends the forward pass and is caught in `capture_attention`
         capture.stop_if_complete()
-    assert output is not None  # otherwise the capture was complete
+    # without an output the capture was complete, and the exception has ended the pass
+    assert output is not None
     return output, None
 
 
-AttentionInterface.register(ATTENTION, attend)
+AttentionInterface.register(ATTENTION_NAME, attend)
 # Without a mask function of the same name, the attention function would always get None: padding
 # and sliding windows would then be ignored silently.
-AttentionMaskInterface.register(ATTENTION, causal_mask)
+AttentionMaskInterface.register(ATTENTION_NAME, causal_mask)
 
 
 def weight_blocks(
@@ -173,24 +175,28 @@ def weight_blocks(
         softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
         sinks: [head] A learnt score of each head that takes weight and has no value, as in gpt-oss.
     """
-    batch, heads, length, head_dim = query.shape
-    size = _block_size(batch * heads * length, query.device)
-    kv_heads = key.shape[1]
-    flat_key = key.reshape(batch * kv_heads, length, head_dim)
-    buffer = query.new_empty(batch * heads * min(size, length) * length)
-    for start in range(0, length, size):
-        queries = slice(start, min(start + size, length))
+    batch_size, head_count, token_count, head_dim = query.shape
+    block_queries = _block_size(batch_size * head_count * token_count, query.device)
+    kv_head_count = key.shape[1]
+    flat_key = key.reshape(batch_size * kv_head_count, token_count, head_dim)
+    buffer = query.new_empty(
+        batch_size * head_count * min(block_queries, token_count) * token_count
+    )
+    for first_query in range(0, token_count, block_queries):
+        queries = slice(first_query, min(first_query + block_queries, token_count))
         query_count = queries.stop - queries.start
         # with a sliding window, no query of the block sees an earlier key
         first_key = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
         keys = slice(first_key, queries.stop)
         key_count = queries.stop - first_key
-        scores = buffer[: batch * heads * query_count * key_count]
-        scores = scores.view(batch * kv_heads, -1, key_count)
-        grouped = query[:, :, queries].reshape(batch * kv_heads, -1, head_dim)
-        torch.baddbmm(scores, grouped, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores)
+        scores = buffer[: batch_size * head_count * query_count * key_count]
+        scores = scores.view(batch_size * kv_head_count, -1, key_count)
+        grouped_queries = query[:, :, queries].reshape(batch_size * kv_head_count, -1, head_dim)
+        torch.baddbmm(
+            scores, grouped_queries, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores
+        )
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
-        scores = scores.view(batch, heads, query_count, key_count).float()
+        scores = scores.view(batch_size, head_count, query_count, key_count).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
         if mask.is_plain:
@@ -202,47 +208,49 @@ def weight_blocks(
             is_visible = mask.block(queries, keys)
             scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
         if sinks is not None:
-            sink = sinks.float().view(1, heads, 1, 1).expand(batch, heads, query_count, 1)
-            # The share of the sink is dropped, so these weights add up to less than 1.
-            weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+            sink_scores = sinks.float().view(1, -1, 1, 1).expand(batch_size, -1, query_count, 1)
+            # the last weight is the sink's and is dropped, so the others add up to less than 1
+            weights = torch.softmax(torch.cat([scores, sink_scores], -1), -1)[..., :-1]
         else:
             weights = torch.softmax(scores, -1, out=scores)
         yield queries, keys, weights
 
 
-def _block_size(row_size: int, device: torch.device) -> int:
+def _block_size(weights_per_query: int, device: torch.device) -> int:
     """The number of queries in a block, each with this number of float32 weights of all heads."""
     kind = "cpu" if device.type == "cpu" else "cuda"
-    return max(FEWEST_QUERIES, min(MOST_QUERIES[kind], BLOCK_BYTES[kind] // (4 * row_size)))
+    return max(
+        FEWEST_QUERIES, min(MOST_QUERIES[kind], MOST_BLOCK_BYTES[kind] // (4 * weights_per_query))
+    )
 
 
 @contextmanager
-def quiet(*, progress: bool = True) -> Iterator[None]:
+def silence_transformers(*, progress: bool = True) -> Iterator[None]:
     """Silence transformers' warnings, and also its progress bars unless `progress`.
 
     The probe itself checks what these warnings are about.
     """
-    level, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not progress:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        logging.set_verbosity(verbosity)
         if has_progress_bar:
             logging.enable_progress_bar()
 
 
 @contextmanager
-def switched_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
+def switch_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Give the model another attention implementation, and restore the previous one at the end."""
     # transformers has a public setter, but no public getter
-    before = model.config._attn_implementation
-    with quiet():
+    previous_name = model.config._attn_implementation
+    with silence_transformers():
         model.set_attn_implementation(name)
     try:
         yield
     finally:
-        with quiet():
-            model.set_attn_implementation(before)
+        with silence_transformers():
+            model.set_attn_implementation(previous_name)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class CaptureFinished(Exception):
-    """Ends a forward pass as soon as the capture is complete; it never leaves `capture`."""
+    """Ends a forward pass as soon as the capture is complete. `capture_attention` catches it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,15 @@ class Capture:
     norms: dict[int, Tensor] = field(default_factory=dict)
 
     @property
-    def waits_for_mlp(self) -> bool:
-        """Whether the first MLP's activations or the last hidden states are still missing."""
+    def has_pending_hooks(self) -> bool:
+        """Whether hooks have yet to record the first MLP's activations or the last norms."""
         if self.request.norms and self.layer_indices[-1] not in self.norms:
             return True
         return self.request.activations and self.activations is None
 
     def stop_if_complete(self) -> None:
         """Raise CaptureFinished if all that is requested is captured."""
-        if self.layer_indices[-1] in self.layers and not self.waits_for_mlp:
+        if self.layer_indices[-1] in self.layers and not self.has_pending_hooks:
             raise CaptureFinished
 
 
@@ -88,12 +88,14 @@ class Reduction:
     """
 
     def __init__(self, request: CaptureRequest, query: Tensor) -> None:
-        _, heads, self._length, _ = query.shape
-        self._sets = query.new_ones(2, self._length, dtype=torch.float32)
+        _, head_count, self._token_count, _ = query.shape
+        self._query_sets = query.new_ones(2, self._token_count, dtype=torch.float32)
         if request.query_sets is not None:
-            self._sets = request.query_sets.to(self._sets)
-        self._sums = self._sets.new_zeros(heads, len(self._sets), self._length)
-        self._first_row = self._length - request.row_count
+            self._query_sets = request.query_sets.to(self._query_sets)
+        self._sums = self._query_sets.new_zeros(
+            head_count, len(self._query_sets), self._token_count
+        )
+        self._first_row = self._token_count - request.row_count
         self._rows: list[Tensor] = []
 
     def add(self, weights: Tensor, queries: slice, keys: slice) -> None:
@@ -106,13 +108,13 @@ class Reduction:
             keys: The keys; the last key belongs to the last query.
         """
         rows = weights[:, max(0, self._first_row - queries.start) :]
-        # this copies, since the next block overwrites the weights
-        self._rows.append(nn.functional.pad(rows, (keys.start, self._length - keys.stop)))
-        sets, sums = self._sets[:, queries], self._sums[..., keys]
-        sums[:, -1:] += sets[-1:] @ weights
-        # In place, so this must come after all sums and rows in which the diagonal counts.
+        # `pad` copies the rows, because the next block overwrites the weights
+        self._rows.append(nn.functional.pad(rows, (keys.start, self._token_count - keys.stop)))
+        query_sets, sums = self._query_sets[:, queries], self._sums[..., keys]
+        sums[:, -1:] += query_sets[-1:] @ weights
+        # This changes the weights in place, after all sums and rows in which the diagonal counts.
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
-        sums[:, :-1] += sets[:-1] @ weights
+        sums[:, :-1] += query_sets[:-1] @ weights
 
     def finish(self) -> LayerCapture:
         """The sums and rows of all blocks."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attention_probe.model.attention_function import ATTENTION, switched_attention
+from attention_probe.model.attention_function import ATTENTION_NAME, switch_attention
 from attention_probe.model.attention_statistics import Capture, CaptureFinished, CaptureRequest
 from harness.errors import ModelError
 from harness.layers_and_heads import list_numbers
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
     from attention_probe.model.first_layers import LoadedModel
 
-ACTIVATIONS = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
+ACTIVATION_NAMES = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""
-ALL_QUERIES = CaptureRequest()
+ALL_QUERIES_REQUEST = CaptureRequest()
 """The request for the sums over all queries alone."""
 
 
-def capture(
-    loaded: LoadedModel,
+def capture_attention(
+    loaded_model: LoadedModel,
     token_ids: Tensor,
     *,
     positions: Tensor | None = None,
-    request: CaptureRequest = ALL_QUERIES,
+    request: CaptureRequest = ALL_QUERIES_REQUEST,
 ) -> Capture:
     """Run a prompt through the first layers and reduce its attention.
 
     Args:
-        loaded: The model's first layers.
+        loaded_model: The model's first layers.
         token_ids: [token] Vocabulary ids.
         positions: [token] None to count from the first token. They may have a gap.
         request: What to keep.
@@ -47,7 +47,7 @@ def capture(
             positions, is not causal, gives weights that are not finite, or lacks the requested
             activations.
     """
-    model = loaded.model
+    model = loaded_model.model
     parameters = inspect.signature(model.forward).parameters
     takes_any_argument = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -60,11 +60,11 @@ def capture(
     input_ids = token_ids[None].to(model.device)
     if positions is None:
         positions = torch.arange(len(token_ids))
-    captured = Capture(request=request, layer_indices=loaded.layers)
+    capture = Capture(request=request, layer_indices=loaded_model.layer_indices)
     with (
         torch.inference_mode(),
-        _recorded_states(loaded, captured),
-        switched_attention(model, ATTENTION),
+        _record_states(loaded_model, capture),
+        switch_attention(model, ATTENTION_NAME),
         suppress(CaptureFinished),
     ):
         model(
@@ -73,83 +73,87 @@ def capture(
             attention_mask=torch.ones_like(input_ids),
             position_ids=positions[None].to(model.device),
             use_cache=False,
-            capture=captured,
+            capture=capture,
         )
-    refuse_incomplete(captured, loaded)
-    return captured
+    refuse_incomplete(capture, loaded_model)
+    return capture
 
 
-def refuse_incomplete(captured: Capture, loaded: LoadedModel) -> None:
+def refuse_incomplete(capture: Capture, loaded_model: LoadedModel) -> None:
     """Raise ModelError if a layer gave no attention weights, or weights that are not finite."""
-    missing = [layer for layer in captured.layer_indices if layer not in captured.layers]
-    if missing:
-        available = list_numbers(softmax_layers(loaded.config)) or "none known"
+    missing_layers = [
+        layer_index for layer_index in capture.layer_indices if layer_index not in capture.layers
+    ]
+    if missing_layers:
+        layers_text = list_numbers(find_softmax_layers(loaded_model.config)) or "none known"
         raise ModelError(
-            f"{type(loaded.model).__name__} gave no attention weights for Layer "
-            f"{list_numbers(missing)}; layers that have, counted from 1: {available}."
+            f"{type(loaded_model.model).__name__} gave no attention weights for Layer "
+            f"{list_numbers(missing_layers)}; layers that have, counted from 1: {layers_text}."
         )
-    for layer, result in captured.layers.items():
-        # A mean over heads would hide such numbers, or spread them.
-        is_broken = ~result.sums.isfinite().all(-1).all(0)
-        heads = is_broken.nonzero().flatten().tolist()
-        if heads:
-            dtype = str(loaded.model.dtype).removeprefix("torch.")
+    for layer_index, layer_capture in capture.layers.items():
+        # by head, because a mean over heads would not show which of them is broken
+        is_broken = ~layer_capture.sums.isfinite().all(-1).all(0)
+        broken_heads = is_broken.nonzero().flatten().tolist()
+        if broken_heads:
+            dtype = str(loaded_model.model.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{loaded.name}: attention is NaN or infinite in Layer {layer + 1}, Head "
-                f"{list_numbers(heads)}, counted from 1, in {dtype}: broken weights, or an "
-                "overflow."
+                f"{loaded_model.name}: attention is NaN or infinite in Layer {layer_index + 1}, "
+                f"Head {list_numbers(broken_heads)}, counted from 1, in {dtype}: broken weights, "
+                "or an overflow."
             )
 
 
-def softmax_layers(config: PretrainedConfig) -> list[int]:
+def find_softmax_layers(config: PretrainedConfig) -> list[int]:
     """Indices of the layers with softmax attention; empty if the config has no kinds of layers."""
-    kinds = getattr(config, "layer_types", None) or ()
+    layer_kinds = getattr(config, "layer_types", None) or ()
     return [
         index
-        for index, kind in enumerate(kinds)
-        if kind.endswith("attention") and kind != "linear_attention"
+        for index, layer_kind in enumerate(layer_kinds)
+        if layer_kind.endswith("attention") and layer_kind != "linear_attention"
     ]
 
 
 @contextmanager
-def _recorded_states(loaded: LoadedModel, captured: Capture) -> Iterator[None]:
+def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None]:
     """Record the first MLP's activations and the norms of hidden states, if they are requested."""
 
     def record_activations(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
         # most architectures give activations a leading axis of size 1
-        captured.activations = activations.flatten(0, -2)
-        captured.stop_if_complete()
+        capture.activations = activations.flatten(0, -2)
+        capture.stop_if_complete()
 
-    def record_norms(layer: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+    def record_norms(layer_index: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
         # some architectures also return weights, or a cache
-        states = output[0] if isinstance(output, tuple) else output
-        captured.norms[layer] = states.float().norm(dim=-1).flatten()
-        captured.stop_if_complete()
+        hidden_states = output[0] if isinstance(output, tuple) else output
+        capture.norms[layer_index] = hidden_states.float().norm(dim=-1).flatten()
+        capture.stop_if_complete()
 
     with ExitStack() as stack:
-        if captured.request.activations:
-            module = _find_activation(loaded)
+        if capture.request.activations:
+            module = _find_activation(loaded_model)
             stack.callback(module.register_forward_hook(record_activations).remove)
-        for layer in loaded.layers if captured.request.norms else ():
-            hook = partial(record_norms, layer)
-            handle = loaded.decoder_layers[layer].register_forward_hook(hook)
+        for layer_index in loaded_model.layer_indices if capture.request.norms else ():
+            hook = partial(record_norms, layer_index)
+            handle = loaded_model.decoder_layers[layer_index].register_forward_hook(hook)
             stack.callback(handle.remove)
         yield
 
 
-def _find_activation(loaded: LoadedModel) -> nn.Module:
+def _find_activation(loaded_model: LoadedModel) -> nn.Module:
     """The non-linearity of the first layer's MLP: a separate module in dense Hugging Face decoders.
 
     Raises:
         ModelError: there is none, or there are several, as in mixtures of experts.
     """
-    modules: dict[str, nn.Module] = dict(loaded.decoder_layers[0].named_modules())
-    matches = [module for name, module in modules.items() if name.split(".")[-1] in ACTIVATIONS]
-    has_experts = any("expert" in name for name in modules)
-    if has_experts or len(matches) != 1:
-        structure = "a mixture of experts" if has_experts else f"{len(matches)} activations"
+    module_by_name: dict[str, nn.Module] = dict(loaded_model.decoder_layers[0].named_modules())
+    activations = [
+        module for name, module in module_by_name.items() if name.split(".")[-1] in ACTIVATION_NAMES
+    ]
+    has_experts = any("expert" in name for name in module_by_name)
+    if has_experts or len(activations) != 1:
+        structure = "a mixture of experts" if has_experts else f"{len(activations)} activations"
         raise ModelError(
-            f"The first MLP of {loaded.name} has no single activation but {structure}: "
+            f"The first MLP of {loaded_model.name} has no single activation but {structure}: "
             "leave out --activations."
         )
-    return matches[0]
+    return activations[0]

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 from transformers.utils import cached_file
 
-from attention_probe.model.attention_function import quiet
+from attention_probe.model.attention_function import silence_transformers
 from harness import smollm2_model
 from harness.errors import (
     HarnessError,
@@ -46,21 +46,21 @@ class LoadedModel:
         name: A folder or a hub name.
         model: The base model, cut after the deepest requested layer; eval mode, no gradients.
         config: The text config of the checkpoint, with its full number of layers.
-        layers: The requested layers' indices, ascending.
+        layer_indices: Of the requested layers, ascending.
         decoder_layers: Those of `model`, from the first to the deepest requested layer.
     """
 
     name: str
     model: PreTrainedModel
     config: PretrainedConfig
-    layers: tuple[int, ...]
+    layer_indices: tuple[int, ...]
     decoder_layers: nn.ModuleList
 
 
 def load_model(
     name: str,
     *,
-    layers: Iterable[int],
+    layer_indices: Iterable[int],
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     model_arguments: Mapping[str, Any] = {},
@@ -71,7 +71,7 @@ def load_model(
 
     Args:
         name: A model folder, a hub name or `smollm2`.
-        layers: Indices from 0; at least one.
+        layer_indices: From 0; at least one.
         dtype: Type to compute in, whatever the checkpoint's type is.
         device: Where the model runs.
         model_arguments: Of these `revision` and `trust_remote_code` are used.
@@ -83,8 +83,8 @@ def load_model(
     name = smollm2_model.resolve_model(name)
     refuse_missing_folder(name)
     try:
-        loaded = _load_checkpoint(name, sorted(set(layers)), dtype, model_arguments)
-        loaded.model.to(device)
+        loaded_model = _load_checkpoint(name, sorted(set(layer_indices)), dtype, model_arguments)
+        loaded_model.model.to(device)
     except HarnessError:
         raise
     # the hub, safetensors, JSON, transformers and configs have errors without a common class
@@ -93,7 +93,7 @@ def load_model(
         if Path(name).is_dir():
             message = f"{name} cannot be loaded on {device}: {quote_error(error)}"
         raise ModelError(message) from error
-    return loaded
+    return loaded_model
 
 
 def default_device() -> str:
@@ -102,18 +102,21 @@ def default_device() -> str:
 
 
 def _load_checkpoint(
-    name: str, layers: list[int], dtype: torch.dtype, model_arguments: Mapping[str, Any]
+    name: str, layer_indices: list[int], dtype: torch.dtype, model_arguments: Mapping[str, Any]
 ) -> LoadedModel:
     """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
     is_folder = Path(name).is_dir()
-    trust = trusts_code(model_arguments)
+    is_trusted = trusts_code(model_arguments)
     revision = model_arguments.get("revision")
     config_path = Path(str(cached_file(name, "config.json", revision=revision)))
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
-    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=trust)
+    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=is_trusted)
     config = full_config.get_text_config(decoder=True)
-    if any(getattr(level, "quantization_config", None) for level in (full_config, config)):
+    if any(
+        getattr(checked_config, "quantization_config", None)
+        for checked_config in (full_config, config)
+    ):
         raise ModelError(
             f"{name} is quantised: its attention is not that of the model it was made from."
         )
@@ -122,24 +125,25 @@ def _load_checkpoint(
             f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
         )
     layer_count = config.num_hidden_layers
-    if layers[-1] >= layer_count:
-        requested = list_numbers(layers)
-        raise ModelError(f"{name} has Layers 1 to {layer_count}, counted from 1; got {requested}.")
-    layers_path = _find_layers(config, name, trust)
+    if layer_indices[-1] >= layer_count:
+        requested_layers = list_numbers(layer_indices)
+        raise ModelError(
+            f"{name} has Layers 1 to {layer_count}, counted from 1; got {requested_layers}."
+        )
+    layers_path = _find_layers(config, name, is_trusted)
     cut_config = copy.deepcopy(config)
-    cut_config.num_hidden_layers = layers[-1] + 1
+    cut_config.num_hidden_layers = layer_indices[-1] + 1
     if getattr(cut_config, "layer_types", None):
         # transformers refuses a config whose list of kinds has another length
-        cut_config.layer_types = cut_config.layer_types[: layers[-1] + 1]
-    with quiet(progress=not is_folder):
+        cut_config.layer_types = cut_config.layer_types[: layer_indices[-1] + 1]
+    with silence_transformers(progress=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
             name,
             revision=commit,
             config=cut_config,
             dtype=dtype,
-            trust_remote_code=trust,
-            # Some architectures choose their attention here and cannot change it later. The probe
-            # replaces it, or uses this one.
+            trust_remote_code=is_trusted,
+            # some architectures cannot change their attention after loading, so they keep this one
             attn_implementation="eager",
             key_mapping={MULTIMODAL_PREFIX: ""},
             # a pickled checkpoint could run code, and could not be read in part
@@ -152,47 +156,52 @@ def _load_checkpoint(
         name=name,
         model=model.eval().requires_grad_(False),
         config=config,
-        layers=tuple(layers),
+        layer_indices=tuple(layer_indices),
         decoder_layers=nn.ModuleList(model.get_submodule(layers_path).children()),
     )
 
 
-def _find_layers(config: PretrainedConfig, name: str, trust: bool) -> str:
+def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
     """The path of the list of decoder layers in the full model.
 
     Raises:
         ModelError: the architecture cannot be cut.
     """
-    with torch.device("meta"):  # costs no memory
+    with torch.device("meta"):  # which allocates no weight
         model = AutoModel.from_config(
-            config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=trust
+            config,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=is_trusted,
         )
     layer_count = config.num_hidden_layers
-    lists = {
+    module_list_by_path = {
         path: module
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == layer_count
     }
     # a layer may contain a list of the same length itself, such as one of experts
-    depth = min((path.count(".") for path in lists), default=0)
-    outermost = [path for path in lists if path.count(".") == depth]
-    if len(outermost) != 1:
-        names = ", ".join(outermost) or "none"
+    depth = min((path.count(".") for path in module_list_by_path), default=0)
+    outermost_paths = [path for path in module_list_by_path if path.count(".") == depth]
+    if len(outermost_paths) != 1:
+        paths_text = ", ".join(outermost_paths) or "none"
         raise ModelError(
-            f"{name} cannot be cut: expected one list of its {layer_count} layers, got {names}."
+            f"{name} cannot be cut: expected one list of its {layer_count} layers, got "
+            f"{paths_text}."
         )
-    module_types = {type(module) for module in lists[outermost[0]].modules()}
-    # such a module computes something else in a model with fewer layers
-    dependent = [
+    layers_path = outermost_paths[0]
+    module_types = {type(module) for module in module_list_by_path[layers_path].modules()}
+    # a module that reads the number of layers would compute something else in a cut model
+    type_names = [
         module_type.__name__
         for module_type in module_types
         if "config.num_hidden_layers" in inspect.getsource(module_type)
     ]
-    if dependent:
+    if type_names:
         raise ModelError(
-            f"{name} cannot be cut: its {', '.join(dependent)} depends on the number of layers."
+            f"{name} cannot be cut: its {', '.join(type_names)} depends on the number of layers."
         )
-    return str(outermost[0])
+    return str(layers_path)
 
 
 def _refuse_mismatch(
@@ -202,27 +211,27 @@ def _refuse_mismatch(
 
     transformers would initialise a missing tensor at random.
     """
-    unexpected = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
-    mismatched = [key for key, *_ in loading_info["mismatched_keys"]]
-    for keys, fault in (
+    unexpected_tensors = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
+    mismatched_tensors = [tensor_name for tensor_name, *_ in loading_info["mismatched_keys"]]
+    for tensor_names, fault in (
         (loading_info["missing_keys"], "lacks tensors that the model needs"),
-        (unexpected, "has tensors in the loaded layers that the model does not"),
-        (mismatched, "has tensors of another shape than config.json says"),
+        (unexpected_tensors, "has tensors in the loaded layers that the model does not"),
+        (mismatched_tensors, "has tensors of another shape than config.json says"),
     ):
-        if keys:
-            names = list_first(sorted(keys), 4)
-            raise ModelError(f"{name} {fault}: {names}. Fetch the checkpoint again.")
+        if tensor_names:
+            names_text = list_first(sorted(tensor_names), 4)
+            raise ModelError(f"{name} {fault}: {names_text}. Fetch the checkpoint again.")
 
 
 def _unexpected_tensors(
-    model: PreTrainedModel, layers_path: str, keys: Iterable[str]
+    model: PreTrainedModel, layers_path: str, tensor_names: Iterable[str]
 ) -> Iterator[str]:
-    """The keys that belong to a loaded layer."""
-    prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
+    """The names that belong to a loaded layer."""
+    layers_prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
     layer_count = len(model.get_submodule(layers_path))
-    for key in keys:
-        match = re.match(rf"{prefix}(\d+)\.", key)
-        # old GPT-2 checkpoints store this buffer, which models now compute
-        is_old_buffer = key.endswith(".attn.masked_bias")
-        if match and int(match[2]) < layer_count and not is_old_buffer:
-            yield key
+    for tensor_name in tensor_names:
+        match = re.match(rf"{layers_prefix}(?P<layer_index>\d+)\.", tensor_name)
+        # old GPT-2 checkpoints store a buffer that the model now computes
+        is_old_buffer = tensor_name.endswith(".attn.masked_bias")
+        if match and int(match["layer_index"]) < layer_count and not is_old_buffer:
+            yield tensor_name

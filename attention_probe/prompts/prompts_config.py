@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from attention_probe.prompts.token_roles import GAP
+from attention_probe.prompts.token_roles import GAP_SUFFIX
 from harness.analysis.problem_selection import Criterion
 from harness.constants import BASELINE
 from harness.experiment.conditions import NAMED_CONDITIONS, as_condition
@@ -36,23 +36,25 @@ class PromptsConfig(Criterion):
     """One of the run's layouts."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        sources = [name for name in ("run", "logs", "dataset") if getattr(self, name) is not None]
-        if len(sources) != 1:
-            names = " and ".join(sources or ["none"])
-            raise ValueError(f"expected exactly one of `run`, `logs` and `dataset`, got {names}")
+    def _require_one_source(self) -> Self:
+        source_keys = [
+            name for name in ("run", "logs", "dataset") if getattr(self, name) is not None
+        ]
+        if len(source_keys) != 1:
+            key_text = " and ".join(source_keys or ["none"])
+            raise ValueError(f"expected exactly one of `run`, `logs` and `dataset`, got {key_text}")
         return self
 
 
 def open_source(
-    prompts: PromptsConfig,
+    prompts_config: PromptsConfig,
     conditions: Sequence[str],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
 ) -> Source:
     """The prompts of a run, or prompts built from a dataset for the model's tokenizer.
 
     Args:
-        prompts: Where the prompts are from.
+        prompts_config: Where the prompts are from.
         conditions: The conditions to build from a dataset; all named conditions if it is empty. The
             baseline is always built.
         load_tokenizer: Loads the model's tokenizer, which only a dataset needs.
@@ -61,15 +63,15 @@ def open_source(
         HarnessError: the run, the dataset or the tokenizer is not available, or a prompt breaks a
             guarantee.
     """
-    run = prompts.run or prompts.logs
-    if run is not None:
-        layout = prompts.layout and str(prompts.layout)
-        return source_of(Run.load(run, metric=prompts.metric), layout=layout)
-    assert prompts.dataset is not None  # because the config has exactly one source
-    names = [name.removesuffix(GAP) for name in conditions] or NAMED_CONDITIONS
+    run_or_logs = prompts_config.run or prompts_config.logs
+    if run_or_logs is not None:
+        layout = prompts_config.layout and str(prompts_config.layout)
+        return source_of(Run.load(run_or_logs, metric=prompts_config.metric), layout=layout)
+    assert prompts_config.dataset is not None  # because the config has exactly one source
+    condition_names = [name.removesuffix(GAP_SUFFIX) for name in conditions] or NAMED_CONDITIONS
     return build_source(
-        open_dataset(prompts.dataset),
-        [as_condition(name) for name in dict.fromkeys((BASELINE, *names))],
+        open_dataset(prompts_config.dataset),
+        [as_condition(name) for name in dict.fromkeys((BASELINE, *condition_names))],
         load_tokenizer(),
-        str(prompts.layout or Layout.RAW),
+        str(prompts_config.layout or Layout.RAW),
     )

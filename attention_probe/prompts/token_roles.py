@@ -29,7 +29,7 @@ from harness.runs.prompt_sources import AnsweredProblem
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-GAP = "+gap"
+GAP_SUFFIX = "+gap"
 """Suffix of a position gap's name: the prompt without its filler, whose other tokens keep their
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
@@ -95,21 +95,21 @@ class TokenizedPrompt(PromptFacts):
         return np.equal(self.roles, ROLES.index(role))
 
     @property
-    def inserted(self) -> NDArray[np.bool_]:
+    def is_inserted(self) -> NDArray[np.bool_]:
         """Tokens that the prompt without filler lacks."""
         return np.equal(self.original_pos, ABSENT)
 
-    def position_gap(self) -> TokenizedPrompt:
+    def make_position_gap(self) -> TokenizedPrompt:
         """The prompt without the inserted tokens; every other token keeps its position."""
-        remaining = ~self.inserted
+        is_remaining = ~self.is_inserted
         return replace(
             self,
-            condition=f"{self.condition}{GAP}",
-            token_ids=self.token_ids[remaining],
-            roles=self.roles[remaining],
-            tokens=tuple(np.array(self.tokens, dtype=object)[remaining]),
-            original_pos=self.original_pos[remaining],
-            positions=self.positions[remaining],
+            condition=f"{self.condition}{GAP_SUFFIX}",
+            token_ids=self.token_ids[is_remaining],
+            roles=self.roles[is_remaining],
+            tokens=tuple(np.array(self.tokens, dtype=object)[is_remaining]),
+            original_pos=self.original_pos[is_remaining],
+            positions=self.positions[is_remaining],
             filler_span=None,
         )
 
@@ -137,45 +137,52 @@ def tokenize_problem(
         PromptMismatchError: the token ids differ from those that the run recorded, or a segment is
             not in the text.
     """
-    sources = {name: without_gap(name, problem.prompts) for name in conditions}
-    baseline = _build_prompt(problem, BASELINE, tokenizer)
-    tokenized = {}
-    for name, source in sources.items():
-        built = _build_prompt(problem, source, tokenizer)
+    baseline_prompt = _build_prompt(problem, BASELINE, tokenizer)
+    prompt_by_name = {}
+    for name in conditions:
+        condition = remove_gap(name, problem.prompts)
+        built_prompt = _build_prompt(problem, condition, tokenizer)
         # the model's tokenizer is known, so both are set
-        assert built.token_ids is not None and built.offsets is not None
-        in_filler = np.flatnonzero(built.token_roles == FILLER_INDEX)
+        assert built_prompt.token_ids is not None and built_prompt.offsets is not None
+        filler_span = None
+        filler_positions = np.flatnonzero(built_prompt.token_roles == FILLER_INDEX).tolist()
+        if filler_positions:
+            filler_span = (filler_positions[0], filler_positions[-1] + 1)
         prompt = TokenizedPrompt(
             problem_id=problem.id,
-            condition=source,
+            condition=condition,
             cluster=problem.cluster,
             outcome=problem.outcome,
             control=problem.is_control,
             gold_answer=str(problem.prompts[BASELINE].doc.get("answer", "")),
-            prompt_sha256=built.prompt_sha256,
-            filler_span=(int(in_filler[0]), int(in_filler[-1]) + 1) if len(in_filler) else None,
-            intervention=built.intervention,
-            tokens=token_texts(built.token_ids, built.offsets.tolist(), built.text, tokenizer),
-            token_ids=np.array(built.token_ids, np.int32),
-            roles=built.token_roles,
-            original_pos=find_originals(built, baseline),
-            positions=np.arange(len(built.token_ids), dtype=np.int32),
+            prompt_sha256=built_prompt.prompt_sha256,
+            filler_span=filler_span,
+            intervention=built_prompt.intervention,
+            tokens=token_texts(
+                built_prompt.token_ids, built_prompt.offsets.tolist(), built_prompt.text, tokenizer
+            ),
+            token_ids=np.array(built_prompt.token_ids, np.int32),
+            roles=built_prompt.token_roles,
+            original_pos=find_originals(built_prompt, baseline_prompt),
+            positions=np.arange(len(built_prompt.token_ids), dtype=np.int32),
         )
-        tokenized[name] = prompt if name == source else prompt.position_gap()
-    return tokenized
+        prompt_by_name[name] = prompt if name == condition else prompt.make_position_gap()
+    return prompt_by_name
 
 
-def without_gap(name: str, conditions: Collection[str]) -> str:
+def remove_gap(name: str, conditions: Collection[str]) -> str:
     """The condition of a position gap: `mless` for `mless+gap`; any other name as it is."""
-    base = name.removesuffix(GAP)
-    return base if name not in conditions and base in conditions else name
+    condition = name.removesuffix(GAP_SUFFIX)
+    return condition if name not in conditions and condition in conditions else name
 
 
 def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
     """By condition, which tokens of its prompt are in all prompts; in order these are the same."""
     original_positions = [set(prompt.original_pos.tolist()) for prompt in prompts.values()]
-    shared = list(set.intersection(*original_positions) - {ABSENT})
-    return {name: np.isin(prompt.original_pos, shared) for name, prompt in prompts.items()}
+    shared_positions = list(set.intersection(*original_positions) - {ABSENT})
+    return {
+        name: np.isin(prompt.original_pos, shared_positions) for name, prompt in prompts.items()
+    }
 
 
 def _build_prompt(
@@ -187,16 +194,18 @@ def _build_prompt(
             f"Problem {problem.id} has no prompt under {condition!r}, but under "
             f"{', '.join(problem.prompts)}."
         )
-    stored = problem.prompts[condition]
-    requested = stored.requested
-    untokenized = BuiltPrompt(
-        prompt=requested, text=stored.prompt, intervention=stored.intervention
+    stored_prompt = problem.prompts[condition]
+    requested_prompt = stored_prompt.requested_prompt
+    untokenized_prompt = BuiltPrompt(
+        prompt=requested_prompt, text=stored_prompt.prompt, intervention=stored_prompt.intervention
     )
-    built = built_prompts.tokenize(untokenized, find_segments(requested, stored.prompt), tokenizer)
-    if stored.prompt_token_sha256 not in (None, built.prompt_token_sha256):
+    built_prompt = built_prompts.tokenize(
+        untokenized_prompt, find_segments(requested_prompt, stored_prompt.prompt), tokenizer
+    )
+    if stored_prompt.prompt_token_sha256 not in (None, built_prompt.prompt_token_sha256):
         raise PromptMismatchError(
-            f"Problem {stored.problem_id}, condition {stored.condition!r}: this tokenizer makes "
+            f"Problem {stored_prompt.problem_id}, condition {condition!r}: this tokenizer makes "
             "other token ids of the prompt than the run's. Name the model that was run, in the "
             "same revision."
         )
-    return built
+    return built_prompt

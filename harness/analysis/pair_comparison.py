@@ -14,7 +14,7 @@ from harness.analysis.verdicts import estimate_sample
 from harness.constants import FEWEST_DRAWS, POWER, JsonObject
 from harness.errors import ComparisonError, ConfigError, RunError, list_first, list_near
 from harness.experiment.conditions import POSITIVE_CONTROL
-from harness.runs.joined_runs import list_receipts, stack
+from harness.runs.joined_runs import list_comparable_receipts, stack_samples
 from harness.runs.run_reader import Run
 
 
@@ -113,7 +113,7 @@ def compare_pair(
                 reference_conditions[name] = dict(fields)
                 frame_by_condition[name] = old_run.samples[old_run.samples["condition"] == name]
     frames = [samples.assign(condition=name) for name, samples in frame_by_condition.items()]
-    joined_frame = stack(frames)
+    joined_frame = stack_samples(frames)
     facts: JsonObject = {
         "source": "pair",
         "model": joined_frame["model"].iloc[0],
@@ -121,7 +121,7 @@ def compare_pair(
         "reference_conditions": reference_conditions,
         "looks": max(run.about.get("looks", 1) for run in (old_run, new_run)),
         "greedy": old_run.about.get("greedy"),
-        "receipts": list_receipts([old_run, new_run]),
+        "receipts": list_comparable_receipts([old_run, new_run]),
     }
     joined_run = Run(name=" ".join(side_names), about=facts, read=lambda: joined_frame)
     return make_leaderboard([joined_run], score=score, common=common)

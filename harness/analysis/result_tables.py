@@ -16,7 +16,7 @@ from harness.analysis.sample_scores import choose_score
 from harness.constants import BASELINE, GOLD_FIRST, Row
 from harness.errors import ComparisonError, ConfigError
 from harness.experiment.conditions import Condition, ReferenceConditions, read_contrast
-from harness.runs.joined_runs import join
+from harness.runs.joined_runs import join_samples
 from harness.runs.run_reader import Run
 
 
@@ -68,10 +68,10 @@ def make_leaderboard(
         common: Whether problems that a condition lacks are left out.
 
     Raises:
-        ComparisonError: the runs cannot be compared; see `joined_runs.join` and `analysis.compare`.
+        ComparisonError: the runs cannot be compared; see `join_samples` and `analysis.compare`.
     """
     by = [*by, *runs[0].about.get("by", ())]
-    frame, omitted_count = _keep_shared_problems(join(runs), common=common)
+    frame, omitted_count = _keep_shared_problems(join_samples(runs), common=common)
     score = choose_score(frame, score)
     all_references = _join_reference_conditions(runs)
     design = replace(_make_design(runs, all_references, baseline=baseline, by=by), score=score)

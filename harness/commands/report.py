@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write one HTML file about runs: results, figures, tables, all samples."""
     from harness.display.report.report_page import write_report
-    from harness.runs.run_paths import locate
+    from harness.runs.run_paths import locate_runs
 
-    size = write_report(locate(runs), output, baseline=baseline, metric=metric)
+    size = write_report(locate_runs(runs), output, baseline=baseline, metric=metric)
     typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")

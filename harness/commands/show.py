@@ -23,9 +23,9 @@ def show(
     from rich.console import Console
 
     from harness.display.problem_listing import print_problem
-    from harness.runs.run_paths import locate_one
+    from harness.runs.run_paths import locate_run
     from harness.runs.run_reader import Run
 
-    loaded_run = Run.load(locate_one([run]), metric=metric)
+    loaded_run = Run.load(locate_run([run]), metric=metric)
     console = Console(highlight=False, markup=False, emoji=False)
     print_problem(console, loaded_run, problem, condition=condition, layout=layout)

@@ -27,7 +27,7 @@ def tasks(
     """Print the path for lm-eval's --include_path, or write a task that works without mless."""
     from harness import resources
     from harness.errors import ConfigError
-    from harness.lm_eval_plugin.task_folders import write_wrapped
+    from harness.lm_eval_plugin.task_folders import write_wrapped_tasks
 
     lacks_one = (wrap is None) != (output is None)
     lacks_wrap = wrap is None and (conditions or model)
@@ -37,5 +37,5 @@ def tasks(
         )
     lines = [str(resources.folder("tasks"))]
     if wrap and output:
-        lines = write_wrapped(output, wrap, conditions, model)
+        lines = write_wrapped_tasks(output, wrap, conditions, model)
     typer.echo("\n".join(lines))

@@ -55,7 +55,9 @@ def print_problem(
         console.print()
         draw_text = "" if prompt.problem_id == problem_id else f", {prompt.problem_id}"
         heading = f"{label(prompt.condition)}, {prompt.layout}{draw_text}\n"
-        segments = [(segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.parts]
+        segments = [
+            (segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.roles_and_texts
+        ]
         _print(console, (heading, "bold"), *segments)
         _print_samples(console, prompt)
 

@@ -70,7 +70,7 @@ class HeldReplies:
                             request,
                             key="",
                             completion="",
-                            reason=completion.finish_reason,
+                            finish_reason=completion.finish_reason,
                             server_tokens=completion.prompt_tokens,
                         )
                     )

@@ -17,7 +17,7 @@ from harness.execution.run_execution import (
 )
 from harness.experiment.plan import Plan, make_plan
 from harness.experiment.run_config import RunConfig, load_config
-from harness.runs.run_folder import refuse_foreign
+from harness.runs.run_folder import refuse_unusable_folder
 from harness.runs.run_reader import Run
 
 AnyConfig = RunConfig | Path | str
@@ -105,7 +105,7 @@ def prepare(
     # the checks that need no prompts come before the prompts, which can take minutes
     engines = check_backend(config, engines)
     folder = Path(output or config.folder)
-    refuse_foreign(folder)
+    refuse_unusable_folder(folder)
     config = fill_open_settings(config, folder)
     fact_lines = [] if engines == 1 else [f"engines   {engines}, in Ray actors"]
     try:

@@ -26,9 +26,9 @@ from harness.runs.logs.lm_eval_files import find_logs
 from harness.runs.logs.sample_log import read_completions, read_log
 from harness.runs.logs.score_tables import parse_score
 from harness.runs.records import Sample, Score, as_json
-from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, scored_now
-from harness.runs.run_folder import lock, set_old_scores_aside
-from harness.runs.stored_files import clear_messages, expand
+from harness.runs.run_files import JOURNAL, PROMPTS, SCORES, RunFiles, current_score_versions
+from harness.runs.run_folder import lock_folder, set_old_scores_aside
+from harness.runs.stored_files import explain_write_errors, unpack_files
 
 MOST_LISTED_SAMPLES = 20
 """The most samples that `mless regrade` lists: those whose verdict changed, or differs from the
@@ -45,11 +45,11 @@ def regrade(files: RunFiles) -> str:
     """
     folder = files.path
     old_version = files.receipt["grader_version"]
-    file_lock = lock(folder)
+    file_lock = lock_folder(folder)
     new_scores_path = folder / f"{SCORES}.part"
     try:
-        with clear_messages(folder):
-            expand(folder, keep=(JOURNAL, PROMPTS))
+        with explain_write_errors(folder):
+            unpack_files(folder, excluded_names=(JOURNAL, PROMPTS))
         old_verdicts = {}
         with suppress(JournalError):  # damaged scores are replaced
             old_verdicts = {key: score.verdict for key, score in files.scores.items()}
@@ -57,7 +57,7 @@ def regrade(files: RunFiles) -> str:
         new_scores_path.unlink(missing_ok=True)
         samples = files.journal.records
         with (
-            Journal(new_scores_path, as_json(scored_now())) as journal,
+            Journal(new_scores_path, as_json(current_score_versions())) as journal,
             Scorer(journal, files.prompts) as scorer,
         ):
             for sample in samples:
@@ -70,7 +70,7 @@ def regrade(files: RunFiles) -> str:
                 f"{folder}: {len(journal.keys)} of {len(samples)} samples were graded. "
                 "Run the command again."
             )
-        with clear_messages(folder):
+        with explain_write_errors(folder):
             set_old_scores_aside(files)
             # a kill between these two steps leaves no scores, and then all samples are graded again
             new_scores_path.replace(folder / SCORES)
@@ -267,7 +267,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
 
 
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
-    table = read_scores(path, metric, columns, needed=("completion", "gold"))
+    table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
     for number, (location, row) in enumerate(table.rows, start=1):
         problem_id = str(row.get("item") or number)
         question = str(row.get("question") or problem_id)

@@ -32,10 +32,17 @@ from harness.runs.records import (
     as_json,
     stored_prompts,
 )
-from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles, scored_now
+from harness.runs.run_files import (
+    JOURNAL,
+    PROMPTS,
+    RECEIPT,
+    SCORES,
+    RunFiles,
+    current_score_versions,
+)
 from harness.runs.run_folder import RunFolder, extend_identity
-from harness.runs.stored_files import clear_messages, hash_stored, write_whole
-from harness.runs.versions_and_hashes import model_fingerprint, package_version, software
+from harness.runs.stored_files import explain_write_errors, hash_stored, write_whole
+from harness.runs.versions_and_hashes import model_fingerprint, package_version, software_facts
 
 PROMPT_VERSION = 1
 """Goes up when a problem, condition and layout give another prompt than before. Older samples are
@@ -181,7 +188,7 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
         model=model_fingerprint(
             str(plan.model_arguments.get("pretrained") or config.model.name),
             arguments.get("revision"),
-            served="base_url" in arguments,
+            is_served="base_url" in arguments,
         ),
         engine=engine_identity(
             config.model.backend, arguments, opened_layers(config.interventions)
@@ -224,7 +231,7 @@ def is_finished(files: RunFiles, identity: Identity, prompts: Sequence[StoredPro
         return (
             files.has_sample
             and files.receipt["files"] == hash_files(files)
-            and files.scored_by == scored_now()
+            and files.score_versions == current_score_versions()
             and files.identity == extend_identity(files, identity, prompts)
         )
     return False
@@ -246,7 +253,8 @@ def finish(files: RunFiles) -> None:
         JournalError: a sample or a score is missing, or the disk is full.
     """
     # reading them raises an error if one is missing
-    graded_samples, scored_by = chain.from_iterable(files.graded_samples), files.scored_by
+    graded_samples = chain.from_iterable(files.graded_samples_of_prompts)
+    score_versions = files.score_versions
     sessions, timing = files.read_sessions()
     stored_receipt: JsonObject = {}
     with suppress(RunError):
@@ -261,20 +269,20 @@ def finish(files: RunFiles) -> None:
     if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
         # the samples are the same and were only graded again, so the receipt keeps their config
         config = stored_receipt["config"]
-    assert scored_by is not None
+    assert score_versions is not None
     receipt_path = files.path / RECEIPT
-    with clear_messages(files.path):
+    with explain_write_errors(files.path):
         # removed first, because a folder with a receipt counts as finished
         receipt_path.unlink(missing_ok=True)
         receipt: JsonObject = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **identity_facts,
-            **as_json(scored_by),
+            **as_json(score_versions),
             "config": config,
             "sampling": first_task["sampling"],
             "problems": len({prompt.doc["id"] for prompt in files.prompts}),
             "timing": timing,
-            **software(),
+            **software_facts(),
             "files": hashes,
         }
         # a session states only what differs from the receipt

@@ -22,8 +22,15 @@ from harness.experiment.generation_settings import Sampling
 from harness.experiment.plan import Plan, Request, make_requests, sample_key
 from harness.reasoning_markers import NO_MARKERS_NOTE, add_reasoning, skip_reasoning
 from harness.runs import versions_and_hashes
-from harness.runs.journal import changed_settings, differences
-from harness.runs.records import SESSION, TIMING, AnswerScore, Sample, Score, TokenScores
+from harness.runs.journal import changed_settings_error, list_differences
+from harness.runs.records import (
+    SESSION_PREFIX,
+    TIMING_PREFIX,
+    AnswerScore,
+    Sample,
+    Score,
+    TokenScores,
+)
 from harness.runs.run_files import JOURNAL, RunFiles
 from harness.runs.run_folder import RunFolder
 
@@ -43,7 +50,7 @@ def generate_and_grade(
         if session.missing_requests:
             session.generate(scorer, engines)
         session.show_scores(scorer.finish())
-    folder.note(TIMING, session.timing)
+    folder.note(TIMING_PREFIX, session.timing)
 
 
 class _Session:
@@ -93,7 +100,7 @@ class _Session:
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
         if not self.missing_requests:  # else the facts are noted when the engine is loaded
-            self._folder.note(SESSION, self._facts)
+            self._folder.note(SESSION_PREFIX, self._facts)
         journal = RunFiles(self._folder.path).journal
         for number, sample in enumerate(journal.records):
             self._progress.count_recorded(self._line_by_task[sample.task])
@@ -136,13 +143,13 @@ class _Session:
             served = facts.get("served")
             # a server can give another model the same name; a longer context changes no sample
             if served and self._last_served and served["root"] != self._last_served["root"]:
-                raise changed_settings(
-                    folder / JOURNAL, differences(self._last_served, served, "served")
+                raise changed_settings_error(
+                    folder / JOURNAL, list_differences(self._last_served, served, "served")
                 )
             if agreement := facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
-            self._folder.note(SESSION, {**self._facts, "engine": facts})
+            self._folder.note(SESSION_PREFIX, {**self._facts, "engine": facts})
             # only vLLM counts the tokens of unfinished samples
             self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
             with self._progress:
@@ -196,8 +203,8 @@ class _Session:
             self._request_by_key[key],
             key,
             text,
-            tokens=token_count,
-            reason=completion.finish_reason,
+            completion_tokens=token_count,
+            finish_reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
         )
         if request.scored_tokens:
@@ -231,5 +238,5 @@ def session_facts(plan: Plan) -> JsonObject:
         "config": plan.config.as_written(),
         "engine": None,
         "dataset_source": plan.full_dataset.source,
-        **versions_and_hashes.software(),
+        **versions_and_hashes.software_facts(),
     }

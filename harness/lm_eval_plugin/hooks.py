@@ -24,37 +24,42 @@ from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GRADED, GradeJob, GraderPool
 
-Documents = dict[str, datasets.Dataset]
+DocumentsBySplit = dict[str, datasets.Dataset]
 
 
 def _make_documents(
-    condition: Condition, as_published: bool = False, /, **metadata: Any
-) -> Documents:
+    condition: Condition, has_published_layout: bool = False, /, **metadata: Any
+) -> DocumentsBySplit:
+    """The documents of a condition, checked in every layout that lm-eval may use."""
     dataset = open_dataset("math500", find_columns(condition.as_entry()))
-    model = ModelTokenizer.from_arguments(metadata)
+    model_tokenizer = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
-    layouts = [Layout.AS_PUBLISHED] if as_published else [Layout.RAW]
-    if model is not None and model.tokenizer.chat_template and not as_published:
+    layouts = [Layout.AS_PUBLISHED] if has_published_layout else [Layout.RAW]
+    if (
+        model_tokenizer is not None
+        and model_tokenizer.tokenizer.chat_template
+        and not has_published_layout
+    ):
         layouts.append(Layout.CHAT)
     max_gen_toks = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
         settings = PromptSettings(layout=layout)
         (condition_prompts,) = build_checked_prompts(
-            dataset.problems, [condition], settings, model, max_gen_toks=max_gen_toks
+            dataset.problems, [condition], settings, model_tokenizer, max_gen_toks=max_gen_toks
         )
-    # raw and chat prompts have the same segments and turns, so the last layout's stand for both
+    # raw and chat prompts have the same segments and turns, so those of the last layout will do
     if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )
     documents = [
-        make_document(problem, prompt.prompt, condition, layout)
-        for problem, prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
+        make_document(problem, built_prompt.prompt, condition, layout)
+        for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
-    # made of a list of documents, a dataset would have the keys of the first one only
+    # a dataset that is made of a list of documents has only the keys of the first
     keys = dict.fromkeys(chain.from_iterable(documents))
-    columns = {key: [document.get(key) for document in documents] for key in keys}
-    return {"test": datasets.Dataset.from_dict(columns)}
+    values_by_column = {key: [document.get(key) for document in documents] for key in keys}
+    return {"test": datasets.Dataset.from_dict(values_by_column)}
 
 
 wo, mless, mful, random_sentence = (
@@ -67,23 +72,22 @@ wo_as_published, mless_as_published = (
 """Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
 
-def filler(**metadata: Any) -> Documents:
+def filler(**metadata: Any) -> DocumentsBySplit:
     """Documents of `math500_filler`.
 
     The metadata have the filler and its placement or template, by the keys of a run config's
     condition.
     """
-    keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
-    settings = {key: value for key, value in metadata.items() if key in keys}
+    condition_keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
+    settings = {key: value for key, value in metadata.items() if key in condition_keys}
     if settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
-    # by default the filler of the study
-    if not settings.keys() & KIND_BY_FILLER.keys() and "{filler}" in settings.get(
-        "template", "{filler}"
-    ):
-        settings["unit"] = "/"
+    has_filler = any(key in KIND_BY_FILLER for key in settings)
+    needs_filler = "{filler}" in settings.get("template", "{filler}")
+    if needs_filler and not has_filler:
+        settings["unit"] = "/"  # the filler of the study
     # a condition without a filler has no seed
-    if settings.keys() & KIND_BY_FILLER.keys():
+    if needs_filler or has_filler:
         settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
     return _make_documents(as_condition({"name": "filler", **settings}), **metadata)
 
@@ -101,13 +105,17 @@ def grade_responses(
     """
     grade_texts = [[""] * len(completions) for completions in responses]
     with GraderPool(audits=True) as pool:
-        for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
-            for index, completion in enumerate(completions):
-                # the authors' rule reads the prompt too; a chat template adds no boxes to it
+        for doc_index, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
+            for repeat_index, completion in enumerate(completions):
+                # The rule of the study's authors reads boxes in the prompt too. A chat template,
+                # which is unknown here, adds none.
                 prompt = doc.get("system", "") + doc.get("user", "")
-                pool.submit((row, index), GradeJob.of(doc, completion=completion, prompt=prompt))
-        for (row, index), grade in pool.drain():
-            grade_texts[row][index] = json.dumps(asdict(grade))
+                pool.submit(
+                    (doc_index, repeat_index),
+                    GradeJob.of(doc, completion=completion, prompt=prompt),
+                )
+        for (doc_index, repeat_index), grade in pool.drain():
+            grade_texts[doc_index][repeat_index] = json.dumps(asdict(grade))
     return grade_texts
 
 

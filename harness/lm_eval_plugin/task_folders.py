@@ -21,7 +21,7 @@ from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.runs.stored_files import clear_messages
+from harness.runs.stored_files import explain_write_errors
 from harness.yaml_settings import parse_option
 
 _IMPOSSIBLE_KEYS = (*PROMPT_KEYS, "random_ids", "fresh", "placement")
@@ -32,7 +32,7 @@ _PLACEHOLDER = "Question"
 """Stands for the question while the text of a filler is made."""
 
 
-def write_wrapped(
+def write_wrapped_tasks(
     folder: Path, task: str, conditions: str | None = None, model: str | None = None
 ) -> list[str]:
     """Write a task of lm-eval under some conditions, as a task folder.
@@ -55,87 +55,92 @@ def write_wrapped(
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
     wrapped_conditions = _read_conditions(conditions)
-    stock_file = _find_task(task)
+    stock_file = _find_task_file(task)
     tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    baseline, *built_conditions = build_checked_prompts(
+    baseline_prompts, *prompts_of_conditions = build_checked_prompts(
         [Problem(id="problem", problem=_PLACEHOLDER, answer="?")],
         [NAMED_CONDITIONS[BASELINE], *wrapped_conditions],
         PromptSettings(),
         tokenizer,
         max_gen_toks=0,
     )
-    instruction = baseline.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
+    instruction = baseline_prompts.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
     helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
-    files = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
-    names, messages = [], []
-    for condition, condition_prompts in zip(wrapped_conditions, built_conditions, strict=True):
-        name, prompt = f"{task}_{condition.name}", condition_prompts.prompts[0]
-        token_count = "tokens not counted"
+    text_by_file_name = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
+    task_names, filler_lines = [], []
+    for condition, condition_prompts in zip(wrapped_conditions, prompts_of_conditions, strict=True):
+        task_name, built_prompt = f"{task}_{condition.name}", condition_prompts.prompts[0]
+        tokens_text = "tokens not counted"
         if model:
-            token_count = f"{prompt.filler_tokens} filler tokens in the tokenizer of {model}"
-        keys = {
+            tokens_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
+        task_keys = {
             "stock_task": task,
             "stock_file": stock_file,
             "condition": condition.name,
-            "filler": prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER),
+            "filler": built_prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER),
         }
-        files[f"{name}.yaml"] = _write_task(name, token_count, keys)
-        names.append(name)
-        messages.append(f"{name}: {token_count}")
-    return [*_write_files(folder, files), *messages, _make_command(folder, names, model)]
+        text_by_file_name[f"{task_name}.yaml"] = _make_task_yaml(task_name, tokens_text, task_keys)
+        task_names.append(task_name)
+        filler_lines.append(f"{task_name}: {tokens_text}")
+    return [
+        *_write_files(folder, text_by_file_name),
+        *filler_lines,
+        _make_command(folder, task_names, model),
+    ]
 
 
-def _make_command(folder: Path, tasks: Sequence[str], model: str | None) -> str:
+def _make_command(folder: Path, task_names: Sequence[str], model: str | None) -> str:
     """The call of lm-eval that runs the wrapped tasks."""
     pretrained = smollm2_model.resolve_model(model or "MODEL")
     return (
         f"lm_eval --model vllm --model_args pretrained={pretrained} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
-        f"    --tasks {','.join(tasks)}"
+        f"    --tasks {','.join(task_names)}"
     )
 
 
-def _write_task(name: str, token_count: str, keys: Mapping[str, str]) -> str:
+def _make_task_yaml(task_name: str, tokens_text: str, task_keys: Mapping[str, str]) -> str:
     """The YAML of a wrapped task, with these keys, which its class reads."""
     heading = (
-        f"# {keys['stock_task']} of lm-eval under the condition {keys['condition']}, "
-        f"{token_count}.\n"
+        f"# {task_keys['stock_task']} of lm-eval under the condition {task_keys['condition']}, "
+        f"{tokens_text}.\n"
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
         "replaces lm-eval's own.\n"
-        f"task: {name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
+        f"task: {task_name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
     )
-    settings = {"output_type": _OUTPUT_TYPE, **keys}
+    settings = {"output_type": _OUTPUT_TYPE, **task_keys}
     # PyYAML would fold a long filler into several lines, which nobody could read
     return heading + yaml.safe_dump(settings, allow_unicode=True, sort_keys=False, width=10**6)
 
 
-def _read_conditions(text: str | None) -> list[Condition]:
+def _read_conditions(list_text: str | None) -> list[Condition]:
     """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without brackets.
 
     Raises:
         ConfigError: it is not such a list, names a condition twice, or holds a condition that is
             not possible before a question.
     """
-    if text is None:
+    if list_text is None:
         return list(NAMED_CONDITIONS.values())
     # YAML needs brackets around a list, which users may leave out
-    values = parse_option("--conditions", text if text.lstrip().startswith("[") else f"[{text}]")
-    conditions = list(map(as_condition, values)) if isinstance(values, list) else []
-    names = {condition.name for condition in conditions}
-    if not names or len(names) < len(conditions):
+    has_brackets = list_text.lstrip().startswith("[")
+    entries = parse_option("--conditions", list_text if has_brackets else f"[{list_text}]")
+    conditions = list(map(as_condition, entries)) if isinstance(entries, list) else []
+    condition_names = {condition.name for condition in conditions}
+    if not condition_names or len(condition_names) < len(conditions):
         raise ConfigError(
             "--conditions: expected a list of conditions, each once, such as wo,mless; "
-            f"got {text!r}."
+            f"got {list_text!r}."
         )
     for condition in conditions:
-        impossible = [key for key in _IMPOSSIBLE_KEYS if getattr(condition, key, None)]
-        # another task's documents have other columns
-        impossible += [f"{{row.{column}}}" for column in find_columns(condition.as_entry())]
-        if impossible:
+        impossible_keys = [key for key in _IMPOSSIBLE_KEYS if getattr(condition, key, None)]
+        # `{row.COLUMN}` needs a column of our data, which another task's documents lack
+        impossible_keys += [f"{{row.{column}}}" for column in find_columns(condition.as_entry())]
+        if impossible_keys:
             raise ConfigError(
                 f"--conditions: {condition.name!r} is not a text before a task's question: "
-                f"{', '.join(impossible)}."
+                f"{', '.join(impossible_keys)}."
             )
     return conditions
 
@@ -148,7 +153,7 @@ def _load_task_manager() -> Any:
     return TaskManager()
 
 
-def _find_task(name: str) -> str:
+def _find_task_file(name: str) -> str:
     """A task's file within lm-eval's folder of tasks.
 
     Raises:
@@ -157,30 +162,32 @@ def _find_task(name: str) -> str:
     import lm_eval.tasks
 
     manager = _load_task_manager()
-    generating = []
-    for task in manager.all_subtasks:
-        settings = manager.task_index[task].cfg or {}
+    generating_names = []
+    for task_name in manager.all_subtasks:
+        settings = manager.task_index[task_name].cfg or {}
         # the YAML of a task that is written in Python does not say whether it generates
         if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
-            generating.append(task)
-    if name not in generating:
+            generating_names.append(task_name)
+    if name not in generating_names:
         family = name.partition("_")[0]
-        relatives = [task for task in generating if task.startswith(family)]
-        near = list_near(name, relatives or generating, 3)
+        related_names = [
+            task_name for task_name in generating_names if task_name.startswith(family)
+        ]
+        similar_names = list_near(name, related_names or generating_names, 3)
         raise ConfigError(
             f"--wrap {name}: expected a single task of lm-eval that generates text and is written "
-            f"in YAML, such as {near}."
+            f"in YAML, such as {similar_names}."
         )
-    path = Path(str(manager.task_index[name].yaml_path))
-    return path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
+    yaml_path = Path(str(manager.task_index[name].yaml_path))
+    return yaml_path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 
 
-def _write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+def _write_files(folder: Path, text_by_file_name: Mapping[str, str]) -> list[str]:
     """Write texts by file name into a new or empty folder and return their paths."""
-    with clear_messages(folder):
+    with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ConfigError(f"{folder} exists and is not an empty folder.")
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-    return [str(folder / name) for name in sorted(files)]
+        for file_name, text in text_by_file_name.items():
+            (folder / file_name).write_text(text, encoding="utf-8")
+    return [str(folder / file_name) for file_name in sorted(text_by_file_name)]

@@ -16,19 +16,28 @@ from pandas.api.types import union_categoricals
 
 from harness.constants import SCORE_COLUMN, JsonObject
 from harness.errors import ComparisonError, ConfigError, list_first
-from harness.runs.journal import describe_differences
-from harness.runs.run_paths import locate
-from harness.runs.run_reader import HASH, VERSIONS, Run
+from harness.runs.journal import list_shared_differences
+from harness.runs.run_paths import locate_runs
+from harness.runs.run_reader import HASH_KEY, VERSION_NAMES, Run
 
-_OF_CONDITIONS = re.compile(r"(greedy|model|prompts|versions)[.:]")
+_PERMITTED_CHANGES = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
-_FACTS = (*VERSIONS, "model", "model_sha256", "engine", "greedy", "sampling", "versions", "seed")
+_FACT_NAMES = (
+    *VERSION_NAMES,
+    "model",
+    "model_sha256",
+    "engine",
+    "greedy",
+    "sampling",
+    "versions",
+    "seed",
+)
 """Facts besides the settings."""
-_PAIRED_FACTS = re.compile(
+_CONFOUNDING_SETTINGS = re.compile(
     r"([\w-]+\.)*(greedy|(num_)?fewshot(_seed)?|examples|max_(gen_toks|(new_)?tokens)|\w+_limit)\b"
 )
 """Settings in which a difference would count as an effect: sampling, examples and limits."""
-_SEED = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
+_SEED_CHANGE = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
 
 
 def load_runs(
@@ -38,7 +47,7 @@ def load_runs(
     columns: str | None = None,
     pool: bool = False,
 ) -> list[Run]:
-    """The runs that the user names: see `run_paths.locate` and `Run.load`.
+    """The runs that the user names: see `run_paths.locate_runs` and `Run.load`.
 
     Args:
         names: Their paths.
@@ -50,52 +59,59 @@ def load_runs(
         HarnessError: they cannot be read, or tables among them cannot be conditions of one run.
     """
     if len(metrics) > 1:
-        by_metric = [
-            load_runs(names, metrics=[name], columns=columns, pool=pool) for name in metrics
+        runs_of_metrics = [
+            load_runs(names, metrics=[metric], columns=columns, pool=pool) for metric in metrics
         ]
-        runs = [loaded_runs[0] for loaded_runs in by_metric]
-        has_numbers = any(
+        runs = [metric_runs[0] for metric_runs in runs_of_metrics]
+        has_numeric_scores = any(
             not run.samples.get(SCORE_COLUMN, run.samples["correct"]).isin([0, 1]).all()
             for run in runs
         )
-        if len({*metrics}) < len(metrics) or has_numbers or len(by_metric[0]) > 1:
+        if len({*metrics}) < len(metrics) or has_numeric_scores or len(runs_of_metrics[0]) > 1:
             raise ConfigError(
                 "Several --metric: expected different metrics of right and wrong samples, and the "
                 "conditions of one model. Use a command for each metric."
             )
-        frames = [run.samples.assign(metric=name) for run, name in zip(runs, metrics, strict=True)]
+        frames = [
+            run.samples.assign(metric=metric) for run, metric in zip(runs, metrics, strict=True)
+        ]
         about = {**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]}
-        return [replace(runs[0], about=about, read=lambda: stack(frames))]
-    runs = [Run.load(path, metric=metrics[0], columns=columns) for path in locate(names)]
+        return [replace(runs[0], about=about, read=lambda: stack_samples(frames))]
+    runs = [Run.load(path, metric=metrics[0], columns=columns) for path in locate_runs(names)]
     if len(runs) > 1 and (pool or any(run.is_table for run in runs)):
-        return [_merge(runs, pool=pool)]
+        return [_merge_runs(runs, pool=pool)]
     return runs
 
 
-def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
+def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
     """One run with the conditions of all."""
-    receipts = list_receipts(runs)
-    for old, new in combinations(runs, 2):
-        if old.name == new.name:
-            raise ComparisonError(f"{old.name} is given twice.")
-        conditions = [run.samples["condition"].unique() for run in (old, new)]
-        shared_conditions = [name for name in conditions[0] if name in conditions[1]]
+    receipts = list_comparable_receipts(runs)
+    for old_run, new_run in combinations(runs, 2):
+        if old_run.name == new_run.name:
+            raise ComparisonError(f"{old_run.name} is given twice.")
+        old_conditions, new_conditions = (
+            run.samples["condition"].unique() for run in (old_run, new_run)
+        )
+        shared_conditions = [name for name in old_conditions if name in new_conditions]
         if not shared_conditions:
             continue
-        reason = "" if pool else "--pool joins runs that differ in their seed alone"
-        changes = _list_changes(old, new)
-        is_seeded = any(run.about.get("seed") is not None for run in (old, new))
-        if is_seeded and not any(map(_SEED.match, changes)):
-            reason = reason or "their seed is the same"
-        reason = reason or "; ".join(line for line in changes if not _SEED.match(line))
+        changes = _list_changes(old_run, new_run)
+        other_changes = [change for change in changes if not _SEED_CHANGE.match(change)]
+        is_seeded = any(run.about.get("seed") is not None for run in (old_run, new_run))
+        if not pool:
+            reason = "--pool joins runs that differ in their seed alone"
+        elif is_seeded and other_changes == changes:
+            reason = "their seed is the same"
+        else:
+            reason = "; ".join(other_changes)
         if reason:
             raise ComparisonError(
-                f"{old.name} and {new.name} both have the condition {shared_conditions[0]}: "
-                f"{reason}."
+                f"{old_run.name} and {new_run.name} both have the condition "
+                f"{shared_conditions[0]}: {reason}."
             )
-    samples = stack([run.samples for run in runs])
-    names = ["condition", "problem_id", "replicate", "draw"]
-    samples["sample_index"] = samples.groupby(names, observed=True).cumcount()
+    samples = stack_samples([run.samples for run in runs])
+    key_columns = ["condition", "problem_id", "replicate", "draw"]
+    samples["sample_index"] = samples.groupby(key_columns, observed=True).cumcount()
     return Run(
         name=" ".join(run.name for run in runs),
         about={**runs[0].about, "receipts": receipts},
@@ -104,8 +120,15 @@ def _merge(runs: Sequence[Run], *, pool: bool) -> Run:
     )
 
 
-def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     """The samples of several conditions as those of one model and layout."""
+    for frame in frames:
+        if frame["model"].nunique() > 1:
+            model_names = ", ".join(frame["model"].astype(str).unique())
+            raise ComparisonError(
+                f"A table of the models {model_names} cannot be joined with others: give it alone, "
+                "or a table for each model."
+            )
     scored_frames = [
         frame.assign(
             **{
@@ -115,137 +138,135 @@ def stack(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
         )
         for frame in frames
     ]
-    for frame in frames:
-        if frame["model"].nunique() > 1:
-            models = ", ".join(frame["model"].astype(str).unique())
-            raise ComparisonError(
-                f"A table of the models {models} cannot be joined with others: give it alone, or "
-                "a table for each model."
-            )
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
-    # a problem has the cluster that one of the tables names; otherwise its question is its cluster
     clusters, questions = (
         samples.get(name, samples["problem_id"]).astype(str) for name in ("cluster", "question")
     )
-    named = clusters.where(clusters != questions)
-    named = named.groupby(samples["problem_id"]).transform("first")
-    samples["cluster"] = named.fillna(clusters)
+    # A table without clusters has questions in their place. A cluster that another table names
+    # is the better one, for all rows of the problem.
+    named_clusters = clusters.where(clusters != questions)
+    first_clusters = named_clusters.groupby(samples["problem_id"]).transform("first")
+    samples["cluster"] = first_clusters.fillna(clusters)
     for name in ("model", "layout"):
         samples[name] = " / ".join(samples[name].astype(str).unique())
     return samples
 
 
-def list_receipts(runs: Iterable[Run]) -> list[JsonObject]:
-    """The receipts of runs whose conditions are compared, with remarks on their differences.
+def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
+    """The receipts of runs whose conditions may be compared, with remarks on their differences.
 
     Raises:
         ComparisonError: two of them are copies, have different problems, examples or limits, or one
             is greedy.
     """
     runs_by_name = {run.name: run for run in runs}
-    for old, new in combinations(runs_by_name.values(), 2):
-        changes = _list_changes(old, new)
-        reason = describe_problem_differences(old, new)
-        reason = reason or "; ".join(filter(_PAIRED_FACTS.match, changes))
-        files = Path(old.name), Path(new.name)
-        # with different settings equal answers do not show that a file is a copy
-        if not (reason or changes) and all(map(Path.is_file, files)):
-            ids = [run.about.get("evaluation") for run in (old, new)]
-            lines = [sorted(path.read_bytes().splitlines()) for path in files]
-            is_copy = ids[0] == ids[1] if any(ids) else lines[0] == lines[1]
-            reason = "their content is the same" if is_copy else ""
+    for old_run, new_run in combinations(runs_by_name.values(), 2):
+        reason = describe_problem_differences(old_run, new_run)
+        changes = _list_changes(old_run, new_run)
+        paths = Path(old_run.name), Path(new_run.name)
+        if not reason and changes:
+            reason = "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
+        # only with equal settings do equal answers show that a file is a copy
+        elif not reason and all(map(Path.is_file, paths)):
+            contents = [run.about.get("evaluation") for run in (old_run, new_run)]
+            if not any(contents):
+                contents = [sorted(path.read_bytes().splitlines()) for path in paths]
+            reason = "their content is the same" if contents[0] == contents[1] else ""
         if reason:
-            raise ComparisonError(f"{new.name} cannot be compared with {old.name}: {reason}.")
-    first, *other_runs = runs_by_name.values()
-    receipts = [dict(receipt) for receipt in first.receipts]
+            raise ComparisonError(
+                f"{new_run.name} cannot be compared with {old_run.name}: {reason}."
+            )
+    first_run, *other_runs = runs_by_name.values()
+    receipts = [dict(receipt) for receipt in first_run.receipts]
     for run in other_runs:
-        remarks = [*run.about.get("remarks", ()), *_list_changes(first, run)]
+        remarks = [*run.about.get("remarks", ()), *_list_changes(first_run, run)]
         receipts += [{**receipt, "remarks": remarks} for receipt in run.receipts]
     return receipts
 
 
-def _list_changes(old: Run, new: Run) -> list[str]:
+def _list_changes(old_run: Run, new_run: Run) -> list[str]:
     """The known facts in which two runs differ."""
-    facts = []
-    for run in (old, new):
+    settings_of_runs = []
+    for run in (old_run, new_run):
         about = run.about
-        known_facts = {name: about[name] for name in _FACTS if about.get(name) is not None}
+        known_facts = {name: about[name] for name in _FACT_NAMES if about.get(name) is not None}
         settings = {**(about.get("settings") or {}), **known_facts}
-        if sha256 := about.get("prompts_sha256"):
-            settings["prompts"] = sha256[:8]
-        if run.receipt:  # others do not name their examples
+        if prompts_sha256 := about.get("prompts_sha256"):
+            settings["prompts"] = prompts_sha256[:8]
+        if run.receipt:  # logs and tables do not name their examples
             settings["examples"] = run.receipt.get("examples")
-        facts.append(settings)
-    return [*filter(None, describe_differences(*facts).split("; "))]
+        settings_of_runs.append(settings)
+    return list_shared_differences(*settings_of_runs)
 
 
-def join(runs: Sequence[Run]) -> pandas.DataFrame:
+def join_samples(runs: Sequence[Run]) -> pandas.DataFrame:
     """The samples of all runs in one frame.
 
     Raises:
         ComparisonError: a run is given twice, two runs are of different problems, task or grader
             versions, or two runs share a model's label and differ in more than the condition.
     """
-    for index, later in enumerate(runs):
-        for earlier in runs[:index]:
-            if Path(later.name).resolve() == Path(earlier.name).resolve():
-                raise ComparisonError(f"{later.name} is given twice.")
-            if reason := _describe_disagreement(earlier, later):
+    for index, later_run in enumerate(runs):
+        for earlier_run in runs[:index]:
+            if Path(later_run.name).resolve() == Path(earlier_run.name).resolve():
+                raise ComparisonError(f"{later_run.name} is given twice.")
+            if reason := _describe_disagreement(earlier_run, later_run):
                 raise ComparisonError(
-                    f"{later.name} cannot be compared with {earlier.name}: {reason}. "
+                    f"{later_run.name} cannot be compared with {earlier_run.name}: {reason}. "
                     "Use a separate command for each."
                 )
     if len(runs) == 1:
         return runs[0].samples
     # a run with a single draw of examples has no column `draw`
     frames = [run.samples.assign(draw=run.samples.get("draw", 1)) for run in runs]
-    joined: dict[str, Any] = {}
+    joined_columns: dict[str, Any] = {}
     for name in frames[0].columns:
-        columns = [frame[name] for frame in frames]
-        if isinstance(columns[0].dtype, pandas.CategoricalDtype):
-            # `concat` would make objects of columns whose categories differ, which take far more
+        columns_of_runs = [frame[name] for frame in frames]
+        if isinstance(columns_of_runs[0].dtype, pandas.CategoricalDtype):
+            # from columns with different categories `concat` makes objects, which take far more
             # memory
-            joined[name] = pandas.Series(union_categoricals(columns, ignore_order=True))
+            joined_columns[name] = pandas.Series(
+                union_categoricals(columns_of_runs, ignore_order=True)
+            )
         else:
-            joined[name] = pandas.concat(columns, ignore_index=True)
-    return pandas.DataFrame(joined)
+            joined_columns[name] = pandas.concat(columns_of_runs, ignore_index=True)
+    return pandas.DataFrame(joined_columns)
 
 
-def describe_problem_differences(old: Run, new: Run) -> str:
+def describe_problem_differences(old_run: Run, new_run: Run) -> str:
     """How the problems or endpoints of two runs differ.
 
     Empty if they are the same, as far as is known.
     """
-    if old.endpoint != new.endpoint:
-        return f"another endpoint: {old.endpoint} -> {new.endpoint}"
-    old_dataset, new_dataset = old.about.get("dataset"), new.about.get("dataset")
+    if old_run.endpoint != new_run.endpoint:
+        return f"another endpoint: {old_run.endpoint} -> {new_run.endpoint}"
+    old_dataset, new_dataset = old_run.about.get("dataset"), new_run.about.get("dataset")
     if old_dataset is not None and new_dataset is not None:
         if old_dataset == new_dataset:
             return ""
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
-    golds: set[str] = set()
-    roles = [
-        role
-        for role in ("cluster", HASH, "gold", "question")
-        if role in old.problems.keys() & new.problems
-    ]
-    for role in roles:
-        old_texts, new_texts = old.problems[role], new.problems[role]
+    old_golds, new_golds = old_run.problems.get("gold", {}), new_run.problems.get("gold", {})
+    shared_golds = {old_golds[name] for name in old_golds if name in new_golds}
+    for role in ("cluster", HASH_KEY, "gold", "question"):
+        old_texts, new_texts = old_run.problems.get(role, {}), new_run.problems.get(role, {})
         shared_ids = [name for name in old_texts if name in new_texts]
         if old_texts and new_texts and not shared_ids:
             return "they have no problem in common"
         changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
-        # if all texts differ and the gold answers agree, these are prompts of the same problems
-        if len(golds) > 1 and len(changed_ids) == len(shared_ids):
+        # Gold answers are compared before questions. If they agree and all questions differ, the
+        # questions are prompts of the same problems.
+        may_be_prompts = role == "question" and len(shared_golds) > 1
+        if may_be_prompts and changed_ids == shared_ids:
             continue
         if changed_ids:
+            first_id = changed_ids[0]
             reason = f"different {role}s have the ids {list_first(changed_ids)}"
-            texts = old_texts[changed_ids[0]], new_texts[changed_ids[0]]
-            return reason if role == HASH else f"{reason}: {texts[0]!r:.60} and {texts[1]!r:.60}"
-        if role == "gold":
-            golds = {old_texts[name] for name in shared_ids}
-    are_numbers = old.about.get("is_index") and new.about.get("is_index")
-    if are_numbers and not {*roles} - {"cluster"} and old.name != new.name:
+            if role == HASH_KEY:
+                return reason
+            return f"{reason}: {old_texts[first_id]!r:.60} and {new_texts[first_id]!r:.60}"
+    are_numbered = old_run.about.get("is_index") and new_run.about.get("is_index")
+    shared_roles = old_run.problems.keys() & new_run.problems
+    if are_numbered and shared_roles <= {"cluster"} and old_run.name != new_run.name:
         return (
             "the items of both are only numbered, and the numbers may mean other items; if they "
             "are ids, type --columns item=COLUMN"
@@ -253,11 +274,14 @@ def describe_problem_differences(old: Run, new: Run) -> str:
     return ""
 
 
-def _describe_disagreement(old: Run, new: Run) -> str:
+def _describe_disagreement(old_run: Run, new_run: Run) -> str:
     """Why two runs may not stand in one table; empty if they may."""
-    if reason := describe_problem_differences(old, new):
+    if reason := describe_problem_differences(old_run, new_run):
         return reason
-    changes = [line for line in _list_changes(old, new) if not _OF_CONDITIONS.match(line)]
-    if old.about["model"] != new.about["model"]:
-        changes = [line for line in changes if line.startswith((*VERSIONS, "examples"))]
-    return "; ".join(changes)
+    changes = _list_changes(old_run, new_run)
+    if old_run.about["model"] != new_run.about["model"]:
+        # models may differ in all settings, but not in the versions and examples of their problems
+        return "; ".join(
+            change for change in changes if change.startswith((*VERSION_NAMES, "examples"))
+        )
+    return "; ".join(change for change in changes if not _PERMITTED_CHANGES.match(change))

@@ -22,8 +22,8 @@ import msgspec
 
 from harness.constants import JsonObject
 from harness.errors import JournalError, print_message
-from harness.runs.records import NOTES, Keyed
-from harness.runs.stored_files import clear_messages, open_atomic, open_stored
+from harness.runs.records import NOTE_LINE_PREFIXES, KeyedRecord
+from harness.runs.stored_files import explain_write_errors, open_atomic, open_stored
 
 SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
@@ -34,7 +34,7 @@ _USER_CHANGE = re.compile(
     r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
 )
 """Matches the changes that a user made, and not those that follow from them, such as hashes."""
-_HEADER_DECODER = msgspec.json.Decoder(JsonObject)
+_OBJECT_DECODER = msgspec.json.Decoder(JsonObject)
 
 
 class Journal:
@@ -56,15 +56,15 @@ class Journal:
     def __init__(self, path: Path, header: JsonObject) -> None:
         self.path = path
         self.keys: set[str] = set()
-        self._sync_time = time.monotonic()
-        with clear_messages(path), ExitStack() as stack:
-            # without a buffer of Python, so that what was written survives a kill of this process
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            stack.callback(os.close, self._file)
+        self._last_sync_time = time.monotonic()
+        with explain_write_errors(path), ExitStack() as stack:
+            # os.open has no buffer in this process, so what was written survives its kill
+            self._file_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            stack.callback(os.close, self._file_descriptor)
             self._recover(header)
             stack.pop_all()
 
-    def append(self, record: JsonObject | Keyed) -> None:
+    def append(self, record: JsonObject | KeyedRecord) -> None:
         """Write one record; from here on it survives the death of this process.
 
         Raises:
@@ -72,25 +72,25 @@ class Journal:
                 intact.
         """
         self._write_line(record)
-        self.keys.add(record.key if isinstance(record, Keyed) else record["key"])
+        self.keys.add(record.key if isinstance(record, KeyedRecord) else record["key"])
 
     def sync_if_due(self) -> None:
         """Make all records safe from a power cut, if the last sync was `SYNC_SECONDS` ago."""
-        if time.monotonic() - self._sync_time >= SYNC_SECONDS:
+        if time.monotonic() - self._last_sync_time >= SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
         """Make all records safe from a power cut."""
-        with clear_messages(self.path):
-            os.fsync(self._file)
-        self._sync_time = time.monotonic()
+        with explain_write_errors(self.path):
+            os.fsync(self._file_descriptor)
+        self._last_sync_time = time.monotonic()
 
     def close(self) -> None:
         """Sync and close."""
         try:
             self.sync()
         finally:
-            os.close(self._file)
+            os.close(self._file_descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -100,33 +100,33 @@ class Journal:
 
     def _recover(self, header: JsonObject) -> None:
         """Read the keys, cut off a torn last line, and write the header into an empty file."""
-        stored = StoredJournal(self.path, Keyed)
-        self.keys.update(record.key for record in stored.records)
-        self.keys.update(note["key"] for note in stored.notes)
-        size = os.fstat(self._file).st_size - stored.torn_bytes
-        if size and (changes := differences(stored.header, header)):
-            raise changed_settings(self.path, changes)
-        if stored.torn_bytes:
+        stored_journal = StoredJournal(self.path, KeyedRecord)
+        self.keys.update(record.key for record in stored_journal.records)
+        self.keys.update(note["key"] for note in stored_journal.notes)
+        intact_size = os.fstat(self._file_descriptor).st_size - stored_journal.torn_bytes
+        if intact_size and (changes := list_differences(stored_journal.header, header)):
+            raise changed_settings_error(self.path, changes)
+        if stored_journal.torn_bytes:
             # so that the next record does not continue the torn line
-            os.ftruncate(self._file, size)
+            os.ftruncate(self._file_descriptor, intact_size)
             print_message(
-                f"{self.path.name}: an incomplete last line of {stored.torn_bytes} bytes was "
-                "removed"
+                f"{self.path.name}: an incomplete last line of {stored_journal.torn_bytes} bytes "
+                "was removed"
             )
-        if size == 0:
+        if intact_size == 0:
             self._write_line(header)
 
-    def _write_line(self, record: JsonObject | Keyed) -> None:
+    def _write_line(self, record: JsonObject | KeyedRecord) -> None:
         line = msgspec.json.encode(record) + b"\n"
-        start, position = os.lseek(self._file, 0, os.SEEK_END), 0
-        with clear_messages(self.path):
+        line_start, written_size = os.lseek(self._file_descriptor, 0, os.SEEK_END), 0
+        with explain_write_errors(self.path):
             try:
-                while position < len(line):
-                    position += os.write(self._file, line[position:])
+                while written_size < len(line):
+                    written_size += os.write(self._file_descriptor, line[written_size:])
             finally:
-                if position < len(line):
+                if written_size < len(line):
                     # half a line is worth nothing, and shortening needs no space
-                    os.ftruncate(self._file, start)
+                    os.ftruncate(self._file_descriptor, line_start)
 
 
 class StoredJournal(Generic[_Record]):
@@ -134,8 +134,8 @@ class StoredJournal(Generic[_Record]):
 
     Args:
         path: The file, plain or compressed.
-        record_type: The type of its records, `records.Sample` or `records.Score`; `records.Keyed`
-            for the keys alone.
+        record_type: The type of its records, `records.Sample` or `records.Score`;
+            `records.KeyedRecord` for the keys alone.
 
     Attributes:
         header: The first line; empty if even that line is torn.
@@ -149,35 +149,36 @@ class StoredJournal(Generic[_Record]):
 
     def __init__(self, path: Path, record_type: type[_Record]) -> None:
         self._path, self._record_type = path, record_type
-        self._begin()
+        self._start_reading()
 
-    def _begin(self) -> None:
+    def _start_reading(self) -> None:
         self._digest, self.torn_bytes = hashlib.sha256(), 0
         self.notes: list[JsonObject] = []
-        self._lines: Iterator[tuple[int, bytes]] = self._read_lines()
+        self._numbered_lines: Iterator[tuple[int, bytes]] = self._read_lines()
         self.header: JsonObject = {}
-        for number, line in islice(self._lines, 1):
-            self.header = _decode(_HEADER_DECODER, self._path, number, line)
+        for line_number, line in islice(self._numbered_lines, 1):
+            self.header = _decode(_OBJECT_DECODER, self._path, line_number, line)
 
     def _read_lines(self) -> Iterator[tuple[int, bytes]]:
         """Every complete line with its number, without the notes."""
         with open_stored(self._path) as stream:
-            for number, line in enumerate(stream, start=1):
+            for line_number, line in enumerate(stream, start=1):
                 self._digest.update(line)
                 # a kill tears only the last line, which then has no line break
                 if not line.endswith(b"\n"):
                     self.torn_bytes = len(line)
-                elif line.startswith(NOTES):
-                    self.notes.append(_decode(_HEADER_DECODER, self._path, number, line))
+                elif line.startswith(NOTE_LINE_PREFIXES):
+                    self.notes.append(_decode(_OBJECT_DECODER, self._path, line_number, line))
                 else:
-                    yield number, line
+                    yield line_number, line
 
     @property
     def has_records(self) -> bool:
         """Whether there is a record that is not a note. Reads only the first."""
-        first_line = list(islice(self._lines, 1))
-        self._lines = chain(first_line, self._lines)
-        return bool(first_line)
+        first_lines = list(islice(self._numbered_lines, 1))
+        # the line is put back, so that `records` reads it too
+        self._numbered_lines = chain(first_lines, self._numbered_lines)
+        return bool(first_lines)
 
     @cached_property
     def records(self) -> list[_Record]:
@@ -187,66 +188,68 @@ class StoredJournal(Generic[_Record]):
             JournalError: a complete line is damaged, does not fit the type, or repeats a key.
         """
         decoder = msgspec.json.Decoder(self._record_type)
-        records: dict[str, Any] = {}
+        record_by_key: dict[str, Any] = {}
         try:
-            for number, line in self._lines:
-                record = _decode(decoder, self._path, number, line)
-                if records.setdefault(record.key, record) is not record:
+            for line_number, line in self._numbered_lines:
+                record = _decode(decoder, self._path, line_number, line)
+                if record.key in record_by_key:
                     raise JournalError(
-                        f"{self._path}, line {number}: the key {record.key} occurs twice."
+                        f"{self._path}, line {line_number}: the key {record.key} occurs twice."
                     )
+                record_by_key[record.key] = record
         except BaseException:
             # a second attempt must not continue behind the damaged line
-            self._begin()
+            self._start_reading()
             raise
-        return list(records.values())
+        return list(record_by_key.values())
 
     @property
     def sha256(self) -> str:
         """Hash of the uncompressed file."""
-        assert self.records is not None  # they are read to the file's end
+        # every line that is read enters the hash, so all records are read first
+        assert self.records is not None
         return self._digest.hexdigest()
 
 
 def replace_header(path: Path, header: JsonObject) -> None:
     """Write another first line, and all further lines as they are."""
-    with open_atomic(path) as target, path.open("rb") as source:
-        source.readline()
-        target.write(msgspec.json.encode(header) + b"\n")
-        shutil.copyfileobj(source, target)
+    with open_atomic(path) as new_file, path.open("rb") as old_file:
+        old_file.readline()
+        new_file.write(msgspec.json.encode(header) + b"\n")
+        shutil.copyfileobj(old_file, new_file)
 
 
-def differences(old: Any, new: Any, key: str = "") -> list[str]:
+def list_differences(old: Any, new: Any, key: str = "") -> list[str]:
     """The leaves in which two JSON values differ, such as `gen_kwargs.temperature: 0.0 -> 0.7`."""
     if isinstance(old, dict) and isinstance(new, dict):
-        lines = []
+        changes = []
         for name in sorted(old.keys() | new.keys()):
             subkey = f"{key}.{name}" if key else name
-            lines += differences(old.get(name), new.get(name), subkey)
-        return lines
+            changes += list_differences(old.get(name), new.get(name), subkey)
+        return changes
     return [] if old == new else [f"{key}: {_short_json(old)} -> {_short_json(new)}"]
 
 
-def describe_differences(old: JsonObject, new: JsonObject) -> str:
-    """The settings that are in both mappings and differ; empty if there are none."""
-    lines = []
+def list_shared_differences(old: JsonObject, new: JsonObject) -> list[str]:
+    """The settings that are in both mappings and differ."""
+    changes = []
     for name in sorted(old.keys() & new.keys()):
-        lines += differences(old[name], new[name], name)
-    return "; ".join(lines)
+        changes += list_differences(old[name], new[name], name)
+    return changes
 
 
-def changed_settings(path: Path, changes: list[str]) -> JournalError:
+def changed_settings_error(path: Path, changes: list[str]) -> JournalError:
     """The error for a journal that was begun with other settings.
 
     It names the settings that the user changed. What follows from them (hashes, generation
     arguments) is named only if nothing else changed.
     """
     named_changes = [change for change in changes if _USER_CHANGE.match(change)] or changes
-    text = "; ".join(named_changes[:4])
+    changes_text = "; ".join(named_changes[:4])
     if len(named_changes) > 4:
-        text += f"; and {len(named_changes) - 4} more"
+        changes_text += f"; and {len(named_changes) - 4} more"
     return JournalError(
-        f"{path.parent} was begun with other settings. Changed: {text}. Undo the change to "
+        f"{path.parent} was begun with other settings. Changed: {changes_text}. Undo the change to "
         "continue that run, or choose another --output."
     )
 
@@ -256,11 +259,11 @@ def _short_json(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], path: Path, number: int, line: bytes) -> Any:
+def _decode(decoder: msgspec.json.Decoder[Any], path: Path, line_number: int, line: bytes) -> Any:
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = " Delete it, and run `mless regrade`." if path.name.startswith("scores") else ""
         raise JournalError(
-            f"{path}, line {number}: damaged: {error}. Restore the file from a copy.{remedy}"
+            f"{path}, line {line_number}: damaged: {error}. Restore the file from a copy.{remedy}"
         ) from None

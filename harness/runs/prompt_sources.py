@@ -55,23 +55,23 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         return [score.verdict for _, score in self.graded_samples if score.verdict]
 
     @property
-    def parts(self) -> list[tuple[str, str]]:
+    def roles_and_texts(self) -> list[tuple[str, str]]:
         """Role and text of the full prompt, in order; text outside all segments is `template`."""
-        requested = self.requested
+        requested_prompt = self.requested_prompt
         if not self.prompt:
             return []
-        if not requested.segments:
+        if not requested_prompt.segments:
             return [("prompt", self.prompt)]
         try:
-            spans = find_segments(requested, self.prompt)
-        except PromptMismatchError:  # a server's template is unknown here, so parts are not found
+            spans = find_segments(requested_prompt, self.prompt)
+        except PromptMismatchError:  # a server's template may change segments
             spans = []
-        chunks, position = [], 0
+        chunks, previous_end = [], 0
         for role, (start, end) in spans:
-            chunks.append(("template", self.prompt[position:start]))
+            chunks.append(("template", self.prompt[previous_end:start]))
             chunks.append((str(role), self.prompt[start:end]))
-            position = end
-        chunks.append(("template", self.prompt[position:]))
+            previous_end = end
+        chunks.append(("template", self.prompt[previous_end:]))
         return [(role, text) for role, text in chunks if text]
 
 
@@ -114,8 +114,8 @@ class Source:
         layout: `raw`, `chat` or `as_published`.
         conditions: In the order of tables.
         problems: In the source's order.
-        filled_answers: Conditions whose filler stands in the answer that the prompt begins, so that
-            no segment marks it.
+        answer_filled_conditions: Those whose filler stands in the answer that the prompt begins,
+            so that no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
         interventions: Those in the model, by condition.
         model_arguments: The arguments of the model that was run.
@@ -132,7 +132,7 @@ class Source:
     layout: str
     conditions: tuple[str, ...]
     problems: tuple[AnsweredProblem, ...]
-    filled_answers: tuple[str, ...] = ()
+    answer_filled_conditions: tuple[str, ...] = ()
     metric: str | None = None
     interventions: Mapping[str, tuple[Intervention, ...]] = field(default_factory=dict)
     model_arguments: JsonObject = field(default_factory=dict)
@@ -142,12 +142,12 @@ class Source:
     @property
     def prompts_sha256(self) -> str:
         """Hash over the hashes of all prompts, in order."""
-        hashes = [
+        prompt_lines = [
             f"{problem.id} {condition} {prompt.prompt_sha256}"
             for problem in self.problems
             for condition, prompt in problem.prompts.items()
         ]
-        return hash_text("\n".join(hashes))
+        return hash_text("\n".join(prompt_lines))
 
 
 def build_source(
@@ -162,13 +162,19 @@ def build_source(
         PromptMismatchError: a prompt breaks a guarantee.
         ModelError: the layout is `chat` and the tokenizer has no chat template.
     """
-    model = ModelTokenizer(name=tokenizer.name_or_path or "this model", tokenizer=tokenizer)
+    model_tokenizer = ModelTokenizer(
+        name=tokenizer.name_or_path or "this model", tokenizer=tokenizer
+    )
     settings = PromptSettings(layout=Layout(layout))
-    tasks = build_checked_prompts(dataset.problems, conditions, settings, model)
+    prompts_of_conditions = build_checked_prompts(
+        dataset.problems, conditions, settings, model_tokenizer
+    )
     prompts = []
-    for task in tasks:
-        for problem, built_prompt in zip(dataset.problems, task.prompts, strict=True):
-            prompts.append(AnsweredPrompt.of(dataset.source, task, problem, built_prompt))
+    for condition_prompts in prompts_of_conditions:
+        for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True):
+            prompts.append(
+                AnsweredPrompt.of(dataset.source, condition_prompts, problem, built_prompt)
+            )
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",
@@ -176,32 +182,33 @@ def build_source(
         layout=layout,
         conditions=tuple(condition.name for condition in conditions),
         problems=group_by_problem(prompts),
-        filled_answers=filled_answers(conditions),
+        answer_filled_conditions=list_answer_filled_conditions(conditions),
     )
 
 
 def group_by_problem(prompts: Iterable[AnsweredPrompt]) -> tuple[AnsweredProblem, ...]:
     """The prompts by problem, in the order of each problem's first prompt."""
-    by_id: dict[str, dict[str, AnsweredPrompt]] = {}
+    prompts_by_problem_id: dict[str, dict[str, AnsweredPrompt]] = {}
     for prompt in prompts:
-        by_id.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
+        prompts_by_problem_id.setdefault(prompt.problem_id, {})[prompt.condition] = prompt
     problems = []
-    for problem_id, by_condition in by_id.items():
+    for problem_id, prompt_by_condition in prompts_by_problem_id.items():
         # the problem's fields are the same under all conditions, so any document will do
-        first_prompt = next(iter(by_condition.values()))
+        first_prompt = next(iter(prompt_by_condition.values()))
         doc = first_prompt.doc
-        problem = AnsweredProblem(
-            id=problem_id,
-            subject=doc["subject"],
-            level=doc["level"],
-            cluster=first_prompt.cluster,
-            prompts=by_condition,
+        problems.append(
+            AnsweredProblem(
+                id=problem_id,
+                subject=doc["subject"],
+                level=doc["level"],
+                cluster=first_prompt.cluster,
+                prompts=prompt_by_condition,
+            )
         )
-        problems.append(problem)
     return tuple(problems)
 
 
-def filled_answers(conditions: Iterable[Condition]) -> tuple[str, ...]:
+def list_answer_filled_conditions(conditions: Iterable[Condition]) -> tuple[str, ...]:
     """Conditions whose filler stands in the answer that the prompt begins."""
     return tuple(
         condition.name

@@ -32,13 +32,15 @@ RUN_FORMAT = 1
 
 _Record = TypeVar("_Record")
 
-SESSION, TIMING = "session ", "timing "
+SESSION_PREFIX, TIMING_PREFIX = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
-NOTES = tuple(f'{{"key":"{prefix}'.encode() for prefix in (SESSION, TIMING))
+NOTE_LINE_PREFIXES = tuple(
+    f'{{"key":"{prefix}'.encode() for prefix in (SESSION_PREFIX, TIMING_PREFIX)
+)
 """Prefixes of the lines of notes."""
 
 
-class Keyed(Struct):
+class KeyedRecord(Struct):
     """What all records of a journal have in common."""
 
     key: str
@@ -58,7 +60,7 @@ class Document(Struct):
     cluster: str = ""
 
 
-_WORD_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
+_LETTER_AND_SIGN = re.compile(r"(?=.*[^\W\d_]).*[^\w ]", re.DOTALL)
 """Matches a text with a letter and a sign or line break, such as `Q: `."""
 
 
@@ -98,7 +100,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         task: str,
         condition_prompts: ConditionPrompts,
         problem: Problem,
-        built: BuiltPrompt,
+        built_prompt: BuiltPrompt,
         *,
         read: str = "box",
         thinking: Markers = (),
@@ -108,26 +110,26 @@ class StoredPrompt(Struct, omit_defaults=True):
             task=task,
             condition=condition_prompts.condition.name,
             layout=str(condition_prompts.layout),
-            prompt=built.text,
-            prompt_sha256=built.prompt_sha256,
-            prompt_token_sha256=built.prompt_token_sha256,
+            prompt=built_prompt.text,
+            prompt_sha256=built_prompt.prompt_sha256,
+            prompt_token_sha256=built_prompt.prompt_token_sha256,
             doc=make_document(
-                problem, built.prompt, condition_prompts.condition, condition_prompts.layout
+                problem, built_prompt.prompt, condition_prompts.condition, condition_prompts.layout
             ),
-            answer_prefix=built.answer_prefix,
+            answer_prefix=built_prompt.answer_prefix,
             thinking=thinking,
             read=read,
             draw=condition_prompts.draw,
-            other_answers=built.other_answers,
+            other_answers=built_prompt.other_answers,
             sample=condition_prompts.sample_number,
-            intervention=built.intervention,
+            intervention=built_prompt.intervention,
         )
 
     @property
     def problem_id(self) -> str:
         """The problem's id, with its sample or draw of examples (`ID#2`) if these have prompts."""
-        number = self.sample or self.draw
-        return f"{self.doc['id']}#{number}" if number else str(self.doc["id"])
+        number_in_id = self.sample or self.draw
+        return f"{self.doc['id']}#{number_in_id}" if number_in_id else str(self.doc["id"])
 
     def cut_next_question(self, completion: str) -> str:
         """The completion up to the first question that the model itself adds in the run's format.
@@ -135,40 +137,42 @@ class StoredPrompt(Struct, omit_defaults=True):
         The question begins a line with the format's text, unless this is mere words or mere signs,
         which may begin any line of a solution. In reasoning it is a quotation, and does not count.
         """
-        beginning = self._find_beginning()
-        if not _WORD_AND_SIGN.match(beginning) or beginning not in completion:
+        question_label = self._find_question_label()
+        if not _LETTER_AND_SIGN.match(question_label) or question_label not in completion:
             return completion
-        reasoning = "|".join(
-            rf"{re.escape(start)}.*?(?:{re.escape(end)}|\Z)"
-            for start, end in self.thinking or family_markers()
-            # a bare word may stand anywhere
-            if not start.isalpha()
+        reasoning_pattern = "|".join(
+            rf"{re.escape(start_marker)}.*?(?:{re.escape(end_marker)}|\Z)"
+            for start_marker, end_marker in self.thinking or family_markers()
+            # a marker that is a plain word, such as `analysis`, occurs in ordinary text too
+            if not start_marker.isalpha()
         )
-        opening, _ = find_open_reasoning(self.prompt, self.thinking)
-        # with the prompt's end, because the completion may begin a line or be reasoning
-        prompt_end = opening + (self.prompt or "\n")[-1:]
-        question = rf"\n[ \t]*{re.escape(beginning)}.*"
-        # reasoning is matched first and kept, so a question within it is not cut off
-        text = re.sub(rf"(?s)({reasoning})|{question}", r"\1", prompt_end + completion)
-        return text[len(prompt_end) :]
+        open_marker, _ = find_open_reasoning(self.prompt, self.thinking)
+        # The completion may begin a line, or continue reasoning that the prompt began.
+        prompt_end = open_marker + (self.prompt or "\n")[-1:]
+        question_pattern = rf"\n[ \t]*{re.escape(question_label)}.*"
+        # Reasoning is the first alternative and is kept, so a question within it is not cut off.
+        remaining_text = re.sub(
+            rf"(?s)({reasoning_pattern})|{question_pattern}", r"\1", prompt_end + completion
+        )
+        return remaining_text[len(prompt_end) :]
 
-    def _find_beginning(self) -> str:
+    def _find_question_label(self) -> str:
         """The format's text before the problem, the same with and without a filler between them."""
-        beginning = ""
+        question_label = ""
         for segment in self.doc.get("segments") or ():
             if segment["role"] == "problem":
                 break
             if segment["role"] == "format" and segment["text"].strip():
-                beginning = str(segment["text"]).lstrip()
+                question_label = str(segment["text"]).lstrip()
             elif segment["role"] != "filler" and segment["text"].strip():
-                beginning = ""
-        return beginning
+                question_label = ""
+        return question_label
 
     @property
     def question(self) -> str:
-        """What the baseline shows of the problem; in another task's log, what copies share."""
-        names = ("question_of_log", "shown", "problem")
-        texts = (self.doc.get(name) for name in names)
+        """The problem as the baseline shows it; in another task's log, the text of all copies."""
+        field_names = ("question_of_log", "shown", "problem")
+        texts = (self.doc.get(name) for name in field_names)
         return fold_text(next(filter(None, texts)))
 
     @property
@@ -182,7 +186,7 @@ class StoredPrompt(Struct, omit_defaults=True):
         return self.doc.get("cluster") or self.question
 
     @property
-    def requested(self) -> Prompt:
+    def requested_prompt(self) -> Prompt:
         """Its segments and turns without the answer prefix; no segment if the document has none."""
         return document_prompt(self.doc)
 
@@ -198,9 +202,9 @@ TokenScores = list[tuple[float, int]]
 """The log-probability of each token of an answer, in nats, and its rank."""
 
 
-def _add_logprobs(tokens: TokenScores) -> float:
+def _sum_logprobs(token_scores: TokenScores) -> float:
     """The log-probability of an answer."""
-    return sum(logprob for logprob, _ in tokens)
+    return sum(logprob for logprob, _ in token_scores)
 
 
 class AnswerScore(Struct, gc=False):
@@ -218,39 +222,39 @@ class AnswerScore(Struct, gc=False):
     others: list[float]
 
     def __post_init__(self) -> None:
-        for total in (self.total, *self.others):
-            if not math.isfinite(total):
+        for logprob in (self.logprob, *self.others):
+            if not math.isfinite(logprob):
                 raise EngineError(
-                    f"The log-probability of an answer is {total}, expected a finite number. "
+                    f"The log-probability of an answer is {logprob}, expected a finite number. "
                     "Try dtype=float32."
                 )
 
     @staticmethod
-    def of(answers: Sequence[TokenScores], other_count: int) -> AnswerScore:
-        """The score that all answers of a problem make: accepted ones, then a number of others."""
+    def of(scores_of_answers: Sequence[TokenScores], other_count: int) -> AnswerScore:
+        """The score of all answers of a problem, the accepted ones first, then the others."""
         return AnswerScore(
-            tokens=max(answers[:-other_count], key=_add_logprobs),
-            others=[*map(_add_logprobs, answers[-other_count:])],
+            tokens=max(scores_of_answers[:-other_count], key=_sum_logprobs),
+            others=[*map(_sum_logprobs, scores_of_answers[-other_count:])],
         )
 
     @property
-    def total(self) -> float:
+    def logprob(self) -> float:
         """The log-probability of the gold answer."""
-        return _add_logprobs(self.tokens)
+        return _sum_logprobs(self.tokens)
 
     @property
     def gold_is_likeliest(self) -> bool:
-        """Whether the gold answer is likelier than every other. If it is as likely, it is not."""
-        return self.total > max(self.others)
+        """Whether the gold answer is strictly likelier than every other answer."""
+        return self.logprob > max(self.others)
 
     @property
     def log_share(self) -> float:
         """The logarithm of the gold answer's share of the probability of all, in nats."""
-        return self.total - float(np.logaddexp.reduce([self.total, *self.others]))
+        return self.logprob - float(np.logaddexp.reduce([self.logprob, *self.others]))
 
 
-# A run has up to a million samples. Without cycles among them the garbage collector can skip them.
-class Sample(Keyed, kw_only=True, gc=False):
+# A run has up to a million samples. They never form cycles, so the garbage collector skips them.
+class Sample(KeyedRecord, kw_only=True, gc=False):
     """A finished completion: a line of `journal.jsonl`.
 
     Attributes:
@@ -290,12 +294,12 @@ class Sample(Keyed, kw_only=True, gc=False):
         key: str,
         completion: str,
         *,
-        tokens: int | None = None,
-        reason: str | None = None,
+        completion_tokens: int | None = None,
+        finish_reason: str | None = None,
         server_tokens: int | None = None,
     ) -> Sample:
         """The sample that a completion makes of a request."""
-        ids = request.prompt_token_ids
+        prompt_token_ids = request.prompt_token_ids
         return Sample(
             key=key,
             task=request.task,
@@ -304,11 +308,11 @@ class Sample(Keyed, kw_only=True, gc=False):
             replicate=request.replicate,
             seed=request.seed,
             prompt_token_sha256=request.prompt_token_sha256,
-            prompt_tokens=None if ids is None else len(ids),
-            # half a surrogate pair, which is not text, is spelt out (`\ud800`)
+            prompt_tokens=None if prompt_token_ids is None else len(prompt_token_ids),
+            # JSON in UTF-8 cannot hold half a surrogate pair, so it is spelt out (`\ud800`)
             completion=completion.encode("utf-8", "backslashreplace").decode(),
-            completion_tokens=tokens,
-            finish_reason=reason,
+            completion_tokens=completion_tokens,
+            finish_reason=finish_reason,
             server_tokens=server_tokens,
         )
 
@@ -406,16 +410,16 @@ class Identity(Struct, kw_only=True):
 
         A folder is known by the hash of its files, whatever its name.
         """
-        values = {
+        setting = {
             "prompts": self.prompt_version,
             "model": self.model.sha256 or msgspec.to_builtins(self.model),
             "arguments": self.config["model"]["model_args"],
             "engine": msgspec.to_builtins(self.engine),
         }
-        return hash_json(values)
+        return hash_json(setting)
 
 
-class ModelSettings(Struct):
+class StoredModelConfig(Struct):
     """The keys of a run config's model that are read."""
 
     backend: str
@@ -423,19 +427,19 @@ class ModelSettings(Struct):
     label: str | None
 
 
-class Settings(Struct):
+class StoredConfig(Struct):
     """The keys of a run config that are read."""
 
     name: str
     seed: int
-    model: ModelSettings
+    model: StoredModelConfig
     conditions: list[Any]
 
 
-class SessionNote(Keyed):
+class SessionNote(KeyedRecord):
     """The keys of a session's note in the journal that are read."""
 
-    config: Settings
+    config: StoredConfig
 
 
 class Receipt(Struct):
@@ -443,7 +447,7 @@ class Receipt(Struct):
 
     format: RunFormat
     created: str
-    config: Settings
+    config: StoredConfig
     model: Fingerprint
     engine: Engine
     dataset: DatasetFacts
@@ -456,7 +460,7 @@ class Receipt(Struct):
     git_revision: str | None
 
 
-class ScoredBy(Struct, kw_only=True):
+class ScoreVersions(Struct, kw_only=True):
     """The first line of `scores.jsonl`: what made the scores.
 
     Attributes:
@@ -473,11 +477,10 @@ class ScoredBy(Struct, kw_only=True):
 
 def as_json(record: Struct) -> JsonObject:
     """A record as it is read back from its file."""
-    values: JsonObject = msgspec.json.decode(msgspec.json.encode(record))
-    return values
+    return msgspec.json.decode(msgspec.json.encode(record), type=JsonObject)
 
 
-def fit(record_type: type[_Record], value: object, origin: object) -> _Record:
+def as_record(record_type: type[_Record], json_value: object, origin: object) -> _Record:
     """A JSON value as a record.
 
     Raises:
@@ -485,6 +488,6 @@ def fit(record_type: type[_Record], value: object, origin: object) -> _Record:
             field.
     """
     try:
-        return msgspec.convert(value, record_type)
+        return msgspec.convert(json_value, record_type)
     except msgspec.ValidationError as error:
         raise RunError(f"{origin}: {error}.") from None

@@ -12,17 +12,17 @@ from harness.errors import JournalError, RunError, list_first, name_similar_file
 from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.runs.journal import StoredJournal
 from harness.runs.records import (
-    SESSION,
-    TIMING,
+    SESSION_PREFIX,
+    TIMING_PREFIX,
     Document,
     Identity,
     Receipt,
     Sample,
     Score,
-    ScoredBy,
+    ScoreVersions,
     SessionNote,
     StoredPrompt,
-    fit,
+    as_record,
 )
 from harness.runs.stored_files import is_stored, open_stored
 
@@ -32,9 +32,9 @@ PROMPTS = "prompts.jsonl"
 RECEIPT = "run.json"
 
 
-def scored_now() -> ScoredBy:
+def current_score_versions() -> ScoreVersions:
     """The versions that this installation would score with."""
-    return ScoredBy(task_version=resources.task_version())
+    return ScoreVersions(task_version=resources.task_version())
 
 
 class RunFiles:
@@ -64,10 +64,10 @@ class RunFiles:
     @cached_property
     def receipt(self) -> JsonObject:
         """The receipt of a finished run."""
-        path = self.path / RECEIPT
+        receipt_path = self.path / RECEIPT
         if not self.path.exists():
             raise RunError(f"{self.path} does not exist.{name_similar_files(self.path)}")
-        if not path.is_file():
+        if not receipt_path.is_file():
             if is_stored(self.path / JOURNAL):
                 remedy = "repeat the command that began it"
             else:
@@ -77,12 +77,13 @@ class RunFiles:
                 )
             raise RunError(f"{self.path} has no finished run: {remedy}.")
         try:
-            receipt = msgspec.json.decode(path.read_bytes(), type=JsonObject)
+            receipt = msgspec.json.decode(receipt_path.read_bytes(), type=JsonObject)
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(
-                f"{path} is incomplete or damaged: {error}. Repeat the command that wrote it."
+                f"{receipt_path} is incomplete or damaged: {error}. Repeat the command that wrote "
+                "it."
             ) from None
-        fit(Receipt, receipt, path)
+        as_record(Receipt, receipt, receipt_path)
         return receipt
 
     @cached_property
@@ -93,7 +94,7 @@ class RunFiles:
             raise JournalError(
                 f"{journal_path} is empty, or its first line is incomplete. Restore it from a copy."
             )
-        return fit(Identity, self.journal.header, journal_path)
+        return as_record(Identity, self.journal.header, journal_path)
 
     @property
     def has_sample(self) -> bool:
@@ -106,11 +107,11 @@ class RunFiles:
         return read_prompts(self.path, self.identity)
 
     @cached_property
-    def scored_by(self) -> ScoredBy | None:
+    def score_versions(self) -> ScoreVersions | None:
         """The versions that made the scores; None without scores."""
-        file = self.path / SCORES
-        header = self.scores_journal.header if is_stored(file) else {}
-        return fit(ScoredBy, header, file) if header else None
+        scores_path = self.path / SCORES
+        header = self.scores_journal.header if is_stored(scores_path) else {}
+        return as_record(ScoreVersions, header, scores_path) if header else None
 
     @cached_property
     def scores(self) -> dict[str, Score]:
@@ -118,39 +119,42 @@ class RunFiles:
         return {score.key: score for score in self.scores_journal.records}
 
     def forget_scores(self) -> None:
-        """Read the scores anew when they are next needed, as others have replaced them."""
-        for name in ("scores_journal", "scored_by", "scores", "graded_samples"):
+        """Read the scores again when they are next needed, because their file was replaced."""
+        for name in ("scores_journal", "score_versions", "scores", "graded_samples_of_prompts"):
             self.__dict__.pop(name, None)
 
     @cached_property
-    def graded_samples(self) -> list[list[tuple[Sample, Score]]]:
+    def graded_samples_of_prompts(self) -> list[list[tuple[Sample, Score]]]:
         """For each prompt of a finished run, its samples and their scores.
 
         Raises:
             RunError: a sample is missing, or without a score.
         """
-        graded_samples: list[list[tuple[Sample, Score]]] = [[] for _ in self.prompts]
-        index = PromptIndex(self.prompts)
+        graded_samples_of_prompts: list[list[tuple[Sample, Score]]] = [[] for _ in self.prompts]
+        prompt_index = PromptIndex(self.prompts)
         for sample in self.journal.records:
             if sample.key not in self.scores:
                 raise RunError(
                     f"{self.path}: sample {sample.sample_index} of problem {sample.problem_id}, "
                     f"{sample.task}, has no score. Run `mless regrade` on the folder."
                 )
-            graded_samples[index.find(sample)].append((sample, self.scores[sample.key]))
-        incomplete, expected_count = [], 0
-        for prompt, pairs in zip(self.prompts, graded_samples, strict=True):
-            task = self.identity.tasks[prompt.task]
-            expected_count += task.replicates * task.samples
-            if len(pairs) < task.replicates * task.samples:
-                incomplete.append(f"{prompt.doc['id']} ({prompt.task})")
-        if incomplete:
-            raise JournalError(
-                f"{self.path}: samples are missing: expected {expected_count}, got "
-                f"{len(self.journal.records)}, too few of problem {list_first(incomplete)}. "
-                "Repeat the command that began the run."
+            graded_samples_of_prompts[prompt_index.find(sample)].append(
+                (sample, self.scores[sample.key])
             )
-        return graded_samples
+        incomplete_problems, total_count = [], 0
+        for prompt, graded_samples in zip(self.prompts, graded_samples_of_prompts, strict=True):
+            task = self.identity.tasks[prompt.task]
+            expected_count = task.replicates * task.samples
+            total_count += expected_count
+            if len(graded_samples) < expected_count:
+                incomplete_problems.append(f"{prompt.doc['id']} ({prompt.task})")
+        if incomplete_problems:
+            raise JournalError(
+                f"{self.path}: samples are missing: expected {total_count}, got "
+                f"{len(self.journal.records)}, too few of problem "
+                f"{list_first(incomplete_problems)}. Repeat the command that began the run."
+            )
+        return graded_samples_of_prompts
 
     def read_sessions(self) -> tuple[list[JsonObject], JsonObject]:
         """The sessions that wrote the journal, in order, and the timing of the last that generated.
@@ -162,16 +166,16 @@ class RunFiles:
                 that is read.
         """
         notes = self.journal.notes
-        sessions = [note for note in notes if note["key"].startswith(SESSION)]
+        sessions = [note for note in notes if note["key"].startswith(SESSION_PREFIX)]
         if not sessions:
             raise JournalError(f"{self.path} has no sample yet. Repeat the command that began it.")
-        fit(SessionNote, sessions[-1], self.path / JOURNAL)
-        timings = [note for note in notes if note["key"].startswith(TIMING)]
-        # a session that only graded has no speed
-        timings = [timing for timing in timings if timing.get("samples")] or timings
+        as_record(SessionNote, sessions[-1], self.path / JOURNAL)
+        timings = [note for note in notes if note["key"].startswith(TIMING_PREFIX)]
         if not timings:
             return sessions, {}
-        timing = dict(timings[-1])
+        # a session that only graded has no speed, so it counts only if no session generated
+        timings_with_samples = [timing for timing in timings if timing.get("samples")]
+        timing = dict((timings_with_samples or timings)[-1])
         del timing["key"]
         return sessions, timing
 
@@ -182,7 +186,6 @@ def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
     Raises:
         JournalError: the file is missing, or its hash is not that of the identity.
     """
-    reason = "its prompts are not those of the journal"
     try:
         with open_stored(path / PROMPTS) as stream:
             prompts = [msgspec.json.decode(line, type=StoredPrompt) for line in stream]
@@ -194,6 +197,7 @@ def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
         )
         if are_intact and hash_prompts(prompts) == identity.prompts_sha256:
             return prompts
+        reason = "its prompts are not those of the journal"
     except (OSError, ValueError, RecursionError, JournalError) as error:
         reason = str(error).rstrip(".")
     raise JournalError(
@@ -210,7 +214,7 @@ class PromptIndex:
     """
 
     def __init__(self, prompts: Sequence[StoredPrompt]) -> None:
-        self._indices = {
+        self._index_by_task_and_problem = {
             (prompt.task, prompt.doc["id"]): index for index, prompt in enumerate(prompts)
         }
 
@@ -220,7 +224,7 @@ class PromptIndex:
         Raises:
             RunError: the sample has no prompt.
         """
-        index = self._indices.get((sample.task, sample.problem_id))
+        index = self._index_by_task_and_problem.get((sample.task, sample.problem_id))
         if index is None:
             raise RunError(
                 f"{PROMPTS} lacks the prompt of problem {sample.problem_id}, {sample.task}."

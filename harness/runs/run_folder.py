@@ -16,24 +16,24 @@ from msgspec.structs import replace
 from harness.errors import JournalError
 from harness.runs.journal import (
     Journal,
-    changed_settings,
-    differences,
+    changed_settings_error,
+    list_differences,
     replace_header,
 )
-from harness.runs.records import SESSION, TIMING, Identity, StoredPrompt, as_json
+from harness.runs.records import SESSION_PREFIX, TIMING_PREFIX, Identity, StoredPrompt, as_json
 from harness.runs.run_files import (
     JOURNAL,
     PROMPTS,
     RECEIPT,
     SCORES,
     RunFiles,
+    current_score_versions,
     read_prompts,
-    scored_now,
 )
-from harness.runs.stored_files import clear_messages, expand, is_stored, open_atomic
+from harness.runs.stored_files import explain_write_errors, is_stored, open_atomic, unpack_files
 
-LOCK = ".lock"
-GROWING_SETTINGS = (
+LOCK_NAME = ".lock"
+EXTENSION_KEYS = (
     "conditions",
     "repeats",
     "replicates",
@@ -62,16 +62,16 @@ class RunFolder:
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> None:
         self.path, self.identity, self.prompts = path, identity, prompts
         journal_path = path / JOURNAL
-        with clear_messages(path), ExitStack() as stack:
-            refuse_foreign(path)
+        with explain_write_errors(path), ExitStack() as stack:
+            refuse_unusable_folder(path)
             path.mkdir(parents=True, exist_ok=True)
-            stack.callback(lock(path).release)
+            stack.callback(lock_folder(path).release)
             files = RunFiles(path)
             is_new = not files.has_sample
             if not is_new:
                 self.identity = extend_identity(files, identity, prompts)
             header = as_json(self.identity)
-            expand(path)
+            unpack_files(path)
             if is_new:  # a run may have begun here, but without a sample nothing needs protection
                 for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
                     (path / name).unlink(missing_ok=True)
@@ -84,28 +84,33 @@ class RunFolder:
                     # full for the header's copy, the old run stays whole.
                     replace_header(journal_path, header)
             else:
-                # an earlier mless may have written further fields, which now mean nothing
+                # The stored header may have fields that this version does not know. A journal
+                # cannot be opened with another header than its own.
                 header = files.journal.header
             self.journal = stack.enter_context(Journal(journal_path, header))
             try:
                 read_prompts(path, self.identity)
             except JournalError:
-                # a new run has no prompts, and a kill during an extension leaves old prompts
+                # a new run has no prompts yet, and a kill during an extension leaves the old ones
                 with open_atomic(path / PROMPTS) as file:
                     _write_prompts(file, prompts)
             set_old_scores_aside(files)
-            self.scores = stack.enter_context(Journal(path / SCORES, as_json(scored_now())))
+            self.scores = stack.enter_context(
+                Journal(path / SCORES, as_json(current_score_versions()))
+            )
             self._resources = stack.pop_all()
 
-    def note(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Note in the journal that a process takes over (`SESSION`), or its duration (`TIMING`)."""
-        number = 1 + sum(key.startswith(kind) for key in self.journal.keys)
-        self.journal.append({"key": f"{kind}{number}", **facts})
+    def note(self, key_prefix: str, facts: Mapping[str, Any]) -> None:
+        """Note in the journal that a session begins, or its timing; the prefix says which."""
+        note_number = 1 + sum(key.startswith(key_prefix) for key in self.journal.keys)
+        self.journal.append({"key": f"{key_prefix}{note_number}", **facts})
 
     @property
     def sample_keys(self) -> set[str]:
         """Keys of the recorded samples."""
-        return {key for key in self.journal.keys if not key.startswith((SESSION, TIMING))}
+        return {
+            key for key in self.journal.keys if not key.startswith((SESSION_PREFIX, TIMING_PREFIX))
+        }
 
     def sync_if_due(self) -> None:
         """Make all records safe from a power cut, every few seconds."""
@@ -123,13 +128,13 @@ def _write_prompts(file: IO[bytes], prompts: Sequence[StoredPrompt]) -> None:
     file.writelines(msgspec.json.encode(prompt) + b"\n" for prompt in prompts)
 
 
-def lock(path: Path) -> FileLock:
+def lock_folder(path: Path) -> FileLock:
     """Lock the folder for this process, as its only writer. The lock ends with the process.
 
     Raises:
         JournalError: another process has the lock.
     """
-    file_lock = FileLock(path / LOCK)
+    file_lock = FileLock(path / LOCK_NAME)
     try:
         file_lock.acquire(timeout=0)
     except Timeout:
@@ -141,30 +146,30 @@ def lock(path: Path) -> FileLock:
     return file_lock
 
 
-def refuse_foreign(path: Path, name: str = JOURNAL) -> None:
+def refuse_unusable_folder(path: Path, journal_name: str = JOURNAL) -> None:
     """Raise JournalError if a folder holds other files and not the file that a run begins with.
 
     It does so too if nothing can be written there.
     """
-    leftovers = (LOCK, PROMPTS, f"{PROMPTS}.part", f"{name}.part")
-    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    leftovers = (LOCK_NAME, PROMPTS, f"{PROMPTS}.part", f"{journal_name}.part")
+    existing_folder = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
-        # tried, because permissions do not say that /proc and read-only disks take no files
-        TemporaryFile(dir=nearest).close()
+        # permissions do not show that /proc and read-only disks take no files, so one is made
+        TemporaryFile(dir=existing_folder).close()
     except OSError:
         raise JournalError(
-            f"{nearest} is not a writable folder. Choose another --output."
+            f"{existing_folder} is not a writable folder. Choose another --output."
         ) from None
-    if not path.exists() or is_stored(path / name):
+    if not path.exists() or is_stored(path / journal_name):
         return
     if any(file.name not in leftovers for file in path.iterdir()):
         raise JournalError(
-            f"{path} already holds files, and none is {name}. Choose another --output."
+            f"{path} already holds files, and none is {journal_name}. Choose another --output."
         )
 
 
 def extend_identity(
-    files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
+    files: RunFiles, requested_identity: Identity, prompts: Sequence[StoredPrompt]
 ) -> Identity:
     """The identity of the folder's run after it is continued as the requested run.
 
@@ -178,28 +183,30 @@ def extend_identity(
             each setting with its old and its new value.
     """
     stored_identity = files.identity
-    identity = replace(identity, looks=stored_identity.looks)
-    if stored_identity == identity:
-        return identity
-    if {*stored_identity.contrasts} <= {*identity.contrasts}:
-        # if the new primary contrast belongs to an added condition, keep the stored one
-        is_stored_contrast = identity.primary in stored_identity.contrasts
-        primary = identity.primary if is_stored_contrast else stored_identity.primary
-        identity = replace(identity, contrasts=stored_identity.contrasts, primary=primary)
-    changes = _describe_changes(files, identity, prompts)
+    extended_identity = replace(requested_identity, looks=stored_identity.looks)
+    if stored_identity == extended_identity:
+        return extended_identity
+    if {*stored_identity.contrasts} <= {*requested_identity.contrasts}:
+        # a contrast of an added condition is exploratory, so it cannot become the primary one
+        is_primary_stored = requested_identity.primary in stored_identity.contrasts
+        primary = requested_identity.primary if is_primary_stored else stored_identity.primary
+        extended_identity = replace(
+            extended_identity, contrasts=stored_identity.contrasts, primary=primary
+        )
+    changes = _describe_changes(files, extended_identity, prompts)
     if changes:
-        raise changed_settings(files.path / JOURNAL, changes)
-    # counted by condition, because each sample can have a task of its own
-    stored_counts = Counter(prompt.condition for prompt in files.prompts)
-    counts = Counter(prompt.condition for prompt in prompts)
-    adds_answers = any(
-        counts[task.condition] > stored_counts[task.condition]
-        or identity.tasks[name].samples > task.samples
-        for name, task in stored_identity.tasks.items()
+        raise changed_settings_error(files.path / JOURNAL, changes)
+    # counted by condition and not by task, because each sample can have a task of its own
+    stored_prompt_counts = Counter(prompt.condition for prompt in files.prompts)
+    requested_prompt_counts = Counter(prompt.condition for prompt in prompts)
+    adds_samples = any(
+        requested_prompt_counts[task.condition] > stored_prompt_counts[task.condition]
+        or extended_identity.tasks[task_name].samples > task.samples
+        for task_name, task in stored_identity.tasks.items()
     )
-    if adds_answers and (files.path / RECEIPT).is_file():
-        identity = replace(identity, looks=stored_identity.looks + 1)
-    return identity
+    if adds_samples and (files.path / RECEIPT).is_file():
+        extended_identity = replace(extended_identity, looks=stored_identity.looks + 1)
+    return extended_identity
 
 
 def _describe_changes(
@@ -212,39 +219,43 @@ def _describe_changes(
     """
     stored_identity = files.identity
     grown_header, requested_header = as_json(stored_identity), as_json(identity)
-    requested_prompts = {(prompt.task, prompt.doc["id"]): prompt for prompt in prompts}
-    changed_prompts: dict[str, None] = {}  # without repeats, as conditions differ in the same way
+    requested_prompt_by_task_and_id = {
+        (prompt.task, prompt.doc["id"]): prompt for prompt in prompts
+    }
+    # the keys of a dict, because several conditions give the same change and it is named once
+    prompt_changes: dict[str, None] = {}
     for prompt in files.prompts:
         problem_id = prompt.doc["id"]
-        requested_prompt = requested_prompts.get((prompt.task, problem_id))
+        requested_prompt = requested_prompt_by_task_and_id.get((prompt.task, problem_id))
         if requested_prompt is None:
-            changed_prompts[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
+            prompt_changes[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
         elif requested_prompt != prompt:
-            for change in differences(as_json(prompt), as_json(requested_prompt)):
-                changed_prompts[f"problem {problem_id}, {change}"] = None
+            for change in list_differences(as_json(prompt), as_json(requested_prompt)):
+                prompt_changes[f"problem {problem_id}, {change}"] = None
     has_higher_limit = (identity.limit or math.inf) > (stored_identity.limit or math.inf)
-    # a lower limit is listed if problems are missing, a higher one never
-    if has_higher_limit or not changed_prompts:
+    # a higher limit is permitted, and a lower one too as long as it leaves out no stored prompt
+    if has_higher_limit or not prompt_changes:
         grown_header["limit"] = identity.limit
-    if not changed_prompts:
+    if not prompt_changes:
         grown_header["prompts_sha256"] = identity.prompts_sha256
         dataset_name = stored_identity.dataset.name
         grown_header["dataset"] = requested_header["dataset"] | {"name": dataset_name}
-        # files have tasks under the key `arms`: see `Identity.tasks`
-        tasks, requested_tasks = grown_header["arms"], requested_header["arms"]
-        for name, task in tasks.items():
+        # a header has its tasks under the key `arms`
+        grown_tasks, requested_tasks = grown_header["arms"], requested_header["arms"]
+        for task_name, task in grown_tasks.items():
             for key in ("samples", "replicates"):
-                task[key] = max(task[key], requested_tasks[name][key])
-        if all(requested_tasks[name] == task for name, task in tasks.items()):
+                task[key] = max(task[key], requested_tasks[task_name][key])
+        # the stored tasks have not changed, so these keys of the config have only added tasks
+        if all(requested_tasks[task_name] == task for task_name, task in grown_tasks.items()):
             grown_header["arms"] = requested_tasks
-            for key in GROWING_SETTINGS:
+            for key in EXTENSION_KEYS:
                 grown_header["config"][key] = requested_header["config"].get(key)
-    return [*changed_prompts, *differences(grown_header, requested_header)]
+    return [*prompt_changes, *list_differences(grown_header, requested_header)]
 
 
 def set_old_scores_aside(files: RunFiles) -> None:
     """Rename scores of another version, so that every sample is graded again."""
-    path = files.path
-    if files.scored_by not in (None, scored_now()):
-        names = (path / f"old-scores-{number}.jsonl" for number in count(1))
-        (path / SCORES).replace(next(name for name in names if not is_stored(name)))
+    folder = files.path
+    if files.score_versions not in (None, current_score_versions()):
+        paths = (folder / f"old-scores-{number}.jsonl" for number in count(1))
+        (folder / SCORES).replace(next(path for path in paths if not is_stored(path)))

@@ -12,7 +12,7 @@ RunPath = Path | dict[str, Path]
 """A run's folder or sample log, or the sample logs of a run by condition."""
 
 
-def locate(names: Sequence[str]) -> list[RunPath]:
+def locate_runs(names: Sequence[str]) -> list[RunPath]:
     """The runs that the user names.
 
     Args:
@@ -23,38 +23,41 @@ def locate(names: Sequence[str]) -> list[RunPath]:
     Raises:
         ConfigError: a condition or a log is named twice, or a name is not a file name.
     """
-    logs: dict[str, Path] = {}
-    runs: list[RunPath] = []
+    log_by_condition: dict[str, Path] = {}
+    run_paths: list[RunPath] = []
     for name in names:
-        condition, equals, file = name.partition("=")
+        condition, separator, file_name = name.partition("=")
+        log_path = Path(file_name)
         try:
-            if not equals or Path(name).exists():
-                runs += _runs_in(Path(name))
+            if not separator or Path(name).exists():
+                run_paths += _find_runs(Path(name))
                 continue
         except OSError as error:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
-        if find_kind(Path(file)) != LM_EVAL:
-            runs.append({condition: Path(file)})
+        if find_kind(log_path) != LM_EVAL:
+            run_paths.append({condition: log_path})
             continue
-        if condition in logs or Path(file) in logs.values():
+        if condition in log_by_condition or log_path in log_by_condition.values():
             raise ConfigError(f"{name}: its condition or its log is named twice.")
-        logs[condition] = Path(file)
-    return [*runs, logs] if logs else runs
+        log_by_condition[condition] = log_path
+    return [*run_paths, log_by_condition] if log_by_condition else run_paths
 
 
-def locate_one(names: Sequence[str]) -> RunPath:
+def locate_run(names: Sequence[str]) -> RunPath:
     """The run that the user names, for a command that takes one run.
 
     Raises:
         ConfigError: there are several.
     """
-    runs = locate(names)
-    if len(runs) != 1:
-        raise ConfigError(f"Expected one run, got {len(runs)}: {', '.join(map(str, runs))}.")
-    return runs[0]
+    run_paths = locate_runs(names)
+    if len(run_paths) != 1:
+        raise ConfigError(
+            f"Expected one run, got {len(run_paths)}: {', '.join(map(str, run_paths))}."
+        )
+    return run_paths[0]
 
 
-def _runs_in(path: Path) -> list[Path]:
+def _find_runs(path: Path) -> list[Path]:
     """The run itself, or the finished runs in a folder of runs and in its subfolders.
 
     lm-eval makes a folder for each model around its logs.
@@ -62,13 +65,13 @@ def _runs_in(path: Path) -> list[Path]:
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
     folders: list[Path] = []
-    for child in _subfolders(path):
-        folders += [child] if _is_run(child) else _subfolders(child)
-    # the reader of the folder raises the error
+    for subfolder in _subfolders(path):
+        folders += [subfolder] if _is_run(subfolder) else _subfolders(subfolder)
     if runs := list(filter(_is_run, folders)):
         return runs
-    logs = [file for file in path.glob("*.*") if find_kind(file) == INSPECT]
-    return sorted(logs) or [path]
+    inspect_logs = [file for file in path.glob("*.*") if find_kind(file) == INSPECT]
+    # a folder without any run is returned too, because its reader says what it lacks
+    return sorted(inspect_logs) or [path]
 
 
 def has_run_files(folder: Path) -> bool:

@@ -38,25 +38,29 @@ from harness.runs.logs.harness_logs import (
 from harness.runs.logs.lm_eval_files import find_logs
 from harness.runs.logs.lm_eval_logs import read_logs
 from harness.runs.logs.score_tables import describe_scores
-from harness.runs.prompt_sources import AnsweredPrompt, Source, filled_answers, group_by_problem
+from harness.runs.prompt_sources import (
+    AnsweredPrompt,
+    Source,
+    group_by_problem,
+    list_answer_filled_conditions,
+)
 from harness.runs.run_files import RunFiles
 from harness.runs.run_paths import has_run_files
 from harness.runs.samples_frame import read_frame
 
-VERSIONS = ("prompt_version", "task_version", "grader_version")
+VERSION_NAMES = ("prompt_version", "task_version", "grader_version")
 """Versions of mless in which all runs of a table agree."""
-HASH = "problem"
+HASH_KEY = "problem"
 """The key of `Run.problems` with hashes."""
-
 
 _RECEIPT_FACTS = (
     "problems",
-    *VERSIONS,
+    *VERSION_NAMES,
     "prompts_sha256",
     "created",
     "versions",
     "git_revision",
-    "added_tokens",  # of servers only
+    "added_tokens",  # only runs on servers have it
 )
 """Facts that a table's receipt has as the run's receipt has them."""
 
@@ -71,7 +75,7 @@ class Run:
         name: The path that it was read from.
         about: Its facts in a table's receipt: model, dataset, task_version, grader_version,
             sampling and so on. None or missing: unknown, which agrees with any value.
-        problems: What is known of each problem, by its id: under `HASH` the hash of problem and
+        problems: What is known of each problem, by its id: under `HASH_KEY` the hash of problem and
             answer (`prompt.hash_problem`), or of a table `question` and `gold`.
         model: The name or folder that the model was loaded from; None where it is not known.
         model_arguments: The arguments that it was loaded with.
@@ -120,31 +124,31 @@ class Run:
 
         Raises:
             ConfigError: a metric was named for a run folder.
-            RunError: there is no finished run, or a file of it is missing, damaged or no sample
+            RunError: there is no finished run, or a file of it is missing, damaged or not a sample
                 log.
             ComparisonError: the logs are of several task versions or settings, or have different
                 problems under one id.
         """
         if not isinstance(path, str | Path | Mapping):
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
-        files: list[tuple[str | None, Path]] = []
+        is_folder = not isinstance(path, Mapping) and Path(path).is_dir()
+        name = str(path)
+        conditions_and_files: list[tuple[str | None, Path]] = []
         if isinstance(path, Mapping):
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            files = [(condition, Path(file)) for condition, file in path.items()]
-        else:
-            name, folder = str(path), Path(path)
-            if not folder.is_dir():
-                files = [(None, folder)]
-            elif not has_run_files(folder):
-                files = [(None, file) for file in find_logs(folder)]
-        if files:
-            (condition, file), *further_files = files
-            # logs in a folder are those of lm-eval by their names
-            is_single = not further_files and Path(name) not in file.parents
-            if is_single and find_kind(file) != LM_EVAL:
+            conditions_and_files = [(condition, Path(file)) for condition, file in path.items()]
+        elif not is_folder:
+            conditions_and_files = [(None, Path(path))]
+        elif not has_run_files(Path(path)):
+            conditions_and_files = [(None, file) for file in find_logs(Path(path))]
+        # a single file may be of any kind, but in a folder only lm-eval's logs were looked for
+        if len(conditions_and_files) == 1 and not is_folder:
+            ((condition, file),) = conditions_and_files
+            if find_kind(file) != LM_EVAL:
                 table = read_scores(file, metric, columns)
                 return cls(**describe_scores(str(file), condition or file.stem, table))
-            return cls(**read_logs(name, files, metric=metric))
+        if conditions_and_files:
+            return cls(**read_logs(name, conditions_and_files, metric=metric))
         run = cls.of(RunFiles(Path(name)))
         if metric not in (None, run.metric):
             raise ConfigError(
@@ -161,21 +165,24 @@ class Run:
             RunError: as `load`.
         """
         receipt = files.receipt
-        arguments = receipt["config"]["model"]["model_args"]
-        # later prompts overwrite earlier ones: all conditions have the same document of a problem
-        docs = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
-        # A served model has no weights here; its tokenizer can still be probed.
-        names = [arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
+        model_arguments = receipt["config"]["model"]["model_args"]
+        # all conditions have the same problem and answer, so a document of any of them will do
+        doc_by_id = {prompt.doc["id"]: prompt.doc for prompt in files.prompts}
+        problem_hashes = {
+            problem_id: hash_problem(doc, doc["answer"]) for problem_id, doc in doc_by_id.items()
+        }
+        # the weights of a served model are not here, but a tokenizer may be named
+        model_names = [model_arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
         return cls(
             name=str(files.path),
             about=_describe_folder(files),
-            problems={HASH: {name: hash_problem(doc, doc["answer"]) for name, doc in docs.items()}},
-            model=next(filter(None, names), None),
-            model_arguments=arguments,
+            problems={HASH_KEY: problem_hashes},
+            model=next(filter(None, model_names), None),
+            model_arguments=model_arguments,
             receipt=receipt,
             metric="verdict",
             read=partial(read_frame, files),
-            read_prompts=partial(_answered_prompts, files),
+            read_prompts=partial(_read_answered_prompts, files),
         )
 
     @cached_property
@@ -196,8 +203,12 @@ class Run:
     @property
     def baseline(self) -> str:
         """The baseline of its config, or of two sides that are compared; `wo` for logs."""
-        names = [name for name, condition in self.conditions.items() if not condition.kind]
-        return find_baseline(names, self.receipt.get("config", self.about).get("baseline"))
+        condition_names = [
+            name for name, condition in self.conditions.items() if not condition.kind
+        ]
+        return find_baseline(
+            condition_names, self.receipt.get("config", self.about).get("baseline")
+        )
 
     @property
     def conditions(self) -> dict[str, Condition]:
@@ -245,6 +256,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     prompts = run.prompts
     for prompt in prompts:
         is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
+        # a log holds the text that was sent, although it never has hashes of tokens
         if not prompt.prompt or (is_server_chat and not run.is_logs):
             raise RunError(
                 f"{prompt.task}: the server applied its chat template, and the text of the prompt "
@@ -260,22 +272,25 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
             f"{run.name}: expected --layout, or `layout` in a config, to be one of "
             f"{', '.join(layouts)}, got {layout}."
         )
-    # tokens of another instruction, and of the positive control's prefix, could not be aligned
-    prompts = [
+    # reference conditions have other instructions and answer prefixes, whose tokens have no
+    # counterpart in the baseline
+    compared_prompts = [
         prompt
         for prompt in prompts
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
-    conditions = [condition for condition in run.conditions.values() if condition.kind is None]
+    compared_conditions = [
+        condition for condition in run.conditions.values() if condition.kind is None
+    ]
     return Source(
         name=run.name,
         kind="log" if run.is_logs else "run",
         model=run.model,
         layout=layout,
-        conditions=tuple(dict.fromkeys(prompt.condition for prompt in prompts)),
-        problems=group_by_problem(prompts),
-        interventions=index_interventions(conditions),
-        filled_answers=filled_answers(conditions),
+        conditions=tuple(dict.fromkeys(prompt.condition for prompt in compared_prompts)),
+        problems=group_by_problem(compared_prompts),
+        interventions=index_interventions(compared_conditions),
+        answer_filled_conditions=list_answer_filled_conditions(compared_conditions),
         metric=run.metric,
         model_arguments=run.model_arguments,
         is_vllm=bool(run.receipt) and run.receipt["config"]["model"]["backend"] == "vllm",
@@ -287,16 +302,16 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     """The facts of a run folder for a table's receipt: see `Run.about`."""
     receipt, identity = files.receipt, files.identity
     engine, config = receipt["engine"], receipt["config"]
-    model = config["model"]
+    model_settings = config["model"]
     # all tasks of a run have the same sampling, so any task will do
     task = next(iter(identity.tasks.values()))
     sampling = task.sampling.lm_eval_arguments()
-    # the key is there only if the answer is a line
+    # the identity names the form of answers only if it is not the default, a box
     if "answer" in identity.config:
         sampling["answer"] = "line"
-    arguments = select_fixed_arguments(model["model_args"])
+    arguments = select_fixed_arguments(model_settings["model_args"])
     settings = {
-        "backend": model["backend"],
+        "backend": model_settings["backend"],
         "model_args": {name: str(value) for name, value in arguments.items()},
         "instruction": config.get("instruction"),
         "seed": config["seed"],
@@ -304,18 +319,20 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     }
     if fewshot := config.get("fewshot"):
         settings["fewshot"] = fewshot
-    for session in receipt.get("sessions", ()):  # all of them have the same model
-        served = (session.get("engine") or {}).get("served") or {}
-        if "root" in served:
-            settings["served_root"] = served["root"]
-    entries = index_by_name(config["conditions"])
-    if fresh := {name: entry["fresh"] for name, entry in entries.items() if "fresh" in entry}:
-        settings["fresh"] = fresh
+    for session in receipt.get("sessions", ()):  # all sessions have the same model
+        served_model = (session.get("engine") or {}).get("served") or {}
+        if "root" in served_model:
+            settings["served_root"] = served_model["root"]
+    entry_by_condition = index_by_name(config["conditions"])
+    if fresh_by_condition := {
+        name: entry["fresh"] for name, entry in entry_by_condition.items() if "fresh" in entry
+    }:
+        settings["fresh"] = fresh_by_condition
     engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
     return {
         "source": "run",
         "run": config["name"],
-        "model": model["label"] or label_model(receipt["model"]["name"]),
+        "model": model_settings["label"] or label_model(receipt["model"]["name"]),
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
@@ -340,16 +357,20 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     }
 
 
-def _answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
+def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
     """The prompts with the samples of the first run; repeat runs measure noise.
 
     Raises:
         RunError: a sample or a score is missing.
     """
     answered_prompts = []
-    for prompt, pairs in zip(files.prompts, files.graded_samples, strict=True):
-        first_pairs = [(sample, score) for sample, score in pairs if not sample.replicate]
-        first_pairs.sort(key=lambda pair: pair[0].sample_index)
-        fields = structs.asdict(prompt)
-        answered_prompts.append(AnsweredPrompt(**fields, graded_samples=tuple(first_pairs)))
+    for prompt, graded_samples in zip(files.prompts, files.graded_samples_of_prompts, strict=True):
+        first_samples = [
+            (sample, score) for sample, score in graded_samples if not sample.replicate
+        ]
+        first_samples.sort(key=lambda pair: pair[0].sample_index)
+        prompt_fields = structs.asdict(prompt)
+        answered_prompts.append(
+            AnsweredPrompt(**prompt_fields, graded_samples=tuple(first_samples))
+        )
     return answered_prompts

@@ -66,6 +66,7 @@ def load_run(
         frame = frame[~frame["condition"].isin(hidden_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
+    # users get plain columns; condition and layout keep the order of tables as categories
     text_columns = frame.select_dtypes("category").columns.drop(["condition", "layout"])
     frame = frame.astype({name: frame[name].cat.categories.dtype for name in text_columns})
     return frame.infer_objects()
@@ -78,13 +79,13 @@ def read_frame(files: RunFiles) -> pandas.DataFrame:
         RunError: a file is missing or damaged, a sample or a score is missing or doubled, or a
             score has a value that no grader gives.
     """
-    return make_frame(files.receipt, files.prompts, files.graded_samples)
+    return make_frame(files.receipt, files.prompts, files.graded_samples_of_prompts)
 
 
 def make_frame(
     receipt: Mapping[str, Any],
     prompts: Sequence[StoredPrompt],
-    graded_samples: Iterable[Sequence[tuple[Sample, Score]]],
+    graded_samples_of_prompts: Iterable[Sequence[tuple[Sample, Score]]],
 ) -> pandas.DataFrame:
     """Samples with their verdicts, in the order of the prompts.
 
@@ -94,52 +95,54 @@ def make_frame(
     Args:
         receipt: A run's receipt; for logs the keys that are read.
         prompts: All prompts.
-        graded_samples: Those of each prompt.
+        graded_samples_of_prompts: Those of each prompt.
     """
     samples: list[Sample] = []
     scores: list[Score] = []
-    texts: list[tuple[int, str, bool]] = []
-    for index, (prompt, pairs) in enumerate(zip(prompts, graded_samples, strict=True)):
-        for sample, score in pairs:
-            # in logs of tasks without completions it is None
+    completion_rows: list[tuple[int, str, bool]] = []
+    for prompt_index, (prompt, graded_samples) in enumerate(
+        zip(prompts, graded_samples_of_prompts, strict=True)
+    ):
+        for sample, score in graded_samples:
+            # a log of a task that only scores given continuations has no completions
             completion = sample.completion or ""
             has_next_question = prompt.cut_next_question(completion) != completion
-            texts.append((index, completion, has_next_question))
+            completion_rows.append((prompt_index, completion, has_next_question))
             samples.append(sample)
             scores.append(score)
-    # completions as objects: a frame of some of the rows would copy texts of type `str`
+    # as objects, because every selection of rows would copy completions of pandas' type `str`
     columns = ["prompt_index", "completion", "next_question"]
-    frame = pandas.DataFrame(texts, columns=columns, dtype=object)
+    frame = pandas.DataFrame(completion_rows, columns=columns, dtype=object)
     frame = frame.astype({"prompt_index": int, "next_question": bool})
-    for records, names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
-        for name in names:
+    for records, field_names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
+        for name in field_names:
             frame[name] = [getattr(record, name) for record in records]
-    # numbers, even if all of them are missing
+    # without any number the column would be of type object
     frame["completion_tokens"] = pandas.to_numeric(frame["completion_tokens"])
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
         answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
-        frame[ANSWER_LOGPROB] = [score.total for score in answer_scores]
-        frame[ANSWER_SHARE] = [score.log_share for score in answer_scores]
-        frame["answer_tokens"] = np.array([len(score.tokens) for score in answer_scores], np.int32)
-        frame["chance"] = [100 / (1 + len(score.others)) for score in answer_scores]
+        frame[ANSWER_LOGPROB] = [answer_score.logprob for answer_score in answer_scores]
+        frame[ANSWER_SHARE] = [answer_score.log_share for answer_score in answer_scores]
+        token_counts = [len(answer_score.tokens) for answer_score in answer_scores]
+        frame["answer_tokens"] = np.array(token_counts, np.int32)
+        frame["chance"] = [100 / (1 + len(answer_score.others)) for answer_score in answer_scores]
     frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")
-    # of type object even without any answer, so that runs can be joined
-    answers = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
-    frame["answer"] = pandas.Categorical(frame["answer"], categories=answers)
+    # categories of type object even without any answer, because runs with other types cannot join
+    answer_categories = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
+    frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
     frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
-    order = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
-    frame = frame.sort_values(order, ignore_index=True).drop(columns="prompt_index")
-    return frame
+    sort_columns = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
+    return frame.sort_values(sort_columns, ignore_index=True).drop(columns="prompt_index")
 
 
 def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
     docs = [prompt.doc for prompt in prompts]
-    label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
-    categorical_columns = {
-        "model": [label] * len(prompts),
+    model_label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
+    values_by_column = {
+        "model": [model_label] * len(prompts),
         "condition": [prompt.condition for prompt in prompts],
         "layout": [prompt.layout for prompt in prompts],
         "problem_id": [doc["id"] for doc in docs],
@@ -147,25 +150,24 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
         "level": [doc["level"] for doc in docs],
         "target": [doc["answer"] for doc in docs],
     }
-    # all conditions get the question of the first one: in logs of other tasks it contains the
-    # filler
-    first_prompts: dict[str, StoredPrompt] = {}
+    # all conditions get the question of the first, because in other tasks' logs it has the filler
+    first_prompt_by_id: dict[str, StoredPrompt] = {}
     for prompt in prompts:
-        first_prompts.setdefault(prompt.doc["id"], prompt)
+        first_prompt_by_id.setdefault(prompt.doc["id"], prompt)
     for name in ("cluster", "question"):
-        categorical_columns[name] = [getattr(first_prompts[doc["id"]], name) for doc in docs]
-    facts = pandas.DataFrame(
+        values_by_column[name] = [getattr(first_prompt_by_id[doc["id"]], name) for doc in docs]
+    columns = pandas.DataFrame(
         {
             name: pandas.Categorical(values, categories=list(dict.fromkeys(values)), ordered=True)
-            for name, values in categorical_columns.items()
+            for name, values in values_by_column.items()
         }
     )
     if any(prompt.draw for prompt in prompts):
-        facts["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
+        columns["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
     conditions = read_conditions(receipt["config"])
-    descriptions = {name: condition.describe() for name, condition in conditions.items()}
+    facts_by_condition = {name: condition.describe() for name, condition in conditions.items()}
     for name in ("filler", "filler_tokens", "placement", "words"):
-        values = [descriptions.get(prompt.condition, {}).get(name) for prompt in prompts]
-        facts[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")
-    facts["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
-    return facts
+        values = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
+        columns[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")
+    columns["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
+    return columns

@@ -21,13 +21,13 @@ BUFFER_BYTES = 1 << 20
 twice the time.
 """
 
-PACKED = ".xz"
+PACKED_SUFFIX = ".xz"
 """Suffix of a compressed file."""
 
 
 def _packed_path(path: Path) -> Path:
     """The file's name when it is compressed."""
-    return Path(f"{path}{PACKED}")
+    return Path(f"{path}{PACKED_SUFFIX}")
 
 
 def is_stored(path: Path) -> bool:
@@ -46,8 +46,8 @@ def open_stored(path: Path) -> Iterator[IO[bytes]]:
     if not path.is_file() and packed_path.is_file():
         path = packed_path
     try:
-        # other .xz files, as in a model's folder, are hashed as they are: mless did not pack them
-        is_packed = path.match(f"*.jsonl{PACKED}")
+        # mless compresses *.jsonl files only: any other .xz file, such as a model's, is read as is
+        is_packed = path.match(f"*.jsonl{PACKED_SUFFIX}")
         with lzma.open(path) if is_packed else path.open("rb", buffering=BUFFER_BYTES) as stream:
             yield stream
     except (lzma.LZMAError, EOFError) as error:
@@ -66,20 +66,24 @@ def hash_stored(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def expand(folder: Path, keep: Container[str] = ()) -> None:
+def unpack_files(folder: Path, excluded_names: Container[str] = ()) -> None:
     """Unpack compressed files, so that a process can write to them.
 
-    Files whose names are in `keep` stay compressed.
+    Files whose names are in `excluded_names` stay compressed.
 
     Raises:
         JournalError: a compressed file is damaged.
     """
-    for packed_path in sorted(folder.glob(f"*.jsonl{PACKED}")):
+    for packed_path in sorted(folder.glob(f"*.jsonl{PACKED_SUFFIX}")):
         path = packed_path.with_suffix("")
-        if path.exists() or path.name in keep:
+        if path.exists() or path.name in excluded_names:
             continue
-        with open_atomic(path) as target, open_stored(packed_path) as source, clear_messages(path):
-            shutil.copyfileobj(source, target)
+        with (
+            open_atomic(path) as plain_file,
+            open_stored(packed_path) as packed_file,
+            explain_write_errors(path),
+        ):
+            shutil.copyfileobj(packed_file, plain_file)
         packed_path.unlink()
 
 
@@ -96,31 +100,33 @@ def open_atomic(path: Path) -> Iterator[IO[bytes]]:
     Its content is on the disk before it becomes `path`. A missing folder is made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():  # such as /dev/null, which would be replaced
+    # a device such as /dev/null would be replaced by the new file
+    if path.exists() and not path.is_file():
         raise FileExistsError(errno.EEXIST, "it is not a regular file", path)
-    partial = path.with_name(f"{path.name}.part")
+    partial_path = path.with_name(f"{path.name}.part")
     try:
-        with partial.open("wb") as stream:
+        with partial_path.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         # Within a folder a rename is atomic: readers see the old file or the complete new one.
-        partial.replace(path)
+        partial_path.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        partial_path.unlink(missing_ok=True)
 
 
 @contextmanager
-def clear_messages(path: Path) -> Iterator[None]:
+def explain_write_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors into an error that names the path."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            problem = (
-                f"grow: {error.strerror}. Everything before is stored: free some space (or raise "
-                "the quota or the file-size limit), then repeat the command."
-            )
-        else:
-            problem = f"be written: {error.strerror}. Make it writable, or choose another --output."
-        raise JournalError(f"{path} cannot {problem}") from None
+            raise JournalError(
+                f"{path} cannot grow: {error.strerror}. Everything before is stored: free some "
+                "space (or raise the quota or the file-size limit), then repeat the command."
+            ) from None
+        raise JournalError(
+            f"{path} cannot be written: {error.strerror}. Make it writable, or choose another "
+            "--output."
+        ) from None

@@ -53,26 +53,27 @@ def git_revision() -> str | None:
         ).strip()
 
     try:
-        # an installed wheel may lie in another repository: only a tracked file is a proof
+        # A package may be installed inside another repository. Only a file that git tracks shows
+        # that the revision is ours.
         git("ls-files", "--error-unmatch", Path(__file__).name)
-        # tracked files only, because new files do not change the code that ran
-        changed_files = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
-        return git("rev-parse", "HEAD") + ("+changed" if changed_files else "")
+        # of tracked files only, because new files do not change the code that ran
+        status_text = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("+changed" if status_text else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def software() -> dict[str, Any]:
+def software_facts() -> dict[str, Any]:
     """Versions and git revision, as receipts have them."""
     return {"versions": versions(), "git_revision": git_revision()}
 
 
 def model_fingerprint(
-    name: str, revision: str | None = None, *, served: bool = False
+    name: str, revision: str | None = None, *, is_served: bool = False
 ) -> Fingerprint:
     """The identity of a model: the hashes of its relevant files, or the commit of its hub name.
 
-    The name of a `served` model means nothing on the hub, so it is not looked up there.
+    If the model `is_served`, its name means nothing on the hub and is not looked up there.
     """
     path = Path(name)
     if path.is_file():
@@ -81,11 +82,11 @@ def model_fingerprint(
         files = sorted(
             file
             for file in path.iterdir()
-            # a model card changes no sample
+            # a model card and hidden files change no sample
             if file.is_file() and file.suffix != ".md" and not file.name.startswith(".")
         )
     else:
-        return Fingerprint(name=name, revision=None if served else _hub_commit(name, revision))
+        return Fingerprint(name=name, revision=None if is_served else _hub_commit(name, revision))
     return Fingerprint(name=path.name, sha256={file.name: hash_stored(file) for file in files})
 
 
@@ -95,7 +96,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        # a file of the cache, if the hub does not answer
+        # The folder is named after the commit. If the hub does not answer, it is the cached one.
         return Path(hf_hub_download(name, "config.json", revision=revision)).parent.name
     except (OSError, HFValidationError):
         return None
@@ -104,12 +105,12 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
 def receipt_line(receipt: Mapping[str, Any]) -> str:
     """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipts`."""
     versions_by_package = receipt.get("versions") or {}
-    revision, *changes = str(receipt.get("git_revision") or "").split("+")
-    dataset = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"
-    facts = {
+    commit, *change_marks = str(receipt.get("git_revision") or "").split("+")
+    dataset_text = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"
+    fact_by_label = {
         "": receipt.get("model"),
         "weights": _short_hash(receipt.get("model_sha256")),
-        "dataset": dataset.strip(),
+        "dataset": dataset_text.strip(),
         "prompts": _short_hash(receipt.get("prompts_sha256")),
         "samples": _short_hash(receipt.get("journal_sha256")),
         "task": receipt.get("task_version"),
@@ -120,12 +121,13 @@ def receipt_line(receipt: Mapping[str, Any]) -> str:
         "by": receipt.get("engine") or receipt.get("backend"),
         "mless": versions_by_package.get("mless"),
         "lm-eval": versions_by_package.get("lm-eval"),
-        "at": "+".join([revision[:7], *changes]),
+        "at": "+".join([commit[:7], *change_marks]),
         "on": str(receipt.get("created") or "")[:10],
     }
-    known_facts = {name: value for name, value in facts.items() if value not in (None, "")}
-    text = ", ".join(f"{name} {value}".strip() for name, value in known_facts.items())
-    return f"receipt: {receipt['name']}: {text}"
+    fact_texts = [
+        f"{label} {fact}".strip() for label, fact in fact_by_label.items() if fact not in (None, "")
+    ]
+    return f"receipt: {receipt['name']}: {', '.join(fact_texts)}"
 
 
 def describe_sampling(receipt: Mapping[str, Any]) -> str:
@@ -133,12 +135,13 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
     if receipt.get("greedy"):
         return "greedy"
     sampling = receipt.get("sampling") or {}
-    names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
-    texts = [f"{name} {sampling[name]:g}" for name in names]
+    parameter_names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
+    parameter_texts = [f"{name} {sampling[name]:g}" for name in parameter_names]
+    # a server that is sent no temperature uses its own, which is recorded as None
     if sampling.get("temperature", 0) is None:
-        texts.insert(0, "the server's temperature")
-    return ", ".join(texts)
+        parameter_texts.insert(0, "the server's temperature")
+    return ", ".join(parameter_texts)
 
 
-def _short_hash(value: Any) -> str:
-    return str(value)[:8] if value else ""
+def _short_hash(sha256: Any) -> str:
+    return str(sha256)[:8] if sha256 else ""

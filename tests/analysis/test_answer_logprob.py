@@ -65,7 +65,7 @@ def write_scored_run(folder, *, limit=60, effect=-1.0, **changes):
     def make_sample(request, key):
         rng = np.random.default_rng(int(key[:8], 16))
         shift = effect if "mless" in request.task else 0.0
-        sample = Sample.of(request, key, "", tokens=1, reason="length")
+        sample = Sample.of(request, key, "", completion_tokens=1, finish_reason="length")
         tokens = [(-1.0, 1), (shift - 2 + float(rng.normal(0, 0.5)), 2)]
         sample.answer_score = AnswerScore(
             tokens, others=[-3.3, -4.0, -5.0, -6.0][: request.other_answer_count]
@@ -233,7 +233,7 @@ def test_the_likeliest_accepted_answer_counts_and_a_tie_is_not_first(
     accepted, rest, total, others, is_first
 ):
     score = AnswerScore.of([[*map(tuple, tokens)] for tokens in (*accepted, *rest)], 4)
-    assert (score.total, score.others, score.gold_is_likeliest) == (total, others, is_first)
+    assert (score.logprob, score.others, score.gold_is_likeliest) == (total, others, is_first)
     assert score.log_share == pytest.approx(total - np.logaddexp.reduce([total, *others]))
 
 

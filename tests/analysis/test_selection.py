@@ -72,7 +72,7 @@ def test_the_source_of_a_run_has_its_prompts_and_verdicts(demo):
             row, sample = rows[condition, problem.id], frame.loc[(condition, problem.id)]
             for name in ("prompt", "prompt_sha256", "prompt_token_sha256"):
                 assert getattr(prompt, name) == getattr(row, name)
-            assert prompt.requested.text == prompt.prompt
+            assert prompt.requested_prompt.text == prompt.prompt
             assert [*prompt.verdicts, *prompt.completions] == [
                 sample["verdict"],
                 sample["completion"],
@@ -134,7 +134,7 @@ def test_the_metric_and_the_filter_of_logs_of_another_task_can_be_chosen(filtere
     source = read_source(filtered_logs)
     assert (source.conditions, source.metric) == (("wo", "mless"), "exact_match,boxed")
     prompt = source.problems[3].prompts["mless"]
-    assert prompt.requested.segments == () and prompt.doc["answer"] == "3"
+    assert prompt.requested_prompt.segments == () and prompt.doc["answer"] == "3"
     ((_, score),) = prompt.graded_samples
     assert (score.verdict, score.answer) == ("correct", "boxed")
     run = Run.load(filtered_logs, metric="exact_match,last")
@@ -189,7 +189,7 @@ def test_built_prompts_are_those_of_a_run(demo, toy_tokenizer):
     for problem, recorded in zip(source.problems, demo.problems, strict=False):
         for condition in CONDITIONS:
             prompt, recorded_prompt = problem.prompts[condition], recorded.prompts[condition]
-            for name in ("prompt", "prompt_sha256", "prompt_token_sha256", "requested"):
+            for name in ("prompt", "prompt_sha256", "prompt_token_sha256", "requested_prompt"):
                 assert getattr(prompt, name) == getattr(recorded_prompt, name)
             assert prompt.graded_samples == ()
 

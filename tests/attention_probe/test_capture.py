@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from attention_probe.model.attention_function import ATTENTION
+from attention_probe.model.attention_function import ATTENTION_NAME
 from attention_probe.model.attention_statistics import CaptureRequest
-from attention_probe.model.capture import capture
+from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.self_check import captured_sums, largest_difference
 from harness.errors import ModelError
@@ -39,7 +39,7 @@ def build(model_type, **changes):
         name=f"tiny {model_type}",
         model=model,
         config=model.config,
-        layers=LAYERS,
+        layer_indices=LAYERS,
         decoder_layers=layers,
     )
 
@@ -48,7 +48,9 @@ def ask(loaded, **options):
     """Capture the prompt, in blocks that do not divide it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BLOCK_SIZE, lambda *_: 7)
-        return capture(loaded, TOKEN_IDS, request=CaptureRequest(query_sets=SETS, **options))
+        return capture_attention(
+            loaded, TOKEN_IDS, request=CaptureRequest(query_sets=SETS, **options)
+        )
 
 
 def eager(model):
@@ -99,9 +101,9 @@ def test_norms_are_those_of_the_hidden_states(model_type):
 def test_layers_without_softmax_attention_are_refused_and_another_is_named(layers):
     loaded = build("qwen3_next", num_hidden_layers=5)
     loaded.model = build_whole("qwen3_next", num_hidden_layers=5)
-    loaded.layers = layers
+    loaded.layer_indices = layers
     with pytest.raises(ModelError, match=r"gave no attention weights for Layer [15]; .*: 4"):
-        capture(loaded, TOKEN_IDS)
+        capture_attention(loaded, TOKEN_IDS)
 
 
 @with_cases
@@ -111,7 +113,7 @@ def test_attention_that_is_not_finite_is_refused_with_layer_and_head(
     loaded = build("qwen2")
     loaded.decoder_layers[layer].self_attn.get_submodule(projection).weight[16:24] *= factor
     with pytest.raises(ModelError, match=message):
-        capture(loaded, TOKEN_IDS)
+        capture_attention(loaded, TOKEN_IDS)
 
 
 def test_the_pass_stops_after_the_last_requested_layer():
@@ -121,8 +123,8 @@ def test_the_pass_stops_after_the_last_requested_layer():
         for name, module in (("attention", layer.self_attn.q_proj), ("mlp", layer.mlp)):
             label = f"{name} {index}"
             module.register_forward_hook(lambda *_, label=label: modules.append(label))
-    loaded.layers = (1,)
-    capture(loaded, TOKEN_IDS)
+    loaded.layer_indices = (1,)
+    capture_attention(loaded, TOKEN_IDS)
     assert modules == ["attention 0", "mlp 0", "attention 1"]
 
 
@@ -144,7 +146,7 @@ def test_no_tensor_grows_with_the_square_of_the_prompt(model_type, monkeypatch):
     ids = torch.randint(1, VOCABULARY, (length,), generator=torch.Generator().manual_seed(0))
     monkeypatch.setattr(BLOCK_SIZE, lambda *_: 16)
     with LargestTensor() as largest:
-        capture(loaded, ids)
+        capture_attention(loaded, ids)
     assert largest.numel <= 6 * 16 * length
 
 
@@ -161,9 +163,9 @@ def test_activations_are_those_before_the_product(architecture):
     if up_projection:
         up_projection.register_forward_hook(lambda *call: recorded.update(up=call[-1][..., -80:]))
     for layers in ([0], [0, 1]):
-        loaded.layers = layers
+        loaded.layer_indices = layers
         request = CaptureRequest(activations=True)
-        captured = capture(loaded, TOKEN_IDS, request=request)
+        captured = capture_attention(loaded, TOKEN_IDS, request=request)
         assert captured.activations.shape == (LENGTH, 80)
         assert list(captured.layers) == layers
     # `opt` has no axis of prompts
@@ -186,7 +188,7 @@ def test_sums_with_nan_cannot_be_compared(qwen2):
 def test_the_model_is_unchanged_after_a_capture(qwen2):
     before = qwen2.model.config._attn_implementation
     ask(qwen2, activations=True, norms=True)
-    assert qwen2.model.config._attn_implementation == before != ATTENTION
+    assert qwen2.model.config._attn_implementation == before != ATTENTION_NAME
     assert not qwen2.decoder_layers[0].mlp.act_fn._forward_hooks
     assert not any(layer._forward_hooks for layer in qwen2.decoder_layers)
     assert qwen2.model(TOKEN_IDS[None]).last_hidden_state.shape == (1, LENGTH, 48)

@@ -86,11 +86,11 @@ def test_every_loaded_layer_gives_its_output_in_the_full_model_in_float32(checkp
     expected = full_outputs(folder)
     assert expected.flatten(1).std(1).min() > 1e-3
     for requested in ([0], [2, 1], [3]):
-        loaded = load_model(str(folder), layers=requested)
+        loaded = load_model(str(folder), layer_indices=requested)
         outputs = layer_outputs(loaded.model, loaded.decoder_layers)
         assert largest_error(outputs, expected[: max(requested) + 1]) < 1e-6
         assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
-        assert loaded.layers == tuple(sorted(requested))
+        assert loaded.layer_indices == tuple(sorted(requested))
         assert loaded.config.num_hidden_layers == 4
 
 
@@ -99,10 +99,10 @@ import sys
 from attention_probe.model.first_layers import load_model
 from benchmarks.attention import peak_memory
 
-load_model(sys.argv[1], layers=[0])  # what is imported on the way is not counted
+load_model(sys.argv[1], layer_indices=[0])  # what is imported on the way is not counted
 peaks = [peak_memory()]
 for deepest in (0, 4):
-    load_model(sys.argv[2], layers=[deepest])
+    load_model(sys.argv[2], layer_indices=[deepest])
     peaks.append(peak_memory())
 print(peaks[1] - peaks[0], peaks[2] - peaks[0])
 """
@@ -126,7 +126,7 @@ def test_known_prefixes_and_stored_mask_buffers_are_ignored(
     checkpoint, tmp_path, name, prefix, stored_prefix
 ):
     folder = Path(shutil.copytree(checkpoint(name), tmp_path / "model"))
-    expected = load_model(str(folder), layers=[1])
+    expected = load_model(str(folder), layer_indices=[1])
 
     def store_as_on_the_hub(tensors):
         for key in [key for key in tensors if key.startswith(prefix)]:
@@ -137,7 +137,7 @@ def test_known_prefixes_and_stored_mask_buffers_are_ignored(
                 tensors[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
 
     rewrite(folder, store_as_on_the_hub)
-    loaded = load_model(str(folder), layers=[1])
+    loaded = load_model(str(folder), layer_indices=[1])
     assert torch.equal(loaded.model(TOKENS)[0], expected.model(TOKENS)[0])
 
 
@@ -152,9 +152,9 @@ def test_unsuitable_tensors_are_refused_in_loaded_layers_only(
 
     rewrite(qwen2, damage)
     with pytest.raises(ModelError, match=message):
-        load_model(str(qwen2), layers=[layer])
+        load_model(str(qwen2), layer_indices=[layer])
     if layer:
-        assert load_model(str(qwen2), layers=[layer - 1])
+        assert load_model(str(qwen2), layer_indices=[layer - 1])
 
 
 def test_a_run_is_probed_with_the_revision_of_its_model(qwen2, tmp_path, monkeypatch):
@@ -186,10 +186,10 @@ def test_a_folder_that_cannot_be_loaded_is_refused_with_the_reason(qwen2, file, 
     elif content:
         path.write_text(content)
     with pytest.raises(ModelError, match=message):
-        load_model(str(qwen2), layers=[0])
+        load_model(str(qwen2), layer_indices=[0])
 
 
 @with_cases
 def test_a_model_that_does_not_exist_is_refused(name, message):
     with pytest.raises(ModelError, match=message):
-        load_model(name, layers=[0])
+        load_model(name, layer_indices=[0])

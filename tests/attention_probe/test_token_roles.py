@@ -135,7 +135,7 @@ def test_roles_and_segments_cover_the_text_in_order(toy_tokenizer):
     order = [ROLES[role] for role in prompt.roles[changes]]
     expected = "template instruction separator template filler separator problem template"
     assert order == expected.split()
-    for segment in stored.requested.segments:
+    for segment in stored.requested_prompt.segments:
         if segment.role in ("instruction", "filler", "problem"):
             positions = np.flatnonzero(prompt.has_role(segment.role))
             assert "".join(prompt.tokens[position] for position in positions) == segment.text
@@ -230,7 +230,7 @@ def test_a_filler_in_the_answer_is_refused(toy_tokenizer, layout, make_run, cond
     built = make_source(TOY_PROBLEMS[:2], toy_tokenizer, layout, [*map(as_condition, conditions)])
     settings = {"conditions": conditions, "layouts": [layout]}
     source = read_source(make_run(right, limit=2, **settings))
-    assert built.filled_answers == source.filled_answers == ("dots", "bare")
+    assert built.answer_filled_conditions == source.answer_filled_conditions == ("dots", "bare")
     message = "does not record where in the answer the filler of dots"
     for names in ((), ("last", "dots")):
         with pytest.raises(errors.ConfigError, match=message):

@@ -77,7 +77,7 @@ def test_the_registered_experiments_are_pooled_and_tested_in_order(tmp_path, rig
         def make_sample(request, key, right=conditions, targets=targets):
             condition = request.task.split("_")[1]
             text = f" {targets[request.problem_id]}" if condition in right else " no"
-            return Sample.of(request, key, text, tokens=2, reason="stop")
+            return Sample.of(request, key, text, completion_tokens=2, finish_reason="stop")
 
         run_plan(plan, tmp_path / name, make_sample)
     text = run_module("benchmarks.sink", str(tmp_path), "--small")

@@ -161,7 +161,7 @@ def test_a_tilde_is_the_home_of_the_user(monkeypatch, tmp_path):
     (tmp_path / "model").symlink_to(TOY_MODEL)
     assert load_tokenizer("~/model").name_or_path == str(tmp_path / "model")
     assert load_model_config("~/model").num_hidden_layers
-    assert load_model("~/model", layers=[0]).name == str(tmp_path / "model")
+    assert load_model("~/model", layer_indices=[0]).name == str(tmp_path / "model")
     assert PromptsConfig(run="~/runs").run == tmp_path / "runs"
 
 

@@ -31,7 +31,9 @@ def prompt(text="What is 2 + 2?", form="", filler="", **fields):
 
 
 def sample(completion, reason="stop"):
-    return structs.replace(Sample.of(request("p"), "k", completion, reason=reason), task="made")
+    return structs.replace(
+        Sample.of(request("p"), "k", completion, finish_reason=reason), task="made"
+    )
 
 
 @with_cases

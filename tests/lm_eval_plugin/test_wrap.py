@@ -9,7 +9,7 @@ from harness.constants import SEPARATOR
 from harness.errors import PromptMismatchError, RunError
 from harness.experiment.conditions import NAMED_CONDITIONS
 from harness.experiment.prompts.tokenizer import encode, fit_filler, load_tokenizer
-from harness.lm_eval_plugin.task_folders import write_wrapped
+from harness.lm_eval_plugin.task_folders import write_wrapped_tasks
 from tests.conftest import installed, succeeded
 from tests.lm_eval_plugin.wrapped_tasks import (
     DOCUMENTS,
@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 def test_the_files_hold_the_filler_and_need_nothing_of_ours(folder):
-    messages = write_wrapped(folder, "gsm8k", 'wo, {name: dots, unit: ".", count: 3}')
+    messages = write_wrapped_tasks(folder, "gsm8k", 'wo, {name: dots, unit: ".", count: 3}')
     assert messages[-1].split(" \\\n    ") == [  # as a shell reads it, in 80 columns
         "lm_eval --model vllm --model_args pretrained=MODEL",
         f"--include_path {folder} --log_samples --output_path results",
@@ -91,7 +91,7 @@ def test_the_files_hold_the_filler_and_need_nothing_of_ours(folder):
 
 
 def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder, toy_tokenizer):
-    messages = write_wrapped(
+    messages = write_wrapped_tasks(
         folder, "gsm8k", 'random, {name: counted, text: "Count: 1 2 3"}', TOY_MODEL
     )
     sentence = fit_filler(NAMED_CONDITIONS["random"], toy_tokenizer)
@@ -102,7 +102,7 @@ def test_with_a_model_the_sentence_has_its_length_and_tokens_are_counted(folder,
     assert f"counted, {token_count} filler tokens in the tokenizer of {TOY_MODEL}." in text
     condition = "{name: long, unit: antidisestablishment}"
     with pytest.raises(PromptMismatchError, match="splits the unit"):
-        write_wrapped(folder / "more", "gsm8k", condition, TOY_MODEL)
+        write_wrapped_tasks(folder / "more", "gsm8k", condition, TOY_MODEL)
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_keys_that_a_user_adds_replace_those_of_lm_eval(tmp_path):
 
 
 def test_a_task_that_runs_code_is_written_and_not_tried(folder):
-    write_wrapped(folder, "humaneval", "mless")
+    write_wrapped_tasks(folder, "humaneval", "mless")
     assert read_task(folder / "humaneval_mless.yaml")["stock_file"] == "humaneval/humaneval.yaml"
 
 
@@ -143,7 +143,7 @@ def test_the_command_names_the_files_that_it_wrote(folder, succeed):
 
 
 def test_a_version_of_lm_eval_without_the_task_is_named(folder):
-    write_wrapped(folder, "gsm8k", "wo")
+    write_wrapped_tasks(folder, "gsm8k", "wo")
     path = folder / "gsm8k_wo.yaml"
     path.write_text(path.read_text().replace("gsm8k/gsm8k.yaml", "gsm8k/older.yaml"))
     message = r"this lm-eval \([\d.]+\) has no tasks/gsm8k/older.yaml"

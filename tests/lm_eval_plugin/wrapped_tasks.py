@@ -14,7 +14,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from harness.experiment.prompts.tokenizer import load_tokenizer
-from harness.lm_eval_plugin.task_folders import write_wrapped
+from harness.lm_eval_plugin.task_folders import write_wrapped_tasks
 from tests.make import ROOT, TOY_MODEL, read_data, write_records
 
 SETTINGS = read_data("lm_eval_layouts")
@@ -99,7 +99,7 @@ def write_both(name, folder):
         The keys of the wrapped task of `mless`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    write_wrapped(folder / name, name, "wo,mless")
+    write_wrapped_tasks(folder / name, name, "wo,mless")
     data = local_data(name, folder)
     for path in (folder / name).glob("*.yaml"):
         path.write_text(path.read_text() + data)

@@ -20,7 +20,7 @@ from harness.experiment.problems import fold_text, open_dataset
 from harness.experiment.prompts.prompt import hash_prompts, hash_text
 from harness.grading import GraderPool
 from harness.runs.records import stored_prompts
-from harness.runs.run_files import RunFiles, scored_now
+from harness.runs.run_files import RunFiles, current_score_versions
 from harness.runs.stored_files import open_stored
 from harness.runs.versions_and_hashes import model_fingerprint
 from tests.conftest import needs_vllm, run_program, succeeded
@@ -102,7 +102,7 @@ def test_data_of_configs_have_no_copies_and_their_draws_stay(expected):
 def test_the_verdicts_of_the_example_are_those_of_the_grader_of_today():
     files = RunFiles(EXAMPLE)
     prompts = {(row.task, row.doc["id"]): row for row in files.prompts}
-    assert files.scored_by == scored_now()
+    assert files.score_versions == current_score_versions()
     with GraderPool() as pool:
         for sample in files.journal.records:
             prompt = prompts[sample.task, sample.problem_id]

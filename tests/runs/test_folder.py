@@ -27,7 +27,7 @@ from harness.execution.sample_generation import session_facts
 from harness.experiment.plan import make_plan, sample_key
 from harness.grading import GRADERS
 from harness.grading.answer_grading import GRADER_VERSION
-from harness.runs.records import SESSION, Fingerprint, Sample, stored_prompts
+from harness.runs.records import SESSION_PREFIX, Fingerprint, Sample, stored_prompts
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
 from harness.runs.run_folder import RunFolder, extend_identity
 from harness.runs.stored_files import hash_stored, open_atomic, write_whole
@@ -212,7 +212,7 @@ def test_a_continued_run_has_the_config_of_its_last_session(finished_run):
 def test_a_run_without_a_sample_is_replaced_by_another(plan, identity, open_run):
     mistaken = replace(identity, engine=replace(identity.engine, device="cuda"))
     with open_run(mistaken) as folder:
-        folder.note(SESSION, session_facts(plan))
+        folder.note(SESSION_PREFIX, session_facts(plan))
     with open_run() as folder:
         assert not folder.journal.keys
         folder.journal.append({"key": "k", "task": "t"})
@@ -235,7 +235,7 @@ def test_the_receipt_identifies_samples_and_verdicts_by_their_hashes(demo_run):
 
 def test_the_local_folder_of_a_served_model_is_hashed(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    fingerprint = model_fingerprint(str(tmp_path), served=True)
+    fingerprint = model_fingerprint(str(tmp_path), is_served=True)
     assert fingerprint.sha256.keys() == {"config.json"}
     assert engine_identity("local-completions", {}, {}).device == "server"
 

@@ -21,10 +21,10 @@ from harness.experiment.prompts.prompt import (
     hash_text,
     make_document,
 )
-from harness.runs.joined_runs import join
+from harness.runs.joined_runs import join_samples
 from harness.runs.run_files import JOURNAL, PROMPTS, RECEIPT, SCORES, RunFiles
-from harness.runs.run_paths import locate, locate_one
-from harness.runs.run_reader import HASH, Run, source_of
+from harness.runs.run_paths import locate_run, locate_runs
+from harness.runs.run_reader import HASH_KEY, Run, source_of
 from tests.commands.test_cli import refused
 from tests.make import (
     DATE,
@@ -60,7 +60,7 @@ def write_logs(folder, lines=LINES, **results):
 @with_cases
 def test_logs_of_the_same_problems_are_one_run(tmp_path, settings):
     run = Run.load(write_logs(tmp_path))
-    assert len(run.samples) == 40 and len(run.problems[HASH]) == 20
+    assert len(run.samples) == 40 and len(run.problems[HASH_KEY]) == 20
     assert run.about["sampling"] == {"do_sample": False} and run.about["greedy"]
     assert run.about["task_version"] == 3
     assert run.about["settings"] == settings
@@ -91,8 +91,8 @@ def test_copies_in_a_log_are_one_cluster_and_have_one_gold_answer(num_fewshot, t
 
 
 def test_a_run_and_its_logs_have_the_same_problems():
-    problems = Run.load(GREEDY_RUN).problems[HASH]
-    assert Run.load(find_log("random")).problems[HASH] == problems and len(problems) == 500
+    problems = Run.load(GREEDY_RUN).problems[HASH_KEY]
+    assert Run.load(find_log("random")).problems[HASH_KEY] == problems and len(problems) == 500
     docs = [row.doc for row in RunFiles(GREEDY_RUN).prompts if row.doc["id"].endswith("/7.json")]
     digest = problems[docs[0]["id"]]
     assert {hash_problem(doc, doc["answer"]) for doc in docs} == {digest}  # of four conditions
@@ -251,7 +251,7 @@ def load_second(tmp_path):
 @with_cases
 def test_runs_of_one_label_agree_in_their_settings(load_second, changes, message):
     with pytest.raises(ComparisonError, match=f"second cannot be compared with .*{message}"):
-        join([Run.load(GREEDY_RUN), load_second(**changes)])
+        join_samples([Run.load(GREEDY_RUN), load_second(**changes)])
 
 
 @with_cases
@@ -260,30 +260,30 @@ def test_runs_of_one_label_agree_in_their_sampling_and_another_label_is_another_
 ):
     run = Run.load(GREEDY_RUN)
     assert run.about["settings"] == settings
-    assert len(join([run, load_second({"seed": 2}, model={"label": "another"})])) == 4000
+    assert len(join_samples([run, load_second({"seed": 2}, model={"label": "another"})])) == 4000
     with pytest.raises(ComparisonError, match="is given twice"):
-        join([run, run])
+        join_samples([run, run])
     add_stop(tmp_path / "second")
     with pytest.raises(ComparisonError, match=r"sampling.until: "):
-        join([run, load_second()])
+        join_samples([run, load_second()])
 
 
 def make_run(name, problems=(), dataset=None):
     run = evaluation({"wo": [["correct"]]}, model=name, dataset=dataset)
-    return replace(run, problems={HASH: dict(problems)})
+    return replace(run, problems={HASH_KEY: dict(problems)})
 
 
 def test_runs_of_the_same_problems_are_of_one_dataset():
     runs = [make_run(name, dataset="1" * 64) for name in "ab"]
-    assert len(join(runs)["model"].unique()) == 2
+    assert len(join_samples(runs)["model"].unique()) == 2
     log, subset = make_run("c", {"1": "x", "2": "y"}), make_run("d", {"1": "x"})
-    assert len(join([log, subset, make_run("unknown")])["model"].unique()) == 3
+    assert len(join_samples([log, subset, make_run("unknown")])["model"].unique()) == 3
 
 
 @with_cases
 def test_runs_of_other_problems_are_refused(old, new, message):
     with pytest.raises(ComparisonError, match=message):
-        join([make_run("a", **old), make_run("b", **new)])
+        join_samples([make_run("a", **old), make_run("b", **new)])
 
 
 @with_cases
@@ -356,13 +356,13 @@ def results(tmp_path):
 
 def test_a_folder_stands_for_the_finished_runs_in_it(results):
     runs = [results / "demo", results / "stock" / "a", results / "stock" / "b"]
-    assert locate([str(results)]) == runs and locate([str(results / "stock")]) == runs[1:]
+    assert locate_runs([str(results)]) == runs and locate_runs([str(results / "stock")]) == runs[1:]
     paths = [results / name for name in ("unfinished", "reference", "nowhere")]
     for path in (*runs, LOGS[0], *paths):
-        assert locate([str(path)]) == [path]  # its reader says what is wrong with it
+        assert locate_runs([str(path)]) == [path]  # its reader says what is wrong with it
     for file in LOGS:
         shutil.copy(file, results / "unfinished")
-    assert locate([str(results)]) == runs  # logs of an unfinished run are not a run
+    assert locate_runs([str(results)]) == runs  # logs of an unfinished run are not a run
 
 
 def test_a_link_to_a_run_in_the_same_folder_is_refused_as_the_same_run(results):
@@ -373,22 +373,22 @@ def test_a_link_to_a_run_in_the_same_folder_is_refused_as_the_same_run(results):
 
 def test_logs_named_by_condition_are_one_run(results):
     logs = {"wo": Path("a"), "mless": Path("b")}
-    assert locate(["wo=a", str(results / "demo"), "mless=b"]) == [results / "demo", logs]
+    assert locate_runs(["wo=a", str(results / "demo"), "mless=b"]) == [results / "demo", logs]
     (results / "x=y").mkdir()
-    assert locate([str(results / "x=y")]) == [results / "x=y"]  # what exists is a path
+    assert locate_runs([str(results / "x=y")]) == [results / "x=y"]  # what exists is a path
     for second in ("wo=b", "mless=a"):
         with pytest.raises(ConfigError, match=f"{second}: its condition or its log is named twice"):
-            locate(["wo=a", second])
+            locate_runs(["wo=a", second])
     with pytest.raises(ConfigError, match="xxx: expected a run's path: File name too long"):
-        locate(["x" * 5000])
+        locate_runs(["x" * 5000])
 
 
 def test_where_one_run_is_expected_several_are_refused(results):
-    assert locate_one([str(results / "demo")]) == results / "demo"
+    assert locate_run([str(results / "demo")]) == results / "demo"
     shutil.rmtree(results / "stock")
-    assert locate_one([str(results)]) == results / "demo"
+    assert locate_run([str(results)]) == results / "demo"
     with pytest.raises(ConfigError, match=r"Expected one run, got 2: .*demo, .*unfinished"):
-        locate_one([str(results / "demo"), str(results / "unfinished")])
+        locate_run([str(results / "demo"), str(results / "unfinished")])
 
 
 def test_a_folder_with_one_log_stands_for_the_log(results):

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from harness import Run, compare
 from harness.analysis.result_tables import make_leaderboard
 from harness.errors import ConfigError
-from harness.runs.joined_runs import stack
+from harness.runs.joined_runs import stack_samples
 from tests.commands.test_cli import refused
 from tests.conftest import WITH_INSPECT, needs_inspect, run_program
 from tests.make import ROOT, log_line, one_line, with_cases, write_log
@@ -178,7 +178,7 @@ def test_the_clusters_of_one_table_are_those_of_both(columns, clusters):
     for name, groups in columns.items():
         rows = [{"id": f"i{n}", "score": n % 2, "cluster": g} for n, g in enumerate(groups)]
         runs.append(Run.load(pandas.DataFrame(rows).assign(condition=name)))
-    samples = stack([run.samples for run in runs])
+    samples = stack_samples([run.samples for run in runs])
     assert samples.groupby("problem_id")["cluster"].nunique().eq(1).all()
     assert samples["cluster"].nunique() == clusters
 

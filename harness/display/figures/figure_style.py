@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.display.value_texts import label, name_character, visible
-from harness.runs.stored_files import clear_messages
+from harness.runs.stored_files import explain_write_errors
 
 FIGURE_INCHES, FONT_POINTS = 4.6, 7.5
 """The width of every figure, and the size of all its text in points.
@@ -187,7 +187,7 @@ def write_figure(
     table_path = folder / f"{name}.csv"
     paths = []
     # a fixed salt, because matplotlib would give the elements of an SVG random names
-    with clear_messages(folder), matplotlib.rc_context({"svg.hashsalt": "mless"}):
+    with explain_write_errors(folder), matplotlib.rc_context({"svg.hashsalt": "mless"}):
         folder.mkdir(parents=True, exist_ok=True)
         for suffix, metadata in metadata_by_format.items():
             paths.append(folder / f"{name}.{suffix}")

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from harness.display.value_texts import visible
 from harness.errors import ConfigError
-from harness.runs.stored_files import clear_messages, is_stored
-from harness.runs.versions_and_hashes import software
+from harness.runs.stored_files import explain_write_errors, is_stored
+from harness.runs.versions_and_hashes import software_facts
 
 TEMPLATE_PACKAGE = "harness.display.report"
 """The package with the templates, scripts and styles."""
@@ -31,7 +31,7 @@ def prepare_page_file(output: Path) -> None:
         ConfigError: the file exists and is not a page.
         JournalError: the folder cannot be made.
     """
-    with clear_messages(output):
+    with explain_write_errors(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         if is_stored(output) and not output.suffix.startswith(".htm"):
             raise ConfigError(
@@ -60,5 +60,5 @@ def fill_template(name: str, facts: Mapping[str, Any]) -> str:
         # Our own code is not escaped. The page's policy runs only code with this hash.
         code_variables[kind] = Markup(source)
         code_variables[f"{kind}_hash"] = f"sha256-{digest}"
-    page = environment.get_template(name).render(facts, made_by=software(), **code_variables)
+    page = environment.get_template(name).render(facts, made_by=software_facts(), **code_variables)
     return page.encode("utf-8", "replace").decode()

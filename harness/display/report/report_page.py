@@ -38,7 +38,7 @@ from harness.display.value_texts import (
 from harness.errors import list_first
 from harness.experiment.conditions import read_contrast
 from harness.runs.run_reader import Run
-from harness.runs.stored_files import clear_messages, write_whole
+from harness.runs.stored_files import explain_write_errors, write_whole
 from harness.runs.versions_and_hashes import receipt_line
 
 MOST_CARD_ROWS = 4
@@ -74,7 +74,7 @@ def write_report(
     samples = read_samples(loaded_runs)
     board = make_leaderboard(loaded_runs, baseline=baseline)
     page = fill_template("page.html.jinja", _collect_facts(loaded_runs, samples, board))
-    with clear_messages(output):
+    with explain_write_errors(output):
         write_whole(output, page)
     return len(page.encode())
 

@@ -139,7 +139,7 @@ def _describe_samples(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObje
     prompt_by_group: JsonObject = {}
     fields_by_group: JsonObject = {}
     for group, samples in samples_by_group.items():
-        parts, token_count = samples[0]["prompt"].parts, samples[0]["prompt_tokens"]
+        parts, token_count = samples[0]["prompt"].roles_and_texts, samples[0]["prompt_tokens"]
         prompt_by_group[group] = {"parts": parts, "tokens": token_count}
         fields_by_group[group] = []
         for sample in samples:

@@ -19,13 +19,13 @@ from harness.runs.logs.score_tables import ScoreTable, read_table
 HEAD_BYTES = 1 << 16
 """Bytes of a file that show its kind."""
 LM_EVAL, INSPECT, LIGHTEVAL, TABLE = "lm-eval", "Inspect", "lighteval", "table"
-# a zip of Inspect begins with its journal or header
-_HEADS = {
+_PATTERN_BY_KIND = {
+    # Inspect's log is JSON, or a zip whose first file is a journal or header
     INSPECT: re.compile(
         rb'PK\x03\x04.{26}(_journal|header)|\{\s*"version": *\d+,\s*"status"', re.S
     ),
     LM_EVAL: re.compile(rb'\{.*"doc_id":.*"doc":|\{.*"doc":.*"doc_id":', re.S),
-    # the description of the columns may stand at the end
+    # any parquet file, because its columns may be described only at its end
     LIGHTEVAL: re.compile(rb"PAR1"),
 }
 
@@ -38,12 +38,12 @@ def find_kind(path: Path) -> str:
         head = stream.read(HEAD_BYTES)
     if not head and path.suffix == ".eval":
         return INSPECT
-    kind = next((kind for kind, pattern in _HEADS.items() if pattern.match(head)), TABLE)
+    kind = next((kind for kind, pattern in _PATTERN_BY_KIND.items() if pattern.match(head)), TABLE)
     if kind == LIGHTEVAL:
         from pyarrow.lib import ArrowException
         from pyarrow.parquet import read_schema
 
-        with suppress(ArrowException):  # the reader of tables names the fault
+        with suppress(ArrowException):  # a damaged file counts as a table, whose reader refuses it
             if {"doc", "metric", "model_response"} <= {*read_schema(path).names}:
                 return kind
         return TABLE
@@ -54,7 +54,7 @@ def read_scores(
     source: Path | pandas.DataFrame,
     metric: str | None,
     columns: str | None,
-    needed: tuple[str, ...] = ("item", "score"),
+    needed_roles: tuple[str, ...] = ("item", "score"),
 ) -> ScoreTable:
     """The scores of a file or frame.
 
@@ -62,16 +62,17 @@ def read_scores(
         source: The file or frame.
         metric: The scorer of Inspect, or the metric of lighteval.
         columns: See `score_tables.read_table`.
-        needed: The roles that a table must have.
+        needed_roles: The roles that a table must have.
 
     Raises:
         HarnessError: the file is damaged, not finished or unclear.
     """
     if isinstance(source, Path) and (kind := find_kind(source)) != TABLE:
-        return {INSPECT: _read_inspect, LIGHTEVAL: _read_lighteval}[kind](source, metric)
+        reader_by_kind = {INSPECT: _read_inspect, LIGHTEVAL: _read_lighteval}
+        return reader_by_kind[kind](source, metric)
     if metric:
         raise ConfigError(f"{source} is a table: type --columns score={metric}.")
-    return read_table(source, columns, needed)
+    return read_table(source, columns, needed_roles)
 
 
 def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
@@ -82,29 +83,29 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
         log = read_eval_log(str(path))
     except Exception as error:
         raise RunError(f"{path} is cut off or damaged: {quote(error)}.") from None
-    scored = [sample for sample in log.samples or () if sample.scores and not sample.error]
-    expected = max(1, log.results.total_samples if log.results else 0)
-    if log.status != "success" or len(scored) < expected:
+    scored_samples = [sample for sample in log.samples or () if sample.scores and not sample.error]
+    expected_count = max(1, log.results.total_samples if log.results else 0)
+    if log.status != "success" or len(scored_samples) < expected_count:
         raise RunError(
-            f"{path}: {len(scored)} of {expected} samples have scores, and the log's status is "
-            f"{log.status}: expected all, and success. `inspect eval-retry` finishes it."
+            f"{path}: {len(scored_samples)} of {expected_count} samples have scores, and the log's "
+            f"status is {log.status}: expected all, and success. `inspect eval-retry` finishes it."
         )
     rows = []
-    for sample in scored:
+    for sample in scored_samples:
         location = f"{path}, sample {sample.id}, epoch {sample.epoch}"
-        values = {name: score.value for name, score in sample.scores.items()}
-        texts = [sample.input]
+        value_by_scorer = {name: score.value for name, score in sample.scores.items()}
+        question_texts = [sample.input]
         if isinstance(sample.input, list):
-            texts = [message.text for message in sample.input if message.role == "user"]
-        # without a name, the first sample chooses the metric of all
-        metric, value = _choose_score(location, values, metric)
+            question_texts = [message.text for message in sample.input if message.role == "user"]
+        # without a name, the only metric of the first sample becomes the metric of all samples
+        metric, value = _choose_score(location, value_by_scorer, metric)
         row = {
             "item": sample.id,
             "sample": sample.epoch,
             "score": value,
             "completion": sample.output.completion,
             "gold": sample.target,
-            "question": " ".join([*texts, *(sample.choices or ())]),
+            "question": " ".join([*question_texts, *(sample.choices or ())]),
         }
         rows.append((location, row))
     facts = log.eval.model_dump(mode="json")
@@ -124,28 +125,31 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
 def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
     """Lighteval's details of a task, with the settings of the results file of the same date."""
     rows = []
-    lines = list(read_data(path))
-    if not lines:
+    records = list(read_data(path))
+    if not records:
         raise RunError(f"{path} has no row.")
-    for location, line in lines:
-        doc = line["doc"]
-        index = doc["gold_index"]
-        indices = index if isinstance(index, list) else [index]
-        metric, value = _choose_score(location, line["metric"], metric)
+    for location, record in records:
+        doc = record["doc"]
+        gold_index = doc["gold_index"]
+        gold_indices = gold_index if isinstance(gold_index, list) else [gold_index]
+        metric, value = _choose_score(location, record["metric"], metric)
         row = {
             "item": doc["id"],
             "score": value,
-            "completion": line["model_response"]["text"],
-            "gold": [doc["choices"][index] for index in indices],
+            "completion": record["model_response"]["text"],
+            "gold": [doc["choices"][index] for index in gold_indices],
             "question": doc["query"],
         }
         rows.append((location, row))
+    # all documents of a task have the same settings, so the last one will do
     settings = {"max_gen_toks": doc["generation_size"], "num_fewshot": len(doc["fewshot_samples"])}
-    # OUTPUT/details/MODEL/DATE/details_TASK_DATE.parquet
-    folder, _, model = str(path.parent.parent).rpartition("/details/")
+    # details lie in OUTPUT/details/MODEL/DATE, their results file in OUTPUT/results/MODEL
+    output_folder, _, model_folder = str(path.parent.parent).rpartition("/details/")
     with suppress(OSError):
-        file = Path(folder, "results", model, f"results_{path.parent.name}.json")
-        settings |= json.loads(file.read_bytes())["config_general"]["model_config"]
+        results_path = Path(
+            output_folder, "results", model_folder, f"results_{path.parent.name}.json"
+        )
+        settings |= json.loads(results_path.read_bytes())["config_general"]["model_config"]
     about = {
         "model": settings.get("model_name"),
         "metric": metric,
@@ -159,16 +163,20 @@ def _is_greedy(temperature: float | None) -> bool | None:
     return None if temperature is None else temperature == 0
 
 
-def _choose_score(location: str, values: Mapping[str, Any], metric: str | None) -> tuple[str, Any]:
+def _choose_score(
+    location: str, value_by_metric: Mapping[str, Any], metric: str | None
+) -> tuple[str, Any]:
     """A metric, `NAME` or `NAME,KEY`, and its value; without a name the only one."""
-    by_name: dict[str, Any] = {}
-    for name, value in values.items():
-        keys = value if isinstance(value, Mapping) else {}
-        by_name |= {f"{name},{key}": keys[key] for key in keys} or {name: value}
-    if metric is None and len(by_name) == 1:
-        (metric,) = by_name
-    if metric is None or metric not in by_name:
+    value_by_name: dict[str, Any] = {}
+    for name, value in value_by_metric.items():
+        if isinstance(value, Mapping) and value:
+            value_by_name |= {f"{name},{key}": subvalue for key, subvalue in value.items()}
+        else:
+            value_by_name[name] = value
+    if metric is None and len(value_by_name) == 1:
+        (metric,) = value_by_name
+    if metric is None or metric not in value_by_name:
         raise ConfigError(
-            f"{location} has the scores {list_first(list(by_name), 12)}: name one as --metric."
+            f"{location} has the scores {list_first([*value_by_name], 12)}: name one as --metric."
         )
-    return metric, by_name[metric]
+    return metric, value_by_name[metric]

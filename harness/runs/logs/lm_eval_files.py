@@ -15,10 +15,10 @@ from msgspec import Struct
 from harness.constants import JsonObject
 from harness.errors import TABLE_HINT, RunError, name_similar_files
 from harness.experiment.model_settings import label_model
-from harness.runs.records import fit
+from harness.runs.records import as_record
 from harness.runs.stored_files import open_stored
 
-_LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
+_LOG_NAME = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 """lm-eval's name of a sample log; the results file of the same date lies beside it."""
 
 
@@ -114,13 +114,13 @@ def find_log(path: Path) -> Path:
         RunError: the folder has another number of logs, or there is no such file.
     """
     if path.is_dir():
-        logs = find_logs(path)
-        if len(logs) != 1:
+        log_paths = find_logs(path)
+        if len(log_paths) != 1:
             raise RunError(
-                f"{path} is a folder with {len(logs)} sample logs: expected one. "
+                f"{path} is a folder with {len(log_paths)} sample logs: expected one. "
                 "Name the file itself."
             )
-        return logs[0]
+        return log_paths[0]
     if not path.is_file():
         raise RunError(
             f"{path} does not exist. Expected a run folder, or a sample log of "
@@ -132,32 +132,32 @@ def find_log(path: Path) -> Path:
 def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
     """Each line as its file and number (for messages), as a JSON object, and in its form."""
     with open_stored(path) as stream:
-        for number, text in enumerate(stream, start=1):
-            origin = f"{path}, line {number}"
+        for line_number, line_text in enumerate(stream, start=1):
+            origin = f"{path}, line {line_number}"
             fault = f"{origin}: not a line of lm_eval --log_samples"
             try:
-                values = json.loads(text)  # accepts NaN, which lm-eval writes
+                line_values = json.loads(line_text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
                 raise RunError(f"{fault}: {error}. {TABLE_HINT}") from None
-            yield origin, values, fit(LogLine, values, fault)
+            yield origin, line_values, as_record(LogLine, line_values, fault)
 
 
-def read_results(log: Path) -> ResultsFile:
+def read_results(log_path: Path) -> ResultsFile:
     """The results file beside a log.
 
     Raises:
-        RunError: the file is damaged, or no results file.
+        RunError: the file is damaged or not a results file.
     """
-    match = _LOG.fullmatch(log.name)
+    match = _LOG_NAME.fullmatch(log_path.name)
     if match is None:
         return ResultsFile()
-    path = log.with_name(f"results_{match['date']}.json")
-    if not path.is_file():
+    results_path = log_path.with_name(f"results_{match['date']}.json")
+    if not results_path.is_file():
         return ResultsFile(task=match["task"])
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(results_path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not a results file of lm-eval: {error}.") from None
-    results = fit(ResultsFile, values, path)
+        raise RunError(f"{results_path} is not a results file of lm-eval: {error}.") from None
+    results = as_record(ResultsFile, values, results_path)
     results.task = match["task"]
     return results

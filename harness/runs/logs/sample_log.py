@@ -35,10 +35,10 @@ from harness.runs.logs.lm_eval_files import (
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.records import Sample, Score
 
-METRICS = ("exact_match", "math_verify", "acc")
+METRIC_NAMES = ("exact_match", "math_verify", "acc")
 """Metrics of other tasks that can give a verdict; the first that a log has is read."""
 
-_IDS = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
+_ID_FIELD = re.compile(r"(^|_)(u?u?id|idx|index)$|Id$")
 """Names of fields in which copies of a document may differ."""
 
 
@@ -52,7 +52,7 @@ class SampleLog:
         metric: Metric and filter that its verdicts were read from: `exact_match,strict-match`.
         other_filters: Filters in the file that were not read.
         prompts: One prompt for each problem, with its samples.
-        problems: The hash of each problem, by its id.
+        problem_hashes: The hash of each problem, by its id.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class SampleLog:
     metric: str | None
     other_filters: tuple[str, ...]
     prompts: tuple[AnsweredPrompt, ...]
-    problems: Mapping[str, str]
+    problem_hashes: Mapping[str, str]
 
     @property
     def settings(self) -> JsonObject:
@@ -89,85 +89,87 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
         path: A `samples_*.jsonl` file, or a folder with one such file.
         metric: The metric that gives the verdicts: `NAME`, or `NAME,FILTER` where the task has
             several filters. Without it the verdicts of our own tasks are read, and of other tasks
-            the first of `METRICS` under the file's first filter.
+            the first of `METRIC_NAMES` under the file's first filter.
 
     Raises:
-        RunError: the file is missing, damaged or no sample log, or lacks samples or the metric.
+        RunError: the file is missing, damaged or not a sample log, or lacks samples or a metric.
     """
     path = find_log(path)
     results = read_results(path)
     metric_name, _, filter_name = (metric or "").partition(",")
-    prompts: dict[str, AnsweredPrompt] = {}
-    problems: dict[str, str] = {}
-    golds: dict[str, tuple[str, str]] = {}
-    filters: dict[str, None] = {}
-    for origin, values, line in read_lines(path):
-        # a set would lose the order
-        filters[line.filter] = None
+    prompt_by_problem_id: dict[str, AnsweredPrompt] = {}
+    problem_hashes: dict[str, str] = {}
+    gold_by_question: dict[str, tuple[str, str]] = {}
+    filter_names: dict[str, None] = {}
+    for origin, line_values, line in read_lines(path):
+        # the keys of a dict, because a set would lose the order
+        filter_names[line.filter] = None
         filter_name = filter_name or line.filter
         if line.filter != filter_name:
             continue
-        metric_name, grades = _read_grades(origin, values, line, metric_name)
+        metric_name, grades = _read_grades(origin, line_values, line, metric_name)
         prompt = _read_prompt(origin, line, results, grades)
-        if prompt.problem_id in prompts:
+        if prompt.problem_id in prompt_by_problem_id:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
-        prompts[prompt.problem_id] = prompt
+        prompt_by_problem_id[prompt.problem_id] = prompt
         location = f"{origin}: problem {prompt.problem_id}"
-        refuse_other_golds(golds, prompt.question, prompt.golds, location)
-        problems[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
+        refuse_other_golds(gold_by_question, prompt.question, prompt.golds, location)
+        problem_hashes[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
-    expected = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
-    if len(prompts) < expected:
-        problem = f"expected {expected}, got {len(prompts)}"
-        if filters:
-            problem += f" under the filter {filter_name!r}; the log has {', '.join(filters)}"
-        raise RunError(f"{path}: samples are missing: {problem}.")
+    expected_count = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
+    if len(prompt_by_problem_id) < expected_count:
+        fault = f"expected {expected_count}, got {len(prompt_by_problem_id)}"
+        if filter_names:
+            fault += f" under the filter {filter_name!r}; the log has {', '.join(filter_names)}"
+        raise RunError(f"{path}: samples are missing: {fault}.")
     return SampleLog(
         path=path,
         results=results,
         metric=f"{metric_name},{filter_name}" if metric_name else None,
-        other_filters=tuple(name for name in filters if name != filter_name),
-        prompts=tuple(prompts.values()),
-        problems=problems,
+        other_filters=tuple(name for name in filter_names if name != filter_name),
+        prompts=tuple(prompt_by_problem_id.values()),
+        problem_hashes=problem_hashes,
     )
 
 
 def _read_grades(
-    origin: str, values: JsonObject, line: LogLine, metric: str
+    origin: str, line_values: JsonObject, line: LogLine, metric: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
     Raises:
         RunError: a grade of our task is damaged, or the metric is neither 0 nor 1.
     """
-    # in another task's log a text that looks like a grade was written by the model
+    # a model may write a text that looks like a grade, so only our tasks' logs are believed
     if is_ours(line.doc) and metric in ("", "verdict"):
-        texts = read_completions(line.filtered_resps, origin)
+        grade_texts = read_completions(line.filtered_resps, origin)
         try:
-            grades = [asdict(msgspec.json.decode(text, type=Grade)) for text in texts]
+            grades = [asdict(msgspec.json.decode(text, type=Grade)) for text in grade_texts]
         except msgspec.DecodeError as error:
             raise RunError(f"{origin}: its grade: {error}.") from None
         if grades:
             return "verdict", grades
-    metric = metric or next((name for name in METRICS if name in values), "")
+    metric = metric or next((name for name in METRIC_NAMES if name in line_values), "")
     if not metric:
         return "", []
-    value = values.get(metric, "missing")
-    if value not in (0, 1):
-        metrics = ", ".join(values.get("metrics") or ()) or "none"
+    metric_value = line_values.get(metric, "missing")
+    if metric_value not in (0, 1):
+        metric_names = ", ".join(line_values.get("metrics") or ()) or "none"
         raise RunError(
-            f"{origin}: the metric {metric!r} is {value}: expected 0 or 1. The log has {metrics}. "
-            f"{TABLE_HINT}"
+            f"{origin}: the metric {metric!r} is {metric_value}: expected 0 or 1. The log has "
+            f"{metric_names}. {TABLE_HINT}"
         )
-    return metric, [{"verdict": "correct" if value else "incorrect"}]
+    return metric, [{"verdict": "correct" if metric_value else "incorrect"}]
 
 
 def _read_prompt(
     origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
-    text, start, is_generated, sent_text = _read_prompt_text(origin, line)
-    completions = read_completions(line.resps, origin) if is_generated else []
+    prompt_text, reasoning_start, is_generated, sent_text = _read_prompt_text(origin, line)
+    completions: list[str] = []
+    if is_generated:
+        completions = [reasoning_start + text for text in read_completions(line.resps, origin)]
     try:
         answer, *alternatives = read_golds(line.target)
     except ValidationError:  # `mless table` needs no gold answer
@@ -179,30 +181,33 @@ def _read_prompt(
         "level": read_level(line.doc.get("level")),
         "answer": answer,
     }
-    layout = Layout.CHAT if results.chat_template else Layout.RAW
-    chunks: list[str] = []
+    document_texts: list[str] = []
     if is_ours(doc):
         condition = doc["condition"]
         prompt = document_prompt(doc)
         if not results.task_config.num_fewshot:
-            chunks = [segment.text for segment in prompt.segments]
-        is_known = results.config.model is not None
+            document_texts = [segment.text for segment in prompt.segments]
         # without a results file only the text shows whether a template was applied
-        is_raw = (text and not results.chat_template) if is_known else text == prompt.text
-        layout = Layout.CHAT
-        if is_raw:
-            is_published = doc["layout"] == Layout.AS_PUBLISHED
-            layout = Layout.AS_PUBLISHED if is_published else Layout.RAW
+        has_template = prompt_text != prompt.text
+        if results.config.model is not None:
+            has_template = not prompt_text or bool(results.chat_template)
+        if has_template:
+            layout = Layout.CHAT
+        elif doc["layout"] == Layout.AS_PUBLISHED:
+            layout = Layout.AS_PUBLISHED
+        else:
+            layout = Layout.RAW
     else:
+        layout = Layout.CHAT if results.chat_template else Layout.RAW
         metadata = results.task_config.metadata or {}
         condition = metadata.get("filler_condition") or ""
         filler = metadata.get("filler")
         if filler is not None:
-            chunks = [str(filler)]
-        has_segments = text and filler is not None
-        doc["segments"] = _split_text(text, line.doc, str(filler)) if has_segments else []
+            document_texts = [str(filler)]
+        has_segments = prompt_text and filler is not None
+        doc["segments"] = _split_text(prompt_text, line.doc, str(filler)) if has_segments else []
         doc["system"] = ""
-        # in another task these fields may mean anything
+        # another task may use the names of these fields for something else
         doc["alternatives"] = alternatives
         doc["question_of_log"] = _read_question(line, results)
         doc.pop("cluster", None)
@@ -210,52 +215,54 @@ def _read_prompt(
         task=origin,
         condition=condition,
         layout=str(layout),
-        prompt=text,
+        prompt=prompt_text,
         prompt_sha256=line.prompt_hash,
         prompt_token_sha256=None,
         doc=doc,
-        graded_samples=_graded_samples(
-            origin, line, doc["id"], grades, [start + completion for completion in completions]
+        graded_samples=_graded_samples(origin, line, doc["id"], grades, completions),
+        surroundings=_remove_document_texts(
+            f"{origin}: problem {doc['id']}", sent_text, document_texts
         ),
-        surroundings=_remove_chunks(f"{origin}: problem {doc['id']}", sent_text, chunks),
     )
 
 
-def _remove_chunks(location: str, sent_text: str, chunks: Sequence[str]) -> str | None:
-    """The text of a prompt without its document's chunks and without blanks; None without chunks.
+def _remove_document_texts(
+    location: str, sent_text: str, document_texts: Sequence[str]
+) -> str | None:
+    """The text of a prompt without its document's texts and without blanks; None without texts.
 
     Raises:
-        RunError: the prompt lacks a chunk, because lm-eval sent a prompt of another command.
+        RunError: the prompt lacks a text, because lm-eval sent a prompt of another command.
     """
-    if not chunks:
+    if not document_texts:
         return None
-    head, surroundings = sent_text, ""
-    # templates may trim a turn
-    for chunk in filter(None, map(str.strip, reversed(chunks))):
-        before, match, after = head.rpartition(chunk)
+    remaining_text, surroundings = sent_text, ""
+    # chat templates may remove blanks around a turn
+    for document_text in filter(None, map(str.strip, reversed(document_texts))):
+        before, match, after = remaining_text.rpartition(document_text)
         if not match:
             raise RunError(
-                f"{location}: the prompt lacks its document's text {chunk[:40]!r}. "
+                f"{location}: the prompt lacks its document's text {document_text[:40]!r}. "
                 "lm_eval --cache_requests sends prompts of earlier commands; run it without."
             )
-        head, surroundings = before, after + surroundings
-    return "".join((head + surroundings).split())
+        remaining_text, surroundings = before, after + surroundings
+    return "".join((remaining_text + surroundings).split())
 
 
 def _read_question(line: LogLine, results: ResultsFile) -> str:
     """The text that is the same in all copies of a problem of another task."""
     if results.task_config.num_fewshot:
-        # each prompt has examples of its own, so the document is the question
-        values = [
+        # prompts of a problem may differ in their examples, so the document's fields are compared
+        question_texts = [
             value
             for name, value in line.doc.items()
-            if not _IDS.search(name) and str(value) != str(line.target)
+            if not _ID_FIELD.search(name) and str(value) != str(line.target)
         ]
     else:
-        # all requests, because choices are scored as continuations of the same prompt
+        # of all requests, because each choice of a problem is scored in a request of its own
         requests = line.arguments.values()
-        values = [*chain.from_iterable(request.values() for request in requests)]
-    return " ".join(map(str, values))
+        question_texts = [*chain.from_iterable(request.values() for request in requests)]
+    return " ".join(map(str, question_texts))
 
 
 def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
@@ -271,17 +278,18 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
     """
     request = line.arguments.get("gen_args_0", {})
     # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
-    prompt, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
-    if isinstance(prompt, str):
-        return prompt, "", is_generated, prompt
-    if not isinstance(prompt, list):
+    context, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
+    if isinstance(context, str):
+        return context, "", is_generated, context
+    if not isinstance(context, list):
         raise RunError(f"{origin}: no prompt text in its `arguments`.")
-    # lm-eval writes the messages for a chat API as a list of one JSON text
-    if prompt and isinstance(prompt[0], str):
-        prompt = _decode_messages(prompt[0])
-    *_, ending = read_completions(prompt[-1:], origin)
-    contents = "\n".join(_read_content({"content": "", **message}) for message in prompt)
-    return "", find_open_reasoning(ending)[0], is_generated, contents
+    # for a chat API, lm-eval writes all messages as one JSON text in a list
+    if context and isinstance(context[0], str):
+        context = _decode_messages(context[0])
+    # a last message of the assistant begins the completion
+    *_, answer_start = read_completions(context[-1:], origin)
+    sent_text = "\n".join(_read_content({"content": "", **message}) for message in context)
+    return "", find_open_reasoning(answer_start)[0], is_generated, sent_text
 
 
 def _graded_samples(
@@ -293,9 +301,9 @@ def _graded_samples(
 ) -> tuple[tuple[Sample, Score], ...]:
     """The samples of a line; a task that scores continuations has no completions and answers."""
     answers = read_completions(line.filtered_resps, origin) if completions else []
-    rows: Iterator[Any] = zip_longest(grades, completions, answers)
+    graded_completions: Iterator[Any] = zip_longest(grades, completions, answers)
     graded_samples = []
-    for index, (grade, completion, answer) in enumerate(rows):
+    for index, (grade, completion, answer) in enumerate(graded_completions):
         sample = Sample(
             key=f"{origin}, {index}",
             task=origin,
@@ -305,8 +313,8 @@ def _graded_samples(
             completion=completion,
             completion_tokens=None,
         )
-        fields = {"verdict": None, "answer": answer, **(grade or {})}
-        graded_samples.append((sample, Score(key=sample.key, **fields)))
+        grade_fields = {"verdict": None, "answer": answer, **(grade or {})}
+        graded_samples.append((sample, Score(key=sample.key, **grade_fields)))
     return tuple(graded_samples)
 
 
@@ -317,23 +325,23 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
     such as a chat template's opening and worked examples, counts as instruction, and all text after
     it as separator.
     """
-    # the last occurrence, because examples may contain the filler too
-    head, _, question = text.rpartition(filler) if filler else ("", "", text)
-    values = [value.strip() for value in doc.values() if isinstance(value, str)]
-    matches = [value for value in values if value and value in question]
+    # at its last occurrence, because examples may contain the filler too
+    before_filler, _, after_filler = text.rpartition(filler) if filler else ("", "", text)
+    field_texts = [value.strip() for value in doc.values() if isinstance(value, str)]
+    texts_in_prompt = [value for value in field_texts if value and value in after_filler]
     # of equally long fields the last one, as a question usually follows its context
-    problem = max(reversed(matches), key=len, default=question)
-    before, _, after = question.rpartition(problem)
-    inserted = filler.strip() or filler
-    left_blank, _, right_blank = filler.partition(inserted) if filler else ("", "", "")
+    problem = max(reversed(texts_in_prompt), key=len, default=after_filler)
+    before_problem, _, after_problem = after_filler.rpartition(problem)
+    filler_core = filler.strip() or filler
+    left_blank, _, right_blank = filler.partition(filler_core) if filler else ("", "", "")
     segments = [
-        ("instruction", head),
+        ("instruction", before_filler),
         ("separator", left_blank),
-        ("filler", inserted),
+        ("filler", filler_core),
         ("separator", right_blank),
-        ("instruction", before),
+        ("instruction", before_problem),
         ("problem", problem),
-        ("separator", after),
+        ("separator", after_problem),
     ]
     return [{"role": role, "text": content} for role, content in segments if content]
 

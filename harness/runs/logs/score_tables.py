@@ -29,7 +29,7 @@ from harness.experiment.plan import hash_json
 from harness.experiment.problems import fold_text
 from harness.grading import GRADERS
 
-COLUMN_ROLES = {
+COLUMN_NAMES_BY_ROLE = {
     "item": "item item_id id doc_id problem_id question_id sample_id example_id task_id uid uuid "
     "unique_id qid",
     "condition": "condition variant arm prompt_name prompt_id",
@@ -44,15 +44,15 @@ COLUMN_ROLES = {
 """The roles of columns, each with the names of columns that have it."""
 LARGEST_SCORE = 100
 """Differences of numbers are tested as shares of this number."""
-_WORDS = {
+_SCORE_BY_WORD = {
     **dict.fromkeys(("true", "yes", "correct", "c"), 1),
     "p": 0.5,
     **dict.fromkeys(("false", "no", "incorrect", "i", "n"), 0),
 }
 """Words for scores. Inspect's letters mean correct, incorrect, partly correct and no answer."""
-COLUMNS_SHOWN = 12
-"""The number of columns that a message names."""
-UNKNOWN = "subject level answer completion_tokens finish_reason next_question".split()
+MOST_COLUMNS_SHOWN = 12
+"""The most columns that a message names."""
+ABSENT_COLUMNS = "subject level answer completion_tokens finish_reason next_question".split()
 """Columns of samples that no table has."""
 _SAMPLE_COLUMNS = ["model", "condition", "problem_id"]
 """The columns that name a sample, without its number."""
@@ -66,24 +66,24 @@ class ScoreTable:
         source: `table`, `Inspect` or `lighteval`.
         rows: The location of each row, and its values by role.
         about: Facts for `Run.about`.
-        chosen: The columns that the user named, by role.
+        chosen_column_by_role: The columns that the user named, by role.
     """
 
     source: str = "table"
     rows: Sequence[LocatedRecord]
     about: JsonObject = field(default_factory=dict)
-    chosen: Mapping[str, str] = field(default_factory=dict)
+    chosen_column_by_role: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_table(
-    source: Path | pandas.DataFrame, columns: str | None, needed: Sequence[str]
+    source: Path | pandas.DataFrame, columns: str | None, needed_roles: Sequence[str]
 ) -> ScoreTable:
     """Read a file or frame.
 
     Args:
         source: The file or frame.
         columns: `ROLE=COLUMN,...`; without a column no column has this role.
-        needed: The roles that must have a column.
+        needed_roles: The roles that must have a column.
 
     Raises:
         DataError: the file is damaged or has no row.
@@ -92,53 +92,64 @@ def read_table(
     if isinstance(source, Path):
         name, records = str(source), list(read_data(source))
     else:
-        name, frame = "the frame", source.rename(columns=str)
-        rows: Any = enumerate(frame.to_dict("records"))
-        records = [(f"row {number}", row) for number, row in rows]
+        name = "the frame"
+        frame_rows: Any = source.rename(columns=str).to_dict("records")
+        records = [(f"row {number}", row) for number, row in enumerate(frame_rows)]
     if not records:
         raise DataError(f"{name} has no row.")
-    pairs = [pair.partition("=") for pair in filter(None, (columns or "").split(","))]
-    chosen = {role: column for role, _, column in pairs}
-    column_by_role = _find_columns(name, list(records[0][1]), chosen, needed)
-    guesses = {role: column_by_role[role] for role in column_by_role if role not in chosen}
-    if any(role != column for role, column in guesses.items()):
-        text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
-        print_message(f"{name} is read with --columns {text}.")
+    assignments = [pair.partition("=") for pair in filter(None, (columns or "").split(","))]
+    chosen_column_by_role = {role: column for role, _, column in assignments}
+    column_by_role = _find_columns(name, list(records[0][1]), chosen_column_by_role, needed_roles)
+    guessed_column_by_role = {
+        role: column_by_role[role] for role in column_by_role if role not in chosen_column_by_role
+    }
+    # a column that is named as its role was not guessed, so no message is needed
+    if any(role != column for role, column in guessed_column_by_role.items()):
+        columns_text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
+        print_message(f"{name} is read with --columns {columns_text}.")
     rows = [
         (location, {role: record.get(column) for role, column in column_by_role.items()})
         for location, record in records
     ]
-    return ScoreTable(rows=rows, chosen=chosen)
+    return ScoreTable(rows=rows, chosen_column_by_role=chosen_column_by_role)
 
 
 def _find_columns(
-    name: str, available: Sequence[str], chosen: Mapping[str, str], needed: Sequence[str]
+    name: str,
+    available_columns: Sequence[str],
+    chosen_column_by_role: Mapping[str, str],
+    needed_roles: Sequence[str],
 ) -> dict[str, str]:
     """The column of each role: the chosen one, or the only one whose name fits."""
-    names = list_first(available, COLUMNS_SHOWN)
-    if not chosen.keys() <= COLUMN_ROLES.keys() or not {*chosen.values()} <= {*available, ""}:
+    columns_text = list_first(available_columns, MOST_COLUMNS_SHOWN)
+    chosen_columns = {*chosen_column_by_role.values()}
+    has_known_roles = chosen_column_by_role.keys() <= COLUMN_NAMES_BY_ROLE.keys()
+    if not has_known_roles or not chosen_columns <= {*available_columns, ""}:
         raise ConfigError(
-            f"--columns: expected ROLE=COLUMN with the roles {', '.join(COLUMN_ROLES)}, and the "
-            f"columns of {name}, which are {names}."
+            f"--columns: expected ROLE=COLUMN with the roles {', '.join(COLUMN_NAMES_BY_ROLE)}, "
+            f"and the columns of {name}, which are {columns_text}."
         )
     column_by_role: dict[str, str] = {}
-    unclear = []
-    for role, words in COLUMN_ROLES.items():
-        fitting = [
+    unclear_roles = []
+    for role, column_names in COLUMN_NAMES_BY_ROLE.items():
+        fitting_columns = [
             column
-            for column in available
-            if re.sub(r"\W", "_", column.lower()) in words.split() and column not in chosen.values()
+            for column in available_columns
+            if re.sub(r"\W", "_", column.lower()) in column_names.split()
+            and column not in chosen_columns
         ]
-        if role in chosen:
-            fitting = list(filter(None, [chosen[role]]))
-        if len(fitting) > 1 or (role in needed and not fitting):
-            unclear.append(f"{role}=COLUMN")
-        for column in fitting:
-            column_by_role[role] = column
-    if unclear:
+        if role in chosen_column_by_role:
+            # `--columns ROLE=` leaves the role without a column
+            chosen_column = chosen_column_by_role[role]
+            fitting_columns = [chosen_column] if chosen_column else []
+        if len(fitting_columns) > 1 or (role in needed_roles and not fitting_columns):
+            unclear_roles.append(f"{role}=COLUMN")
+        if fitting_columns:
+            column_by_role[role] = fitting_columns[0]
+    if unclear_roles:
         raise ConfigError(
-            f"{name} has the columns {names}, and their names leave open what they are. Type "
-            f"--columns {','.join(unclear)}. {TABLE_HINT}"
+            f"{name} has the columns {columns_text}, and their names leave open what they are. "
+            f"Type --columns {','.join(unclear_roles)}. {TABLE_HINT}"
         )
     return column_by_role
 
@@ -156,33 +167,36 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         ComparisonError: an item occurs twice, or has two texts or gold answers.
     """
     frame = _make_frame(condition, table)
-    is_double = frame.duplicated([*_SAMPLE_COLUMNS, "sample"])
-    if is_double.any():
-        row = frame[is_double].iloc[0]
+    is_duplicate = frame.duplicated([*_SAMPLE_COLUMNS, "sample"])
+    if is_duplicate.any():
+        row = frame[is_duplicate].iloc[0]
         raise ComparisonError(
             f"{name}: item {row['problem_id']} occurs more than once in condition "
             f"{row['condition']}. Keep one scorer or filter; if it is the id of several "
             "items, name another column (--columns item=COLUMN); if the rows are samples, type "
             "--columns sample=COLUMN, or --columns sample= if no column numbers them."
         )
-    ids = frame["problem_id"].unique().tolist()
-    numbers = list(map(str, range(len(ids) + 1)))
-    items = _describe_items(table)
+    item_ids = frame["problem_id"].unique().tolist()
+    # ids that count from 0 or from 1 may be the numbers of rows, which name no item
+    row_numbers = list(map(str, range(len(item_ids) + 1)))
+    are_numbers = sorted(item_ids) in (sorted(row_numbers[1:]), sorted(row_numbers[:-1]))
+    texts_by_role = _describe_items(table)
     about = {
         "source": table.source,
         "run": name,
         "model": " / ".join(frame["model"].unique()),
-        "problems": len(ids),
-        "is_index": not table.chosen.get("item")
-        and sorted(ids) in (sorted(numbers[1:]), sorted(numbers[:-1])),
-        "prompts_sha256": hash_json(items["question"]) if "question" in items else None,
-        "remarks": [] if items.keys() - {"cluster"} else ["items matched by id alone"],
+        "problems": len(item_ids),
+        "is_index": are_numbers and not table.chosen_column_by_role.get("item"),
+        "prompts_sha256": hash_json(texts_by_role["question"])
+        if "question" in texts_by_role
+        else None,
+        "remarks": [] if texts_by_role.keys() - {"cluster"} else ["items matched by id alone"],
         **table.about,
     }
     return {
         "name": name,
         "about": about,
-        "problems": items,
+        "problems": texts_by_role,
         "read": lambda: frame,
         "read_prompts": partial(_refuse_prompts, name),
     }
@@ -201,55 +215,59 @@ def _read_text(row: JsonObject, role: str) -> str:
 
 def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
     """The known texts, gold answers and clusters of items, by their ids."""
-    facts: dict[str, dict[str, str]] = {}
+    texts_by_role: dict[str, dict[str, str]] = {}
     for location, row in table.rows:
         for role in ("question", "gold", "cluster"):
             text = _read_text(row, role)
             if not text:
                 continue
-            first_text = facts.setdefault(role, {}).setdefault(str(row["item"]), text)
+            first_text = texts_by_role.setdefault(role, {}).setdefault(str(row["item"]), text)
             if text != first_text:
                 raise ComparisonError(
                     f"{location}: item {row['item']} has another {role} than before: "
                     f"{first_text!r:.60} and {text!r:.60}. --columns {role}= leaves out its column."
                 )
-    return facts
+    return texts_by_role
 
 
 def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     """One row per sample, with the columns of `samples_frame.make_frame` that tables read."""
-    values = pandas.DataFrame([row for _, row in table.rows])
-    items = [str(row["item"]) for _, row in table.rows]
-    scores = pandas.Series([parse_score(*row) for row in table.rows])
+    role_columns = pandas.DataFrame([row for _, row in table.rows])
+    item_ids = [str(row["item"]) for _, row in table.rows]
+    scores = pandas.Series([parse_score(location, row) for location, row in table.rows])
     for location, row in table.rows:
         for role in row.keys() & {"item", "condition"}:
             if not _read_text(row, role):
                 raise DataError(f"{location}: the {role} is missing.")
     questions = [_read_text(row, "question") or str(row["item"]) for _, row in table.rows]
     clusters = [_read_text(row, "cluster") for _, row in table.rows]
-    facts = {
-        "model": values.get("model", table.about.get("model") or "unknown model"),
+    columns = {
+        "model": role_columns.get("model", table.about.get("model") or "unknown model"),
         "layout": table.source,
-        "condition": values.get("condition", condition),
-        "problem_id": items,
+        "condition": role_columns.get("condition", condition),
+        "problem_id": item_ids,
         "replicate": 0,
-        "cluster": [name or question for name, question in zip(clusters, questions, strict=True)],
+        "cluster": [
+            cluster or question for cluster, question in zip(clusters, questions, strict=True)
+        ],
         "question": questions,
         SCORE_COLUMN: scores,
         "correct": scores == 1,
         "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
         "completion": "",
     }
-    frame = pandas.DataFrame(facts).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
-    frame = frame.reindex(columns=[*frame, *UNKNOWN, *GRADERS])
-    # a table of several models without conditions compares the models
-    if "condition" not in values and frame["model"].nunique() > 1:
-        models = " / ".join(frame["model"].unique())
-        frame = frame.assign(condition=frame["model"], model=models)
-    index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
-    # only the user can know that rows without a number are samples
-    sample = values.get("sample", index if "sample" in table.chosen else 0)
-    return frame.assign(sample_index=index, sample=sample)
+    frame = pandas.DataFrame(columns).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
+    frame = frame.reindex(columns=[*frame, *ABSENT_COLUMNS, *GRADERS])
+    # in a table of several models without conditions, the models are compared
+    if "condition" not in role_columns and frame["model"].nunique() > 1:
+        model_names = " / ".join(frame["model"].unique())
+        frame = frame.assign(condition=frame["model"], model=model_names)
+    sample_index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
+    # without a number, repeated rows are samples only if the user typed `--columns sample=`
+    sample_number = role_columns.get(
+        "sample", sample_index if "sample" in table.chosen_column_by_role else 0
+    )
+    return frame.assign(sample_index=sample_index, sample=sample_number)
 
 
 def parse_score(location: str, row: JsonObject) -> float:
@@ -260,10 +278,10 @@ def parse_score(location: str, row: JsonObject) -> float:
     """
     text = str(row["score"]).strip().lower()
     try:
-        score = float(_WORDS.get(text, text))
+        score = float(_SCORE_BY_WORD.get(text, text))
     except ValueError:
         score = math.nan
-    if not abs(score) <= LARGEST_SCORE:
+    if not abs(score) <= LARGEST_SCORE:  # `not <=` also refuses NaN
         raise DataError(
             f"{location}: the score is {row['score']!r}: expected true or false, C or I, or a "
             f"number from {-LARGEST_SCORE} to {LARGEST_SCORE}."
