@@ -94,7 +94,7 @@ def time_pool() -> dict[str, Any]:
     pairs = [(completion, problem.answer) for completion, problem in build_answers()]
     started = time.perf_counter()
     results: dict[int, Any] = {}
-    with GraderPool(workers=WORKERS) as pool:
+    with GraderPool(worker_count=WORKERS) as pool:
         for index, (completion, target) in enumerate(pairs):
             pool.submit(index, GradeJob(completion=completion, target=target))
             if index % 16 == 0:
@@ -143,7 +143,7 @@ def count_errors(limit: int | None) -> list[Row]:
         for kind in KINDS:
             pairs += [(*pair, kind != "different") for pair in rule.get(kind, ())]
     pairs = pairs[:limit]
-    with GraderPool(workers=WORKERS, audits=True) as pool:
+    with GraderPool(worker_count=WORKERS, with_audit=True) as pool:
         for index, (answer, gold, _) in enumerate(pairs):
             boxed = f"\\boxed{{{answer}}}"
             pool.submit(index, GradeJob(completion=boxed, target=gold))

@@ -15,7 +15,7 @@ from harness.analysis.score_interval import score_interval, t_interval
 from harness.array_types import Integers
 from harness.constants import ANSWER_LOGPROB, CHANCE_PERCENT, SCORE_COLUMN, Row
 from harness.errors import ComparisonError, list_first
-from harness.grading import GRADED
+from harness.grading import GRADED_VERDICTS
 
 _FACTOR_BY_SCORE = {FRACTION: 100, NUMBER: 1}
 """The numbers by which the scores of a table are multiplied: fractions become percent."""
@@ -167,9 +167,9 @@ def _sum_by_run(
     elif score in MEAN_SCORES:
         samples[score] = frame[score]
     if "verdict" in frame:
-        samples["graded"] = frame["verdict"].isin(GRADED).astype(np.int64)
-    sums = sum_samples(samples, [*run_columns, "problem", "draw"], score)
-    groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
+        samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS).astype(np.int64)
+    sums = sum_samples(samples, [*keys, "problem", "draw"], score)
+    groups: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
     for key, group in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
         table = group.droplevel(run_columns).unstack("draw", fill_value=0)

@@ -45,7 +45,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.display.printed_tables import Table, render
     from harness.display.value_texts import plural
     from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
-    from harness.grading.answer_forms import FORMS, NO_FORM
+    from harness.grading.answer_forms import MARKER_BY_FORM, NO_FORM
 
     problem_count = grades["cluster"].nunique()
     summary = f"{len(grades)} samples"
@@ -71,7 +71,9 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         count_text = ", ".join(f"{name} {count}" for name, count in count_by_name.items())
         lines.append(f"{heading}: {count_text}.")
     if (grades["form"] == NO_FORM).any():
-        lines.append(f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *FORMS, 'bare'])}.")
+        lines.append(
+            f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *MARKER_BY_FORM, 'bare'])}."
+        )
     if len(listed_grades):
         first_grades = listed_grades.head(MOST_LISTED_SAMPLES).fillna({"answer": "-"})
         first_grades["gold"] = first_grades["gold"].str[-30:]

@@ -17,7 +17,7 @@ from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
 from harness.experiment.problems import fold_text, refuse_other_golds
 from harness.grading import GradeJob, GraderPool
-from harness.grading.answer_forms import FORMS, find_answer
+from harness.grading.answer_forms import MARKER_BY_FORM, find_answer
 from harness.grading.answer_grading import GRADER_VERSION
 from harness.reasoning_markers import find_hidden_start, find_open_reasoning, skip_reasoning
 from harness.runs.journal import Journal
@@ -212,8 +212,8 @@ def _make_jobs(
             completion=" ".join(answer.split()),
             target=gold.strip(),
             alternatives=tuple(alternatives),
-            line=True,
-            decimal=decimal_sign,
+            is_line=True,
+            decimal_sign=decimal_sign,
         )
         row = {
             "name": logged.problem_id,
@@ -249,7 +249,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
             if is_of_our_task:
                 # our grader has already read the answer, and an empty completion has no other
                 completion = ""
-            elif is_whole_text or answer == _NO_MATCH or find_answer(answer)[0] in FORMS:
+            elif is_whole_text or answer == _NO_MATCH or find_answer(answer)[0] in MARKER_BY_FORM:
                 # the filter found no answer or did not look for one, so the completion is searched
                 answer = ""
             elif is_of_majority:

@@ -42,8 +42,8 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         prompt.doc,
         completion=reasoning_start + graded_prefix + completion,
         finish_reason=finish_reason,
-        line=is_line,
-        thinking=prompt.thinking,
+        is_line=is_line,
+        reasoning_markers=prompt.thinking,
         # the completion above begins with the prefix, so the prompt must not end with it
         prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
     )
@@ -69,7 +69,7 @@ class Scorer:
         self._prompt_index = PromptIndex(prompts)
         self._has_audit = audit
         self._submitted_keys: set[str] = set()
-        self._pool = GraderPool(audits=audit)
+        self._pool = GraderPool(with_audit=audit)
 
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""

@@ -10,8 +10,8 @@ from itertools import chain, product, zip_longest
 from harness.grading.formula import TooLarge
 from harness.grading.formula_values import has_value
 from harness.grading.notation import ROW_END, brackets, split_outside_brackets
-from harness.grading.relations import COMMAS, REALS, SET_OPERATORS, as_relation, is_name
-from harness.grading.units_and_words import readable_words, without_unit
+from harness.grading.relations import ELEMENT_SEPARATORS, REALS, SET_OPERATORS, as_relation, is_name
+from harness.grading.units_and_words import readable_words, split_unit
 
 MOST_PLUS_MINUS_SIGNS = 4
 """Plus-minus signs in one element of a list, because each doubles the values to compare."""
@@ -21,27 +21,27 @@ NUMERAL_WITH_BASE = re.compile(
     r"_(?:\{\(?(\d+|[a-z]+)\)?\}|\{?\\text\{([a-z-]+)\}\}?|\(?(\d+)\)?)"
 )
 """A numeral with its base as subscript, `1F_{16}`: a number, or a word such as `two`."""
-# the beginning of `x|x<5`, `x\in \mathbb{R}:x<5`
-_SET_BUILDER = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
-# `|x<5` in `(x,y)|x<5`
+_SET_BUILDER_START = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
+r"""The beginning of `x|x<5`, `x\in \mathbb{R}:x<5`."""
 _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
+"""Matches `|x<5` in `(x,y)|x<5`."""
 GEOMETRIC_NAMES = re.compile(
     r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
 )
 """The beginning of a name of a geometric figure: `\\angle A`, `AB`. It is not a product."""
-# `2\begin{pmatrix}1&2\end{pmatrix}`, `(\begin{array}{cc}1&2\end{array})`
 MATRIX = re.compile(
     r"(?P<factor>-?[^-+&]*?)(?P<bracket>[(\[]?)"
     r"\\begin\{(?P<kind>[pbvBV]?|small)(?P<name>matrix|array)\}(?:\{[lcr|]+\})?"
     r"(?P<rows>.*)\\end\{(?P=kind)(?P=name)\}[)\]]?",
     re.DOTALL,
 )
+r"""Matches `2\begin{pmatrix}1&2\end{pmatrix}`, `(\begin{array}{cc}1&2\end{array})`."""
 _SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 
 COLONS = frozenset(":")
-CONDITIONS = frozenset("|:")
+CONDITION_MARKS = frozenset("|:")
 """The marks before the condition of a set."""
-_ROWS, _CELLS = frozenset(ROW_END), frozenset("&")
+_ROW_SEPARATORS, _CELL_SEPARATORS = frozenset(ROW_END), frozenset("&")
 
 
 def split_atoms(text: str) -> Iterator[str]:
@@ -58,19 +58,22 @@ def split_atoms(text: str) -> Iterator[str]:
 
 
 def _split_entries(text: str) -> list[str]:
+    """The entries of a matrix, tuple, interval or set, or the terms of a ratio."""
     matrix = MATRIX.fullmatch(text)
     if matrix:
         return [*chain.from_iterable(split_matrix(matrix))]
-    kind, inner = brackets(text)
-    return split_outside_brackets(inner, COMMAS if kind else COLONS).pieces
+    bracket_pair, content = brackets(text)
+    return split_outside_brackets(content, ELEMENT_SEPARATORS if bracket_pair else COLONS).pieces
 
 
 def is_readable(atom: str) -> bool:
     """Whether a piece of `split_atoms` is words, a name, a symbol, or a formula with a value."""
-    is_text = readable_words(atom) or is_name(atom) or GEOMETRIC_NAMES.match(atom)
-    if is_text or NUMERAL_WITH_BASE.fullmatch(atom) or atom in _SYMBOLS:
+    if readable_words(atom) or is_name(atom) or GEOMETRIC_NAMES.match(atom):
         return True
-    return has_value(without_unit(atom)[0])
+    if NUMERAL_WITH_BASE.fullmatch(atom) or atom in _SYMBOLS:
+        return True
+    value, _ = split_unit(atom)
+    return has_value(value)
 
 
 def names_unknowns(members: list[str]) -> bool:
@@ -80,8 +83,8 @@ def names_unknowns(members: list[str]) -> bool:
     """
     relations = [as_relation(member) for member in members]
     names = {terms[0].partition("_")[0] for terms, operators in relations if operators == ["="]}
-    has_names = len(names) == len(members) > 1
-    return has_names and all(is_name(terms[0]) for terms, _ in relations)
+    has_distinct_names = len(names) == len(members) > 1
+    return has_distinct_names and all(is_name(terms[0]) for terms, _ in relations)
 
 
 def coordinates(members: list[str]) -> list[str]:
@@ -90,15 +93,15 @@ def coordinates(members: list[str]) -> list[str]:
     A point may have the names of its coordinates before it, as in `(x,y)=(1,2)`.
     """
     if names_unknowns(members):
-        relations = [as_relation(member).terms for member in members]
-        # equations may stand in any order, but coordinates are compared in that of their names
-        if all(name in ("x", "y", "z") for name, _ in relations):
-            relations.sort()
-        return [value for _, value in relations]
+        named_values = [as_relation(member).terms for member in members]
+        # `y=2,x=1` is the point (1,2), so the values follow the order of their names
+        if all(name in ("x", "y", "z") for name, _ in named_values):
+            named_values.sort()
+        return [value for _, value in named_values]
     terms, operators = as_relation(members[0])
-    kind, inner = brackets(terms[-1])
-    is_point = len(members) == 1 and kind == "()" and (not operators or is_name(terms[0]))
-    return split_outside_brackets(inner, COMMAS).pieces if is_point else members
+    bracket_pair, content = brackets(terms[-1])
+    is_point = len(members) == 1 and bracket_pair == "()" and (not operators or is_name(terms[0]))
+    return split_outside_brackets(content, ELEMENT_SEPARATORS).pieces if is_point else members
 
 
 def split_members(text: str) -> list[str]:
@@ -107,7 +110,9 @@ def split_members(text: str) -> list[str]:
     A single answer is the only element of its list.
     """
     text = without_set_braces(text)
-    members = [member for member in split_outside_brackets(text, COMMAS).pieces if member]
+    members = [
+        member for member in split_outside_brackets(text, ELEMENT_SEPARATORS).pieces if member
+    ]
     if not members:
         members = [text]
     return [*chain.from_iterable(map(_both_signs, members))]
@@ -120,25 +125,26 @@ def without_set_braces(text: str) -> str:
         # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is removed
         if brackets(terms[1])[0] == "\\{\\}":
             text = terms[1]
-    kind, inner = brackets(text)
-    if kind == "\\{\\}":
+    bracket_pair, content = brackets(text)
+    if bracket_pair == "\\{\\}":
         # `\{x|x<5\}` is the same set as its inequality; with another condition the braces stay
-        builder = _SET_BUILDER.match(inner)
-        if builder:
-            text = inner[builder.end() :]
-        elif inner != "\\emptyset" and not _CONDITION.search(inner):
-            text = inner
+        builder_start = _SET_BUILDER_START.match(content)
+        if builder_start:
+            text = content[builder_start.end() :]
+        elif content != "\\emptyset" and not _CONDITION.search(content):
+            text = content
     return text
 
 
 def _both_signs(text: str) -> Iterator[str]:
+    r"""Both values of `1\pm2`, `1+2` and `1-2`; a text without such a sign unchanged."""
     pieces = re.split(r"\\(pm|mp) ?", text)
     signs = pieces[1::2]
-    # refused before the product is made, because its size doubles with each sign
+    # Each sign doubles the number of texts, so many signs are refused before any text is made.
     if len(signs) > MOST_PLUS_MINUS_SIGNS:
         raise TooLarge(f"more than {MOST_PLUS_MINUS_SIGNS} choices of sign")
     sign_choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
-    if "mp" in signs:  # the upper signs belong together, and so do the lower signs
+    if "mp" in signs:  # in `1\pm a\mp b` the upper signs belong together: `1+a-b`, `1-a+b`
         upper_signs = [{"pm": "+", "mp": "-"}[sign] for sign in signs]
         lower_signs = [{"pm": "-", "mp": "+"}[sign] for sign in signs]
         sign_choices = upper_signs, lower_signs
@@ -148,12 +154,12 @@ def _both_signs(text: str) -> Iterator[str]:
 
 def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign before the matrix."""
-    lines, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROWS)
-    rows = [split_outside_brackets(line, _CELLS).pieces for line in lines]
+    row_texts, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROW_SEPARATORS)
+    rows = [split_outside_brackets(row_text, _CELL_SEPARATORS).pieces for row_text in row_texts]
     factor = matrix["factor"]
     if not factor:
         return rows
-    # brackets, because an entry may be a sum: `2\begin{pmatrix}1+x\\2\end{pmatrix}` has (2)*(1+x)
+    # Factor and entry get brackets, because an entry may be a sum: 2 times 1+x is `(2)*(1+x)`.
     if factor != "-":
         factor = f"({factor.removesuffix('*')})*"
     return [[f"{factor}({entry})" for entry in row] for row in rows]

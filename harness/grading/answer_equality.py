@@ -13,7 +13,7 @@ from itertools import chain, product, starmap
 
 from harness.grading.answer_elements import (
     COLONS,
-    CONDITIONS,
+    CONDITION_MARKS,
     MATRIX,
     coordinates,
     is_readable,
@@ -23,10 +23,10 @@ from harness.grading.answer_elements import (
     split_members,
     without_set_braces,
 )
-from harness.grading.notation import brackets, plain, readings, split_outside_brackets
+from harness.grading.notation import brackets, in_plain_notation, readings, split_outside_brackets
 from harness.grading.quantities import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.relations import (
-    COMMAS,
+    ELEMENT_SEPARATORS,
     Relation,
     as_relation,
     defined_value,
@@ -37,24 +37,24 @@ from harness.grading.relations import (
 )
 from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
-# `\text{(A) 5 cm}`, `(A) \frac12`, `A: 5`, `A. 5`; not `A.5`
 _OPTION = re.compile(
     r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
     r"|(?:\\text\{)?([A-E])(?:[):]|\.(?!\d)) ?\}? ?(.+)"
 )
+r"""Matches `\text{(A) 5 cm}`, `(A) \frac12`, `A: 5`, `A. 5`, but not `A.5`."""
 _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 """A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
 _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 """A gold answer such as `no` or `low`: few products have a vowel as second letter."""
-# `58,500`, `1,234,567`
 _DIGIT_GROUPS = re.compile(r"[1-9]\d?(?:,\d{3})+")
-_UNIONS = frozenset(["\\cup"])
-# `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`; not `\left`
+"""Matches `58,500`, `1,234,567`."""
+_UNION_SIGNS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
-# several answers behind an option: `,B`, `B`, `5 or 6`, `(B)`
+r"""Matches `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`, but not `\left`."""
 SEVERAL_ANSWERS = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
-_SAYS_MORE = re.compile(
+"""In the text of an option, several answers: `,B`, `B`, `5 or 6`, `(B)`."""
+_FURTHER_STATEMENT = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
 )
 """In a member of a chain: words, a negation, or another relation: `2\\nleq 1`."""
@@ -66,23 +66,26 @@ def same_mathematics(answer: str, target: str) -> bool:
     Raises:
         TooLarge: One of them would take too much work to compare.
     """
-    answers, targets = readings(answer, target), readings(target, answer)
-    # 58,500 may be one number, so the order counts: `500,58` is wrong
-    is_grouped = any(_DIGIT_GROUPS.fullmatch(text) for text in targets) and len(targets) > 1
-    are_same = _same_list if is_grouped else _same_answer
-    if any(starmap(are_same, product(answers, targets))):
+    answer_readings, target_readings = readings(answer, target), readings(target, answer)
+    compare = _same_answer
+    # The target `58,500` has two readings, a number and a list. The order of the list counts too,
+    # because 500,58 would be another number.
+    if len(target_readings) > 1 and any(map(_DIGIT_GROUPS.fullmatch, target_readings)):
+        compare = _same_list
+    if any(starmap(compare, product(answer_readings, target_readings))):
         return True
-    option = _OPTION.fullmatch(plain(answer))
+    option = _OPTION.fullmatch(in_plain_notation(answer))
     if not option:
         return False
-    # `(B) 5` names an option twice, so the gold answer may be the letter or the text
-    letter, text = filter(None, option.groups())
-    if SEVERAL_ANSWERS.search(text):
+    # only the groups of the alternative that matched have a text
+    letter, option_text = filter(None, option.groups())
+    if SEVERAL_ANSWERS.search(option_text):
         return False
-    target_letter = readable_words(plain(target))
+    # the answer `(B) 5` is right if the gold answer is B, and also if it is 5
+    target_letter = readable_words(in_plain_notation(target))
     if target_letter and target_letter in "ABCDE":
         return bool(letter == target_letter)
-    return same_mathematics(text, target)
+    return same_mathematics(option_text, target)
 
 
 def _same_answer(answer: str, target: str) -> bool:
@@ -91,13 +94,13 @@ def _same_answer(answer: str, target: str) -> bool:
         return True
     answers, targets = split_members(answer), split_members(target)
     if names_unknowns(answers) != names_unknowns(targets):
-        # in this order, because x=1,y=2 is (1,2) and not (2,1)
+        # the order counts, because `x=1,y=2` is (1,2) and not (2,1)
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
         # a list of relations such as `x<1 or x>3` may be the same set as a union of intervals
-        are_same = same_sets(without_set_braces(answer), without_set_braces(target))
-        if are_same is not None:
-            return are_same
+        are_same_sets = same_sets(without_set_braces(answer), without_set_braces(target))
+        if are_same_sets is not None:
+            return are_same_sets
     if OR in answer and len(targets) == 1:
         if all(_same_element(answers[0], alternative) for alternative in answers):
             # `1/2 or 0.5` states one value twice, so it is one answer
@@ -108,29 +111,31 @@ def _same_answer(answer: str, target: str) -> bool:
 
 
 def _same_list(answer: str, target: str) -> bool:
+    """Compare two lists in which the order counts."""
     return same_in_order(split_members(answer), split_members(target), _same_element)
 
 
 def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
+    """Compare two lists or sets in which only the number of equal elements counts."""
     if len(answers) != len(targets):
         return False
-    # Equal texts first: 5 also matches 5 cm, and each target may be matched once.
-    equal = Counter(answers) & Counter(targets)
-    unmatched_targets = [*(Counter(targets) - equal).elements()]
-    for answer in (Counter(answers) - equal).elements():
-        match = next(
+    # Equal texts are matched first. Otherwise 5 could take the target `5 cm` from another `5 cm`.
+    equal_texts = Counter(answers) & Counter(targets)
+    unmatched_targets = [*(Counter(targets) - equal_texts).elements()]
+    for answer in (Counter(answers) - equal_texts).elements():
+        matching_target = next(
             (target for target in unmatched_targets if _same_element(answer, target)), None
         )
-        if match is None:
+        if matching_target is None:
             return False
-        unmatched_targets.remove(match)
+        unmatched_targets.remove(matching_target)
     return True
 
 
 def _same_element(answer: str, target: str) -> bool:
     """Compare two elements of lists. Neither has a comma outside its brackets.
 
-    The kinds of elements are tried in turn, and the first kind of which they are decides.
+    The kinds of elements are tried in turn. The first kind that fits decides.
     """
     answer, target = (
         "\\infty" if element == "+\\infty" else element for element in (answer, target)
@@ -142,13 +147,13 @@ def _same_element(answer: str, target: str) -> bool:
     if exact_answer or exact_target:
         return _same_element(exact_answer or answer, exact_target or target)
     if _SET_SIGNS.search(answer + target):
-        are_same = same_sets(answer, target)
-        if are_same is not None:
-            return are_same
+        are_same_sets = same_sets(answer, target)
+        if are_same_sets is not None:
+            return are_same_sets
     if answer_relation.operators or target_relation.operators:
         return _same_relation(answer_relation, target_relation)
     if _DATE.fullmatch(target):
-        # 05 is also written 5
+        # the fifth month is written 05 or 5
         return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
     words = readable_words(answer), readable_words(target)
     # up to three letters may be a product, such as `abc`
@@ -159,9 +164,11 @@ def _same_element(answer: str, target: str) -> bool:
     if None not in names:
         return names[0] == names[1]
     if "\\cup" in answer + target:
-        unions = [split_outside_brackets(text, _UNIONS).pieces for text in (answer, target)]
-        if max(map(len, unions)) > 1:
-            return _same_in_any_order(*unions)
+        union_members = [
+            split_outside_brackets(text, _UNION_SIGNS).pieces for text in (answer, target)
+        ]
+        if max(map(len, union_members)) > 1:
+            return _same_in_any_order(*union_members)
     answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
     if answer_matrix and target_matrix:
         return _same_matrix(answer_matrix, target_matrix)
@@ -172,23 +179,23 @@ def _same_element(answer: str, target: str) -> bool:
 
 def _same_enclosed(answer: str, target: str) -> bool:
     """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
-    (answer_kind, answer_inner), (target_kind, target_inner) = brackets(answer), brackets(target)
-    if answer_kind == target_kind == "\\{\\}":
+    answer_brackets, answer_content = brackets(answer)
+    target_brackets, target_content = brackets(target)
+    if answer_brackets == target_brackets == "\\{\\}":
         members, target_members = split_members(answer), split_members(target)
         if members != [answer] or target_members != [target]:
             return _same_in_any_order(members, target_members)
-        # `\{x|x<5\}` has no members to sort, because its element stands before its condition
-        element_and_condition, target_element_and_condition = (
-            split_outside_brackets(inner, CONDITIONS).pieces
-            for inner in (answer_inner, target_inner)
-        )
-        return same_in_order(element_and_condition, target_element_and_condition, _same_answer)
-    # without brackets an element has no comma, so it is its only entry
-    entries, target_entries = (
-        split_outside_brackets(inner, COMMAS).pieces for inner in (answer_inner, target_inner)
-    )
-    if max(len(entries), len(target_entries)) > 1 or "[" in answer_kind + target_kind:
-        return answer_kind == target_kind and same_in_order(entries, target_entries, _same_answer)
+        # the order counts in `\{x|x<5\}`, where the element stands before its condition
+        pieces = split_outside_brackets(answer_content, CONDITION_MARKS).pieces
+        target_pieces = split_outside_brackets(target_content, CONDITION_MARKS).pieces
+        return same_in_order(pieces, target_pieces, _same_answer)
+    # an element without brackets is its own only entry, because it has no comma
+    entries = split_outside_brackets(answer_content, ELEMENT_SEPARATORS).pieces
+    target_entries = split_outside_brackets(target_content, ELEMENT_SEPARATORS).pieces
+    if max(len(entries), len(target_entries)) > 1 or "[" in answer_brackets + target_brackets:
+        if answer_brackets != target_brackets:
+            return False
+        return same_in_order(entries, target_entries, _same_answer)
     terms = split_outside_brackets(answer, COLONS).pieces
     target_terms = split_outside_brackets(target, COLONS).pieces
     if max(len(terms), len(target_terms)) > 1:
@@ -199,43 +206,45 @@ def _same_enclosed(answer: str, target: str) -> bool:
 def _same_relation(answer: Relation, target: Relation) -> bool:
     """Compare two relations, or a relation with a text that is not one."""
     if not target.operators:
-        return _states(answer, target.terms[0], is_answer=True)
+        return _states_value(answer, target.terms[0], relation_is_answer=True)
     if not answer.operators:
-        return _states(target, answer.terms[0], is_answer=False)
+        return _states_value(target, answer.terms[0], relation_is_answer=False)
     if answer.operators == target.operators and all(map(_same_answer, answer.terms, target.terms)):
         return True
     return same_comparison(answer, target)
 
 
-def _states(relation: Relation, text: str, *, is_answer: bool) -> bool:
+def _states_value(relation: Relation, text: str, *, relation_is_answer: bool) -> bool:
     """Whether a relation states a value: `x=5` states 5."""
-    value = defined_value(relation, _may_agree_in_chain, combined=is_answer)
+    value = defined_value(relation, _may_agree_in_chain, may_be_combined=relation_is_answer)
     if value is not None and _same_answer(value, text):
         return True
     terms, operators = relation
-    if operators != ["="] or not is_answer:
+    if operators != ["="] or not relation_is_answer:
         return False
+    # `A=x` is also right for x, if A is the same or cannot be read
     return _may_agree_in_chain(*terms) and _same_answer(terms[1], text)
 
 
-def _may_agree_in_chain(term: str, last: str) -> bool:
+def _may_agree_in_chain(term: str, last_term: str) -> bool:
     """Whether a term of a chain such as `2+3=5` agrees with the last term.
 
-    It does not agree only if it is readable and differs, says more, or has open brackets. A term
-    that the grader cannot read is not held against the answer.
+    A term disagrees if it is readable and differs, says more, or has open brackets. A term that the
+    grader cannot read agrees.
     """
     with suppress(ValueError):
-        return integer_value(term) == integer_value(last)
-    if _same_answer(term, last):
+        return integer_value(term) == integer_value(last_term)
+    if _same_answer(term, last_term):
         return True
-    is_balanced = brackets(f"({term})")[0] == "()"
-    if not is_balanced or _SAYS_MORE.search(term) or is_multiple(term):
+    bracket_pair, _ = brackets(f"({term})")
+    if bracket_pair != "()" or _FURTHER_STATEMENT.search(term) or is_multiple(term):
         return False
     return not any(map(is_readable, split_atoms(term)))
 
 
-def _same_matrix(answer: re.Match[str], target: re.Match[str]) -> bool:
-    matrices = answer, target
+def _same_matrix(answer_match: re.Match[str], target_match: re.Match[str]) -> bool:
+    """Compare two matrices or determinants by their brackets, sizes and entries."""
+    matrices = answer_match, target_match
     kinds = {matrix["kind"] for matrix in matrices}
     # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(

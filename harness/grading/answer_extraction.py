@@ -16,8 +16,8 @@ from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_equality import SEVERAL_ANSWERS
 from harness.reasoning_markers import Markers, skip_reasoning
 
-# `\textbf{B}` and `**B**` are `B`
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\{([^{}]*)\}|\\[ ,;:!]|\*\*|\$")
+r"""Font commands and signs. They are removed, so `\textbf{B}` and `**B**` are `B`."""
 _LETTER_AND_TEXT = re.compile(
     r"(?s)(?:(?i:option|choice|answer)\W{1,3})?[(\[]?(?P<letter>[A-Z]|(?<=\()[a-z](?=\)))"
     r"(?:[)\].:,]+ ?|\Z)(?P<text>.*)"
@@ -41,10 +41,10 @@ Verdict = Literal[
     "crashed",
     "no_reply",
 ]
-GRADED = ("correct", "incorrect")
+GRADED_VERDICTS = ("correct", "incorrect")
 """The verdicts of an answer that was compared with the gold answer."""
 
-TOO_LONG = f"longer than {LONGEST_ANSWER} characters"
+TOO_LONG_REASON = f"longer than {LONGEST_ANSWER} characters"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,12 @@ class GradeJob:
         target: The gold answer, as it would stand in a box.
         alternatives: Further answers that are accepted.
         choices: The texts of the choices, of which the gold answer is a letter.
-        decimal: The decimal sign of the gold answers if it is a comma. An answer may have either.
+        decimal_sign: The decimal sign of the gold answers if it is a comma. An answer may have
+            either sign.
         finish_reason: See `finish_reasons.read_reason`. `length` tells a truncated completion
             from one without a box.
-        line: Whether the answer is the first line instead of the content of the last box.
-        thinking: The model's markers of reasoning; those of all families if there are none.
+        is_line: Whether the answer is the first line instead of the content of the last box.
+        reasoning_markers: The model's markers of reasoning, or none for those of all families.
         prompt: The prompt as text, which the authors' rule reads too.
         solution: The worked solution, from which math_verify takes the gold answer. "" stands for
             `\boxed{target}`.
@@ -71,10 +72,10 @@ class GradeJob:
     completion: str
     target: str
     finish_reason: str | None = None
-    line: bool = False
-    thinking: Markers = ()
+    is_line: bool = False
+    reasoning_markers: Markers = ()
     alternatives: tuple[str, ...] = ()
-    decimal: str | None = None
+    decimal_sign: str | None = None
     choices: tuple[str, ...] = ()
     prompt: str = ""
     solution: str = ""
@@ -86,7 +87,7 @@ class GradeJob:
             target=doc["answer"],
             alternatives=tuple(doc.get("alternatives") or ()),
             choices=tuple(doc.get("choices") or ()),
-            decimal=doc.get("decimal"),
+            decimal_sign=doc.get("decimal"),
             solution=doc.get("solution") or "",
             **fields,
         )
@@ -95,7 +96,7 @@ class GradeJob:
     def targets(self) -> tuple[str, ...]:
         """All accepted answers, with decimal points."""
         targets = (self.target, *self.alternatives)
-        return tuple(map(with_decimal_points, targets)) if self.decimal == "," else targets
+        return tuple(map(with_decimal_points, targets)) if self.decimal_sign == "," else targets
 
 
 class Grade(Struct, frozen=True, kw_only=True):
@@ -144,16 +145,16 @@ def read_answer(job: GradeJob) -> Grade | str:
     """
     if job.finish_reason in ("filtered", "broken"):
         return Grade(verdict="no_reply", answer=None)
-    text = skip_reasoning(job.completion, job.thinking)
+    text = skip_reasoning(job.completion, job.reasoning_markers)
     if text is None:
         return Grade(verdict="unfinished", answer=None)
-    answers = read_line(text, job.finish_reason) if job.line else read_boxes(text)
+    answers = read_line(text, job.finish_reason) if job.is_line else read_boxes(text)
     if not answers:
         is_truncated = job.finish_reason == "length"
         return Grade(verdict="truncated" if is_truncated else "no_box", answer=None)
     answer = answers[-1]
     if len(answer) > LONGEST_ANSWER:
-        return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER], reason=TOO_LONG)
+        return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER], reason=TOO_LONG_REASON)
     return answer
 
 
@@ -188,11 +189,11 @@ def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str
         target: The letter of the right choice.
         choices: The texts of all choices in their order.
     """
-    text_of_letter = dict(zip(ascii_uppercase, map(_simplify, choices), strict=False))
-    choice_texts, right_text = text_of_letter.values(), text_of_letter[target]
+    text_by_letter = dict(zip(ascii_uppercase, map(_simplify, choices), strict=False))
+    choice_texts, right_text = text_by_letter.values(), text_by_letter[target]
     simple_answer = _simplify(answer)
     match = _LETTER_AND_TEXT.fullmatch(simple_answer)
-    if match and match["letter"].upper() in text_of_letter:
+    if match and match["letter"].upper() in text_by_letter:
         text = match["text"]
         contradicts_letter = text != right_text and (
             text in choice_texts or SEVERAL_ANSWERS.search(text) or _FURTHER_LETTER.match(text)

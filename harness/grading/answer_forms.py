@@ -10,13 +10,13 @@ from harness.reasoning_markers import skip_reasoning
 
 NO_FORM = "none"
 """The form of a completion without an answer."""
-FORMS = {
-    # models that are trained with tags around reasoning and answer, and GLM-V; not `<answer>` in a
-    # sentence about the answer
+MARKER_BY_FORM = {
+    # Models that are trained with tags around reasoning and answer write the first one, and GLM-V
+    # the second. A sentence about the tag, such as `in <answer> the answer is`, does not count.
     "<answer>": re.compile(r"<answer>(?![^<]*answer is)|<\|begin_of_box\|>"),
-    # the prompts of lm-eval's tasks minerva_math and hendrycks_math
+    # lm-eval's tasks minerva_math and hendrycks_math ask for this sentence
     "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
-    # the solutions of GSM8K; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
+    # GSM8K's solutions end so; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
     "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
     "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
     "answer is": re.compile(r"\banswer is\b:?", re.I),
@@ -29,15 +29,15 @@ _ANSWER = re.compile(
     re.DOTALL,
 )
 """Display mathematics, an option such as `(C)`, or the rest of the sentence."""
-# a word: `so` in `so 5`, three letters of another script; not `\frac` or `x`
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
+r"""Matches `so` in `so 5`, or three letters of another script, but not `\frac` or `x`."""
 
 
 def find_answer(completion: str) -> tuple[str, str]:
     """The form in which a completion states its last answer, and the answer.
 
-    A box has precedence, then the forms in the order of `FORMS`. Last, a line without a word at the
-    end is an answer as it is (`bare`).
+    A box has precedence, then the forms in the order of `MARKER_BY_FORM`. If there is none, a last
+    line without words is an answer as it is (`bare`).
 
     Args:
         completion: The completion; its reasoning is skipped.
@@ -45,12 +45,12 @@ def find_answer(completion: str) -> tuple[str, str]:
     text = (skip_reasoning(completion) or "").strip()
     if boxes := read_boxes(text):
         return "box", boxes[-1]
-    for form, marker in FORMS.items():
-        ends = [match.end() for match in marker.finditer(text)]
-        if ends and (match := _ANSWER.match(text, ends[-1])):
+    for form, marker in MARKER_BY_FORM.items():
+        marker_ends = [match.end() for match in marker.finditer(text)]
+        if marker_ends and (match := _ANSWER.match(text, marker_ends[-1])):
             # only one of the alternatives has matched its group
             return form, match[match.lastindex or 0].strip()
-    line = text.rpartition("\n")[2]
-    if line and not _WORD.search(line):
-        return "bare", line
+    last_line = text.rpartition("\n")[2]
+    if last_line and not _WORD.search(last_line):
+        return "bare", last_line
     return NO_FORM, ""

@@ -10,7 +10,7 @@ from harness.grading.answer_elements import is_readable, split_atoms, split_memb
 from harness.grading.answer_equality import same_mathematics
 from harness.grading.answer_extraction import (
     LONGEST_ANSWER,
-    TOO_LONG,
+    TOO_LONG_REASON,
     Grade,
     GradeJob,
     Verdict,
@@ -18,7 +18,7 @@ from harness.grading.answer_extraction import (
 )
 from harness.grading.formula import DEEPEST_NESTING, TooLarge, blame_gold_answer
 from harness.grading.formula_values import begin_comparison
-from harness.grading.notation import plain
+from harness.grading.notation import in_plain_notation
 
 GRADER_VERSION = 9
 """Goes up whenever a verdict can change."""
@@ -45,7 +45,7 @@ def grade(
         >>> mless.grade("7\nThat is all.", "8", line=True).answer
         '7'
     """
-    job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, line=line)
+    job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, is_line=line)
     answer = read_answer(job)
     return answer if isinstance(answer, Grade) else compare_answers(answer, target)
 
@@ -84,6 +84,7 @@ def compare_answers(answer: str, *targets: str, decimal_sign: str | None = None)
 
 
 def _is_gold_answer(answer: str, target: str) -> bool:
+    """Whether an answer is the gold answer, as text or as mathematics."""
     if answer == target:
         return True
     _check_size(answer)
@@ -95,10 +96,11 @@ def _is_gold_answer(answer: str, target: str) -> bool:
 def _check_size(text: str) -> None:
     """Raise `TooLarge` if an answer would take too much work to compare."""
     if len(text) > LONGEST_ANSWER:
-        raise TooLarge(TOO_LONG)
-    plain_text = plain(text)
-    if len(plain_text) > LONGEST_ANSWER:  # one character may stand for many
-        raise TooLarge(TOO_LONG)
+        raise TooLarge(TOO_LONG_REASON)
+    plain_text = in_plain_notation(text)
+    # plain notation writes some characters as many, so the length is checked again
+    if len(plain_text) > LONGEST_ANSWER:
+        raise TooLarge(TOO_LONG_REASON)
     if plain_text.count("=") > MOST_EQUALS_SIGNS:
         raise TooLarge(f"more than {MOST_EQUALS_SIGNS} equals signs")
     # deep nesting is refused before the text is read, because reading is recursive
@@ -113,7 +115,7 @@ def describe_gold(target: str) -> str | None:
     try:
         with blame_gold_answer():
             _check_size(target)
-        can_compare = all(map(is_readable, split_atoms(plain(target))))
+        can_compare = all(map(is_readable, split_atoms(in_plain_notation(target))))
     except TooLarge as error:
         return str(error)
     return None if can_compare else "not read as mathematics"
@@ -121,4 +123,4 @@ def describe_gold(target: str) -> str | None:
 
 def read_elements(target: str) -> list[str]:
     """The elements of a gold answer that is a list, as the grader reads them; else the answer."""
-    return split_members(plain(target))
+    return split_members(in_plain_notation(target))

@@ -3,7 +3,7 @@
 import re
 
 
-def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
+def authors_rule(prompt_and_completion: str, gold: str | None) -> tuple[bool, bool]:
     r"""The grading rule of the study's authors with its faults, written from a description of it.
 
     It reads prompt **plus** completion, so an empty `\boxed{}` in the prompt counts as an answer.
@@ -14,7 +14,7 @@ def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
     set (Hendrycks et al. 2021, arXiv 2103.03874).
 
     Args:
-        text: The prompt followed by the completion.
+        prompt_and_completion: The prompt followed by the completion.
         gold: The gold answer. None: the problem has no boxed answer.
 
     Returns:
@@ -23,28 +23,28 @@ def authors_rule(text: str, gold: str | None) -> tuple[bool, bool]:
     Raises:
         IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
     """
-    answer = authors_answer(text)
+    answer = authors_answer(prompt_and_completion)
     if answer is None or gold is None:
         return answer == gold, answer == gold
     rewritten_answer, rewritten_gold = rewrite(answer), rewrite(gold)
     return rewritten_answer in rewritten_gold, rewritten_answer == rewritten_gold
 
 
-def authors_answer(text: str) -> str | None:
+def authors_answer(prompt_and_completion: str) -> str | None:
     r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
 
     An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
     is no `\boxed`, and then refuses its form.
     """
-    # searched in prompt and completion together: the prompt's box counts if the completion has none
-    start = text.rfind("\\boxed")
-    if start < 0:
+    # The last box is that of the completion. If it has none, a box in the prompt counts.
+    box_start = prompt_and_completion.rfind("\\boxed")
+    if box_start < 0:
         return None
     depth = 0
-    for brace in re.compile(r"[{}]").finditer(text, start):
+    for brace in re.compile(r"[{}]").finditer(prompt_and_completion, box_start):
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:
-            box = text[start : brace.end()]
+            box = prompt_and_completion[box_start : brace.end()]
             prefix = "\\boxed{"
             return box[len(prefix) : -1] if box.startswith(prefix) else None
     return None
@@ -65,14 +65,14 @@ def rewrite(answer: str) -> str:
     if text.startswith("."):
         text = "0" + text
     sides = text.split("=")
-    # their code takes up to two characters for a name: `x=5` is 5, but `10x=5` stays as it is
+    # the authors take up to two characters for a name: `x=5` is 5, but `10x=5` stays as it is
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
     text = _brace_fractions(_brace_roots(text).replace(" ", ""))
     if text == "0.5":
         return "\\frac{1}{2}"
-    slash = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
-    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else text
+    quotient = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
+    return f"\\frac{{{quotient[1]}}}{{{quotient[2]}}}" if quotient else text
 
 
 def _brace_roots(text: str) -> str:

@@ -1,7 +1,7 @@
 """Read a formula in plain notation by recursive descent. Nothing is evaluated as code.
 
-The reader knows the notation of formulas. A `Point` of `harness.grading.formula_values` knows the
-values of letters and computes every step.
+The reader knows the notation of formulas. An `Evaluator` of `harness.grading.formula_values` knows
+the values of letters and computes every step.
 """
 
 import re
@@ -16,8 +16,8 @@ DEEPEST_NESTING = 40
 Value = Any
 """A Fraction, or mpmath's mpf or mpc for a rounded value."""
 
-# Without \infty: a letter cancels, and \infty-\infty would be 0.
-GREEK = frozenset(
+# `\infty` is left out, because letters cancel: `\infty-\infty` would be 0.
+LETTER_COMMANDS = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi "
     "rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi "
     "Omega pi ell degree".split()
@@ -27,29 +27,29 @@ FUNCTIONS = frozenset(
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh "
     "arccosh arctanh log ln lg exp".split()
 )
-# `12`, `0.5`, `.5`, `0.1\overline{6}`
 _NUMBER = re.compile(
     r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
 )
-# `x`, `\alpha`, `a_{1}`, `f'`
+r"""Matches `12`, `0.5`, `.5`, `0.1\overline{6}`."""
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
-# `(2)`, `(x)`, `(\theta)` after a name: `f(2)`
-_CALL = re.compile(r"\((?:-?\d+|[A-Za-z]|\\[A-Za-z]+ ?)\)")
-# `_{12}` in `a_{12}`
+r"""Matches `x`, `\alpha`, `a_{1}`, `f'`."""
+_CALL = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
+r"""Matches `(2)`, `(x)`, `(\theta)` after a name: `f(2)`."""
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-# `\sqrt`, `\pi `
+"""Matches `_{12}` in `a_{12}`."""
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
-# `\frac12` in `3\frac12`; not in `3\frac12!`
+r"""Matches `\sqrt`, `\pi `."""
 _MIXED_NUMBER = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
-_CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
-_ROUNDINGS = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
+r"""Matches `\frac12` in `3\frac12`, but not in `3\frac12!`."""
+_CLOSING_BRACKET_BY_OPENING = {"(": ")", "[": "]", "{": "}"}
+_CLOSING_COMMAND_BY_OPENING = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
 """The command that closes each pair of rounding brackets, by the command that opens it."""
-# the next factor in `2(x+1)` or `2\sqrt3`
-_STARTS_FACTOR = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
-# `x` in `\sin x`, but not the `\cos` of `\sin x\cos x`
-_STARTS_ARGUMENT = re.compile(
+_FACTOR_START = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
+r"""The next factor in `2(x+1)` or `2\sqrt3`."""
+_ARGUMENT_START = re.compile(
     rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))"
 )
+r"""Matches `x` in `\sin x`, but not the `\cos` of `\sin x\cos x`."""
 
 
 class TooLarge(Exception):
@@ -66,11 +66,11 @@ def blame_gold_answer() -> Iterator[None]:
 
 
 class Unreadable(Exception):
-    """The reader cannot read the formula, or the point has no value for it."""
+    """The reader cannot read the formula, or the evaluator has no value for it."""
 
 
-def read(formula: str, point: Any) -> Value:
-    """Read the value of a formula in plain notation, without unit, at a point.
+def read(formula: str, evaluator: Any) -> Value:
+    """Read the value of a formula in plain notation, without unit, at the point of an evaluator.
 
     Raises:
         Unreadable: The text is not a formula, or is ambiguous: `1/2x` may be half of x, or one over
@@ -78,7 +78,7 @@ def read(formula: str, point: Any) -> Value:
         TooLarge: The value would take too much work to write out.
         ZeroDivisionError: The formula divides by zero.
     """
-    reader = _Reader(formula, point)
+    reader = _Reader(formula, evaluator)
     value = reader.read_sum()
     if reader.position < len(formula):
         raise Unreadable(formula[reader.position :])
@@ -88,11 +88,12 @@ def read(formula: str, point: Any) -> Value:
 class _Reader:
     """Reads a text from `position` on. Each `read_` method reads one rule of the grammar."""
 
-    def __init__(self, text: str, point: Any) -> None:
-        self.text, self.point = text, point
+    def __init__(self, text: str, evaluator: Any) -> None:
+        self.text, self.evaluator = text, evaluator
         self.position, self.depth = 0, 0
-        # Bars opened since the last bracket. While one is open, the next bar closes it.
-        self.open_bars = 0
+        # Opening and closing bars look alike. While a bar is open since the last bracket, the next
+        # one closes it.
+        self.open_bar_count = 0
 
     def peek(self) -> str:
         """The next character, "" at the end."""
@@ -106,76 +107,86 @@ class _Reader:
         return is_next
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match a pattern at the position, without moving it."""
         return pattern.match(self.text, self.position)
 
-    def nested(self, read_rule: Callable[[], Value], *, bars: int = 0) -> Value:
-        """Read a rule one level deeper, where `bars` bars are open.
+    def read_nested(self, read_rule: Callable[[], Value], *, bar_count: int = 0) -> Value:
+        """Read a rule one level deeper, where `bar_count` bars are open.
 
         Raises:
             TooLarge: The level is deeper than `DEEPEST_NESTING`, so recursion could fail.
         """
-        outer_bars, self.open_bars = self.open_bars, bars
+        outer_bar_count, self.open_bar_count = self.open_bar_count, bar_count
         self.depth += 1
         if self.depth > DEEPEST_NESTING:
             raise TooLarge("nested too deep")
         value = read_rule()
         self.depth -= 1
-        self.open_bars = outer_bars
+        self.open_bar_count = outer_bar_count
         return value
 
     def starts_factor(self) -> bool:
-        return bool(self.match(_STARTS_FACTOR)) or (self.peek() == "|" and not self.open_bars)
+        """Whether a factor comes next, so that a sign of multiplication is missing."""
+        return bool(self.match(_FACTOR_START)) or (self.peek() == "|" and not self.open_bar_count)
 
     def read_sum(self) -> Value:
+        """Read terms with plus and minus signs between them: `2x-3+y`."""
         value = self.read_signed(self.read_term)
         while self.peek() in ("+", "-"):
-            value = self.point.plus(value, self.read_signed(self.read_term))
+            value = self.evaluator.plus(value, self.read_signed(self.read_term))
         return value
 
     def read_signed(self, read_rule: Callable[[], Value]) -> Value:
+        """Read a rule after any number of plus and minus signs: `--2`."""
         is_negative = False
         while self.peek() in ("+", "-"):
             is_negative ^= self.peek() == "-"
             self.position += 1
         value = read_rule()
-        return self.point.times(Fraction(-1), value) if is_negative else value
+        return self.evaluator.times(Fraction(-1), value) if is_negative else value
 
     def read_term(self) -> Value:
+        """Read factors that are multiplied or divided: `2*x`, `2x`, `1/2`."""
         value = self.read_factor()
         while True:
             if self.accept("*"):
-                value = self.point.times(value, self.read_signed(self.read_factor))
+                value = self.evaluator.times(value, self.read_signed(self.read_factor))
             elif self.accept("/"):
-                value = self.point.times(value, 1 / self.read_signed(self.read_factor))
+                value = self.evaluator.times(value, 1 / self.read_signed(self.read_factor))
                 if self.starts_factor():
                     raise Unreadable("1/2x may be a half x or one over 2x")
             # a missing sign means multiplication, as in 2x or (x+1)(x-1)
             elif self.starts_factor():
-                value = self.point.times(value, self.read_factor())
+                value = self.evaluator.times(value, self.read_factor())
             else:
                 return value
 
     def read_factor(self) -> Value:
+        """Read a value with its powers and factorials: `x^2`, `3!`."""
         value = self.read_atom()
         while self.peek() in ("!", "^"):
             if self.accept("!"):
-                value = self.point.function("!", value)
+                value = self.evaluator.function("!", value)
             else:
                 self.position += 1
-                value = self.point.power(value, self.nested(self.read_exponent))
+                value = self.evaluator.power(value, self.read_nested(self.read_exponent))
         return value
 
     def read_exponent(self) -> Value:
+        """Read what follows `^`. A second power comes first: `2^{-1}`, `2^3^2`."""
         value = self.read_signed(self.read_exponent_operand)
         if self.accept("^"):
-            value = self.point.power(value, self.nested(self.read_exponent))
+            value = self.evaluator.power(value, self.read_nested(self.read_exponent))
         return value
 
     def read_exponent_operand(self) -> Value:
         """Read an operand. Without braces a number extends to its last digit: 2^10 is 1024."""
-        return self.read_number(mixed=False) if self.peek().isdecimal() else self.read_argument()
+        if self.peek().isdecimal():
+            return self.read_number(may_be_mixed=False)
+        return self.read_argument()
 
-    def read_number(self, *, mixed: bool = True) -> Value:
+    def read_number(self, *, may_be_mixed: bool = True) -> Value:
+        """Read a number: `12`, `0.5`, `0.1\\overline{6}`, or `2\\frac12` if it may be mixed."""
         match = self.match(_NUMBER)
         if match is None or match.group() in ("", "."):
             raise Unreadable("no number")
@@ -183,55 +194,65 @@ class _Reader:
         if self.peek() == "_":
             raise Unreadable("a number in a base")
         # `0.1\overline{6}`: the repeating digits are a geometric series, here 6 / 90
-        integer, decimals, repeating = match.groups("")
-        value = Fraction(int("0" + integer + decimals), 10 ** len(decimals))
-        if repeating:
-            value += Fraction(int(repeating), (10 ** len(repeating) - 1) * 10 ** len(decimals))
+        integer_digits, decimal_digits, repeating_digits = match.groups("")
+        value = Fraction(int("0" + integer_digits + decimal_digits), 10 ** len(decimal_digits))
+        if repeating_digits:
+            value += Fraction(
+                int(repeating_digits), (10 ** len(repeating_digits) - 1) * 10 ** len(decimal_digits)
+            )
         fraction = self.match(_MIXED_NUMBER)
-        if fraction and mixed and match.group().isdecimal():
+        if fraction and may_be_mixed and match.group().isdecimal():
             numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
             if numerator < denominator:
                 # 2\frac12 is a mixed number, two and a half
                 value += Fraction(numerator, denominator)
                 self.position = fraction.end()
-        return self.point.checked(value)
+        return self.evaluator.checked(value)
 
     def read_atom(self) -> Value:
+        """Read a number, a letter, a command, or what stands in brackets or bars."""
         character = self.peek()
         if character.isdecimal() or character == ".":
             return self.read_number()
-        if character in _CLOSING_BRACKETS:
-            return self.read_enclosed(character, _CLOSING_BRACKETS[character])
+        if character in _CLOSING_BRACKET_BY_OPENING:
+            return self.read_enclosed(character, _CLOSING_BRACKET_BY_OPENING[character])
         if character == "|":
-            return self.point.function("abs", self.read_enclosed("|", "|", bars=1))
-        command = self.match(_COMMAND)
-        if command and command[1] not in GREEK:
-            self.position = command.end()
-            return self.nested(lambda: self.read_command(command[1]), bars=self.open_bars)
+            return self.evaluator.function("abs", self.read_enclosed("|", "|", bar_count=1))
+        command_match = self.match(_COMMAND)
+        if command_match and command_match[1] not in LETTER_COMMANDS:
+            self.position = command_match.end()
+            return self.read_nested(
+                lambda: self.read_command(command_match[1]), bar_count=self.open_bar_count
+            )
         return self.read_name()
 
-    def read_enclosed(self, opening: str, closing: str, *, bars: int = 0) -> Value:
-        self.position += len(opening)
-        value = self.nested(self.read_sum, bars=bars)
-        if not self.accept(closing):
+    def read_enclosed(
+        self, opening_bracket: str, closing_bracket: str, *, bar_count: int = 0
+    ) -> Value:
+        """Read a sum in brackets, whose opening bracket comes next."""
+        self.position += len(opening_bracket)
+        value = self.read_nested(self.read_sum, bar_count=bar_count)
+        if not self.accept(closing_bracket):
             raise Unreadable("brackets that do not match")
         return value
 
     def read_command(self, command: str) -> Value:
+        """Read what follows a command, such as `{1}{2}` after `\\frac`."""
         if command in ("frac", "binom"):
-            upper, lower = self.read_argument(), self.read_argument()
+            upper_value, lower_value = self.read_argument(), self.read_argument()
             if command == "frac":
-                return self.point.times(upper, 1 / lower)
-            return self.point.function("binom", upper, lower)
+                return self.evaluator.times(upper_value, 1 / lower_value)
+            return self.evaluator.function("binom", upper_value, lower_value)
         if command == "sqrt":
-            degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
-            letters_before = self.point.letters_read
+            root_degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
+            earlier_letter_reads = self.evaluator.letter_reads
             value = self.read_argument()
-            # the root of a negative number is imaginary, and that of a negative letter has no value
-            has_letters = self.point.letters_read > letters_before
-            return self.point.root(value, degree, of_number=not has_letters)
-        if command in _ROUNDINGS:
-            return self.point.function(command, self.read_enclosed("", _ROUNDINGS[command]))
+            has_letters = self.evaluator.letter_reads > earlier_letter_reads
+            return self.evaluator.root(value, root_degree, has_letters=has_letters)
+        if command in _CLOSING_COMMAND_BY_OPENING:
+            return self.evaluator.function(
+                command, self.read_enclosed("", _CLOSING_COMMAND_BY_OPENING[command])
+            )
         if command in FUNCTIONS:
             return self.read_function(command)
         raise Unreadable(command)
@@ -240,14 +261,14 @@ class _Reader:
         r"""Read a function after its name: `\log_2 8`, `\sin^2 x`, `\sin^{-1}(x)`."""
         bases = []
         if name == "log" and self.accept("_"):
-            bases.append(self.nested(self.read_argument))
+            bases.append(self.read_nested(self.read_argument))
         # sin^{-1} is the inverse function by convention, and not the reciprocal
         if f"arc{name}" in FUNCTIONS and self.accept("^{-1}"):
             name = f"arc{name}"
-        power = self.nested(self.read_exponent) if self.accept("^") else None
+        power = self.read_nested(self.read_exponent) if self.accept("^") else None
         self.accept(" ")
-        value = self.point.function(name, self.read_function_argument(), *bases)
-        return value if power is None else self.point.power(value, power)
+        value = self.evaluator.function(name, self.read_function_argument(), *bases)
+        return value if power is None else self.evaluator.power(value, power)
 
     def read_function_argument(self) -> Value:
         """Read brackets, or all letters and numbers up to the next sign, bracket or function.
@@ -256,11 +277,11 @@ class _Reader:
             Unreadable: The end of the argument is ambiguous, as in `\\sin x/2` and
                 `\\sin 2(x+1)`.
         """
-        if self.peek() in (*_CLOSING_BRACKETS, "|"):
+        if self.peek() in (*_CLOSING_BRACKET_BY_OPENING, "|"):
             return self.read_atom()
         value = self.read_signed(self.read_factor)
-        while self.match(_STARTS_ARGUMENT):
-            value = self.point.times(value, self.read_factor())
+        while self.match(_ARGUMENT_START):
+            value = self.evaluator.times(value, self.read_factor())
         if self.peek() == "/" or (self.peek() == "(" and self.text[self.position - 1].isdecimal()):
             raise Unreadable("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
@@ -275,19 +296,21 @@ class _Reader:
         return self.read_atom()
 
     def read_name(self) -> Value:
+        """Read a letter, perhaps with a subscript or arguments: `x`, `a_{1}`, `f(2)`."""
         match = self.match(_NAME)
         if match is None:
             raise Unreadable("no value")
         self.position = match.end()
         name = _SUBSCRIPT.sub(r"_\1", match.group())
         if self.accept(" "):
-            # the blank separates a command from the next letter, so what follows is not an argument
-            return self.point.letter(name)
-        # f(3) is a value of f, not f times 3, so it counts as a letter.
+            # the blank ends a command such as `\pi `, so brackets after it are a factor
+            return self.evaluator.letter(name)
+        # `f(3)` is a value of the unknown function f and not f times 3, so it counts as a letter
         call = self.match(_CALL)
-        if call and (call.group()[1:-1].lstrip("-").isdecimal() or name[0] in "fghpqFGHPQ"):
+        is_function = name[0] in "fghpqFGHPQ"
+        if call and (is_function or call["number"]):
             name += call.group()
             self.position = call.end()
         elif name[0] in "fg" and self.peek() in ("(", "^"):
             raise Unreadable("function of a bracket")
-        return self.point.letter(name)
+        return self.evaluator.letter(name)

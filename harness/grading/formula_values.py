@@ -19,9 +19,9 @@ from harness.grading.formula import TooLarge, Unreadable, Value, blame_gold_answ
 
 PRECISION_BITS = 1000
 """The precision of each step of a formula."""
-EXACT_BITS = 2**16
+MOST_EXACT_BITS = 2**16
 """Most bits of the numerator and the denominator of a value that is not rounded."""
-MOST_BITS = 10_000
+MOST_ROUNDED_BITS = 10_000
 """Most bits of a rounded value, before and after its point."""
 MOST_RESULT_BITS = 800
 """Most bits of a value that is compared. Of larger values no digits would remain to compare."""
@@ -30,7 +30,7 @@ TOLERANCE = 2.0**-AGREEMENT_BITS
 """Values agree if their relative difference is smaller: 25 digits."""
 POINT_COUNT = 12
 """The number of points at which formulas with letters are compared."""
-SMALLEST_LETTER, LARGEST_LETTER, LETTER_PRIME = 0.05, 200.0, 1_000_003
+SMALLEST_LETTER_VALUE, LARGEST_LETTER_VALUE, LETTER_DENOMINATOR = 0.05, 200.0, 1_000_003
 """The range of the absolute values that are substituted for a letter, and their denominator: a
 prime, so that no value is a simple fraction of a period."""
 COMPARISON_BUDGET = 40_000
@@ -40,30 +40,31 @@ PAIR_BUDGET = 6_000
 """The budget for the functions of one pair of formulas, at all points. A factorial or binomial
 costs 20, and a step with long fractions up to 32."""
 
-_NOISE = mpmath.mpf(2) ** (200 - PRECISION_BITS)
+_ROUNDING_ERROR = mpmath.mpf(2) ** (200 - PRECISION_BITS)
 """The largest rounding error of a value that is 0."""
-_CONSTANTS = {"\\pi": mpmath.pi, "e": mpmath.e, "\\degree": mpmath.degree}
-_INVERTIBLE = "sin cos tan cot sec csc sinh cosh tanh".split()
-_FUNCTIONS = {name: getattr(mpmath, name) for name in (*_INVERTIBLE, "exp")}
-_FUNCTIONS |= {f"arc{name}": getattr(mpmath, f"a{name}") for name in _INVERTIBLE}
-_FUNCTIONS |= {
+_CONSTANT_BY_NAME = {"\\pi": mpmath.pi, "e": mpmath.e, "\\degree": mpmath.degree}
+_INVERTIBLE_NAMES = "sin cos tan cot sec csc sinh cosh tanh".split()
+_FUNCTION_BY_NAME = {name: getattr(mpmath, name) for name in (*_INVERTIBLE_NAMES, "exp")}
+_FUNCTION_BY_NAME |= {f"arc{name}": getattr(mpmath, f"a{name}") for name in _INVERTIBLE_NAMES}
+_FUNCTION_BY_NAME |= {
     "ln": mpmath.log, "lg": mpmath.log10,
     "log": lambda x, base=10: mpmath.log(x) / mpmath.log(base),
     "abs": mpmath.fabs, "!": mpmath.factorial, "binom": mpmath.binomial,
-    "lfloor": lambda x: mpmath.floor(x + _NOISE), "lceil": lambda x: mpmath.ceil(x - _NOISE),
+    "lfloor": lambda x: mpmath.floor(x + _ROUNDING_ERROR),
+    "lceil": lambda x: mpmath.ceil(x - _ROUNDING_ERROR),
 }  # fmt: skip
-_COMBINATORIAL = ("!", "binom")
-_MOST_ARGUMENT_BITS = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13)
-_MOST_ARGUMENT_BITS |= dict.fromkeys(_COMBINATORIAL, 10)
+_COMBINATORIAL_NAMES = ("!", "binom")
+_MOST_ARGUMENT_BITS_BY_NAME = dict.fromkeys(("exp", "sinh", "cosh", "tanh"), 13)
+_MOST_ARGUMENT_BITS_BY_NAME |= dict.fromkeys(_COMBINATORIAL_NAMES, 10)
 """Most bits of the arguments of functions that would otherwise be too large or too slow."""
 
-_comparison_budget = [COMPARISON_BUDGET]
+_remaining_budget = [COMPARISON_BUDGET]
 """The remaining budget of the current comparison, over all its pairs of formulas."""
 
 
 def begin_comparison() -> None:
     """Restore the full budget."""
-    _comparison_budget[0] = COMPARISON_BUDGET
+    _remaining_budget[0] = COMPARISON_BUDGET
 
 
 def same_values(answer: str, target: str) -> bool:
@@ -89,12 +90,12 @@ def constant_ratio(answer: str, target: str) -> float:
     Raises:
         TooLarge: As for `same_values`.
     """
-    pairs = [*_values_at_points(answer, target)]
-    # an identity such as `\sqrt2\sqrt2=2` has the difference 0, and is a multiple of no equation
-    if not pairs or not all(map(_is_nonzero, chain.from_iterable(pairs))):
+    value_pairs = [*_values_at_points(answer, target)]
+    # A value of 0 has no ratio. It is the difference of an identity, such as `\sqrt2\sqrt2=2`.
+    if not value_pairs or not all(map(_is_nonzero, chain.from_iterable(value_pairs))):
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
-        ratios = [a / b for a, b in starmap(_in_one_precision, pairs)]
+        ratios = [a / b for a, b in starmap(_in_one_precision, value_pairs)]
     if any(isinstance(ratio, mpmath.mpc) or not _agree(ratio, ratios[0]) for ratio in ratios):
         return 0.0
     return float(ratios[0])
@@ -115,20 +116,20 @@ def has_value(formula: str) -> bool:
 
 def approximate(formula: str) -> float | None:
     """The value of a real number without letters; None for other texts."""
-    point = Point()
+    evaluator = Evaluator()
     try:
-        value = point.real_value(formula, 0)
+        value = evaluator.real_value(formula, 0)
     except (Unreadable, TooLarge):
         return None
-    return None if point.letters else float(value)
+    return None if evaluator.letters else float(value)
 
 
 def has_letters(formula: str) -> bool:
     """Whether a formula contains letters that stand for numbers."""
-    point = Point()
+    evaluator = Evaluator()
     with suppress(Unreadable, TooLarge):
-        point.value(formula, 0)
-    return bool(point.letters)
+        evaluator.value(formula, 0)
+    return bool(evaluator.letters)
 
 
 def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
@@ -136,12 +137,12 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
 
     If a formula is not readable, both values are None.
     """
-    point, has_values, size_error = Point(), False, None
-    for index in range(POINT_COUNT):
+    evaluator, has_values, size_error = Evaluator(), False, None
+    for point_index in range(POINT_COUNT):
         try:
-            value = point.value(answer, index)
+            value = evaluator.value(answer, point_index)
             with blame_gold_answer():
-                target_value = point.value(target, index)
+                target_value = evaluator.value(target, point_index)
             if value is not None or target_value is not None:
                 yield value, target_value
                 has_values = True
@@ -151,7 +152,7 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
             yield None, None
             return
         # without letters all points are the same
-        if not point.letters:
+        if not evaluator.letters:
             break
     if size_error and not has_values:
         raise size_error
@@ -160,18 +161,23 @@ def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, 
 @lru_cache(maxsize=1024)
 def letter_value(letter_index: int, point_index: int) -> Fraction:
     """The value of a letter at a point, seeded by both, so that signs and sizes vary freely."""
-    source = random.Random(f"{letter_index} {point_index}")
-    size = math.exp(source.uniform(math.log(SMALLEST_LETTER), math.log(LARGEST_LETTER)))
-    return source.choice((-1, 1)) * Fraction(round(size * LETTER_PRIME), LETTER_PRIME)
+    generator = random.Random(f"{letter_index} {point_index}")
+    magnitude = math.exp(
+        generator.uniform(math.log(SMALLEST_LETTER_VALUE), math.log(LARGEST_LETTER_VALUE))
+    )
+    return generator.choice((-1, 1)) * Fraction(
+        round(magnitude * LETTER_DENOMINATOR), LETTER_DENOMINATOR
+    )
 
 
 def _agree(a: Value, b: Value) -> bool:
+    """Whether two values are equal, up to rounding."""
     with mpmath.workprec(PRECISION_BITS):
         a, b = _in_one_precision(a, b)
         if isinstance(a, Fraction):
             return bool(a == b)
         scale = max(abs(a), abs(b))
-        return bool(scale < _NOISE or abs(a - b) <= TOLERANCE * min(1, scale))
+        return bool(scale < _ROUNDING_ERROR or abs(a - b) <= TOLERANCE * min(1, scale))
 
 
 def _in_one_precision(a: Value, b: Value) -> tuple[Value, Value]:
@@ -182,6 +188,7 @@ def _in_one_precision(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _rounded(value: Value) -> Value:
+    """A fraction as a rounded value; a rounded value unchanged."""
     if isinstance(value, Fraction):
         return _refuse_tiny(mpmath.mpf(value.numerator) / value.denominator)
     return value
@@ -194,30 +201,32 @@ def _refuse_tiny(value: Value) -> Value:
     return value
 
 
-def _bits(fraction: Fraction) -> int:
+def _count_bits(fraction: Fraction) -> int:
+    """The bits of the longer one of numerator and denominator."""
     return max(fraction.numerator.bit_length(), fraction.denominator.bit_length())
 
 
 def _is_natural(value: Value) -> bool:
+    """Whether a value is 0, 1, 2, ..."""
     return isinstance(value, Fraction) and value.denominator == 1 and value >= 0
 
 
-class Point:
-    """A point at which formulas are computed: a value for every letter.
+class Evaluator:
+    """Computes formulas at points. A point, given by its index, has a value for every letter.
 
     Attributes:
         letters: The letters so far, each with its index.
-        letters_read: How many times a letter was read.
+        letter_reads: How many times a letter was read.
     """
 
     def __init__(self) -> None:
         self.letters: dict[str, int] = {}
-        self.letters_read = 0
-        self._index, self._is_complex, self._budget = 0, False, PAIR_BUDGET
+        self.letter_reads = 0
+        self._point_index, self._may_be_complex, self._remaining_pair_budget = 0, False, PAIR_BUDGET
 
-    def value(self, formula: str, index: int) -> Value | None:
+    def value(self, formula: str, point_index: int) -> Value | None:
         """The formula's value at the point with this index; None where it has no value."""
-        self._index, self._is_complex = index, False
+        self._point_index, self._may_be_complex = point_index, False
         self._spend(len(formula) // 16)
         with mpmath.workprec(PRECISION_BITS):
             try:
@@ -228,18 +237,18 @@ class Point:
                 return value
             if abs(value) > mpmath.mpf(2) ** MOST_RESULT_BITS:
                 raise TooLarge("number too large")
-            if abs(mpmath.im(value)) <= _NOISE * max(1, abs(value)):
+            if abs(mpmath.im(value)) <= _ROUNDING_ERROR * max(1, abs(value)):
                 value = mpmath.re(value)
-            has_value = mpmath.isfinite(value) and (self._is_complex or not mpmath.im(value))
+            has_value = mpmath.isfinite(value) and (self._may_be_complex or not mpmath.im(value))
             return value if has_value else None
 
-    def real_value(self, formula: str, index: int) -> Value:
+    def real_value(self, formula: str, point_index: int) -> Value:
         """The formula's value to 25 digits.
 
         Raises:
             Unreadable: It is not a real number.
         """
-        value = self.value(formula, index)
+        value = self.value(formula, point_index)
         if value is None or isinstance(value, mpmath.mpc):
             raise Unreadable("no real number")
         with mpmath.workprec(AGREEMENT_BITS):
@@ -247,15 +256,14 @@ class Point:
 
     def letter(self, name: str) -> Value:
         """A letter or constant."""
-        if name in _CONSTANTS:
-            # mpmath computes a constant when it is used: the sign makes it a number of this
-            # precision
-            return +_CONSTANTS[name]
+        if name in _CONSTANT_BY_NAME:
+            # The plus sign makes mpmath compute the constant now, in the precision of this formula.
+            return +_CONSTANT_BY_NAME[name]
         if name == "i":
-            self._is_complex = True
+            self._may_be_complex = True
             return mpmath.mpc(0, 1)
-        self.letters_read += 1
-        return letter_value(self.letters.setdefault(name, len(self.letters)), self._index)
+        self.letter_reads += 1
+        return letter_value(self.letters.setdefault(name, len(self.letters)), self._point_index)
 
     def plus(self, a: Value, b: Value) -> Value:
         """The sum."""
@@ -272,11 +280,12 @@ class Point:
         is_rational = isinstance(exponent, Fraction)
         if is_rational and exponent.denominator == 1 and isinstance(base, Fraction):
             # an exact power with a long numerator or denominator would take too long
-            if abs(exponent) * _bits(base) <= EXACT_BITS:
+            if abs(exponent) * _count_bits(base) <= MOST_EXACT_BITS:
                 return self.checked(base**exponent.numerator)
         base, rounded_exponent = _rounded(base), _rounded(exponent)
+        # the power has about as many bits as the base, times the exponent
         base_bits = max(1, abs(mpmath.mag(base))) if base else 0
-        if mpmath.mag(rounded_exponent) + mpmath.mag(base_bits) > MOST_BITS.bit_length():
+        if mpmath.mag(rounded_exponent) + mpmath.mag(base_bits) > MOST_ROUNDED_BITS.bit_length():
             raise TooLarge("number too large")
         if is_rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
             value = (-1 if exponent.numerator % 2 else 1) * mpmath.power(-base, rounded_exponent)
@@ -284,53 +293,54 @@ class Point:
             value = mpmath.power(base, rounded_exponent)
         return self.checked(_refuse_tiny(value))
 
-    def root(self, value: Value, degree: Value, *, of_number: bool) -> Value:
+    def root(self, value: Value, degree: Value, *, has_letters: bool) -> Value:
         """A root. That of a negative number is imaginary, but a negative letter has none."""
-        is_negative = isinstance(value, Fraction) and value < 0
-        self._is_complex |= of_number and degree == 2 and is_negative
+        is_negative_number = isinstance(value, Fraction) and value < 0 and not has_letters
+        self._may_be_complex |= degree == 2 and is_negative_number
         return self.power(value, 1 / degree)
 
     def function(self, name: str, *arguments: Value) -> Value:
         """A function by its command: `log` of a value and its base, `binom`, ..."""
-        is_combinatorial = name in _COMBINATORIAL
+        is_combinatorial = name in _COMBINATORIAL_NAMES
         self._spend(20 if is_combinatorial else 1)
         if is_combinatorial and all(map(_is_natural, arguments)):
             n, k = int(arguments[0]), int(arguments[-1])
-            factors = n if name == "!" else min(k, n - k)
-            if factors * n.bit_length() > EXACT_BITS:
+            factor_count = n if name == "!" else min(k, n - k)
+            if factor_count * n.bit_length() > MOST_EXACT_BITS:
                 raise TooLarge("factorial too large")
             return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
         values = [_rounded(argument) for argument in arguments]
-        most_bits = _MOST_ARGUMENT_BITS.get(name, MOST_BITS)
+        most_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
         if any(value and mpmath.mag(value) > most_bits for value in values):
             raise TooLarge(f"{name} of a large number")
         if is_combinatorial and any(map(mpmath.im, values)):
             raise Unreadable(f"{name} of a complex number")
-        return self.checked(_FUNCTIONS[name](*values))
+        return self.checked(_FUNCTION_BY_NAME[name](*values))
 
     def checked(self, value: Value) -> Value:
         """The value, rounded if it is too long a fraction.
 
         Raises:
-            TooLarge: It has more than `MOST_BITS` bits.
+            TooLarge: It has more than `MOST_ROUNDED_BITS` bits.
         """
         if isinstance(value, Fraction):
-            bits = _bits(value)
-            if bits <= EXACT_BITS:
-                # the cost grows with the square of the length, up to 32 for `EXACT_BITS`
+            bits = _count_bits(value)
+            if bits <= MOST_EXACT_BITS:
+                # the cost grows with the square of the length, up to 32 for `MOST_EXACT_BITS`
                 self._spend((bits // 2**12) ** 2 // 8)
                 return value
             value = _rounded(value)
         if isinstance(value, mpmath.mpc) and not value.imag:
             value = value.real
-        if mpmath.isfinite(value) and value != 0 and abs(mpmath.mag(value)) > MOST_BITS:
+        if mpmath.isfinite(value) and value != 0 and abs(mpmath.mag(value)) > MOST_ROUNDED_BITS:
             raise TooLarge("number too large")
         return value
 
-    def _spend(self, work: int) -> None:
-        self._budget -= work
-        _comparison_budget[0] -= work
-        if self._budget < 0:
+    def _spend(self, cost: int) -> None:
+        """Take a cost from both budgets, and raise `TooLarge` if one of them is used up."""
+        self._remaining_pair_budget -= cost
+        _remaining_budget[0] -= cost
+        if self._remaining_pair_budget < 0:
             raise TooLarge("too much work")
-        if _comparison_budget[0] < 0:
+        if _remaining_budget[0] < 0:
             raise TooLarge("budget")

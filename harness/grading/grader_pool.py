@@ -21,11 +21,11 @@ from msgspec.structs import asdict
 
 from harness.decimal_commas import with_decimal_points
 from harness.grading.answer_extraction import Grade, GradeJob, expect_choice, read_answer
-from harness.grading.grader_worker import COMPARE, GraderProcess
-from harness.grading.other_graders import STEPS, describe_audit
+from harness.grading.grader_worker import COMPARISON_STEP, GraderProcess
+from harness.grading.other_graders import COLUMNS_BY_STEP, describe_audit
 from harness.resources import count_cores
 
-MOST_GRADERS = 8
+MOST_WORKERS = 8
 """Default limit of the number of workers. More would not help: no run waits for its grading."""
 MOST_CACHED_RESULTS = 2**16
 """Results that are cached for equal jobs. The oldest result is dropped first."""
@@ -38,32 +38,35 @@ class GraderPool:
     cached, except timeouts and crashes, which may be accidental.
 
     Args:
-        workers: The number of processes. None: one per usable core, up to 8. They start with the
-            first job that needs a worker.
-        audits: Whether the other graders are asked as well. The processes load them as they start.
+        worker_count: The number of processes. None: one per usable core, up to 8. They start with
+            the first job that needs a worker.
+        with_audit: Whether the other graders are asked as well. The processes load them as they
+            start.
     """
 
-    def __init__(self, *, workers: int | None = None, audits: bool = False) -> None:
-        self._audits = audits
+    def __init__(self, *, worker_count: int | None = None, with_audit: bool = False) -> None:
+        self._with_audit = with_audit
         self._processes = [
-            GraderProcess(audits=audits) for _ in range(workers or min(MOST_GRADERS, count_cores()))
+            GraderProcess(with_audit=with_audit)
+            for _ in range(worker_count or min(MOST_WORKERS, count_cores()))
         ]
-        # a thread for each process: it starts the process, and keeps its deadline
+        # each process has a thread that starts it, waits for its replies and kills it if it hangs
         self._threads = ThreadPoolExecutor(len(self._processes), "mless-grader")
-        # the process that was used last is used first, so that few jobs start few processes
-        self._idle: LifoQueue[GraderProcess] = LifoQueue()
+        # the process that was used last is used again first, so that few jobs start few processes
+        self._idle_processes: LifoQueue[GraderProcess] = LifoQueue()
         for process in self._processes:
-            self._idle.put(process)
-        self._results: dict[bytes, Future[Grade]] = {}
+            self._idle_processes.put(process)
+        self._result_by_key: dict[bytes, Future[Grade]] = {}
         """The result of each job, by its key: equal jobs run once."""
-        self._pending = 0
-        self._finished: SimpleQueue[tuple[Hashable, Grade | Future[Grade]]] = SimpleQueue()
+        self._pending_count = 0
+        self._finished_jobs: SimpleQueue[tuple[Hashable, Grade | Future[Grade]]] = SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Kill all processes and drop all pending jobs."""
+        # the processes are killed first, because a thread waits until its process has ended
         for process in self._processes:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -75,9 +78,9 @@ class GraderPool:
 
         A grade needs no work and is returned as it is.
         """
-        self._pending += 1
+        self._pending_count += 1
         if isinstance(job, Grade):
-            self._finished.put((tag, job))
+            self._finished_jobs.put((tag, job))
             return
         steps: list[str] = []
         request: dict[str, Any] = {}
@@ -88,22 +91,23 @@ class GraderPool:
             targets = job.targets
             if job.choices:
                 targets = expect_choice(answer, job.target, job.choices)
-                if job.decimal == "," and answer not in targets:
+                if job.decimal_sign == "," and answer not in targets:
                     targets = tuple(map(with_decimal_points, targets))
+            # An answer that is equal to a target as text is correct. Whether another answer is the
+            # same mathematics is decided by a worker, which replaces the verdict.
             grade = Grade(verdict="correct", answer=answer)
-            # an answer that differs as text may still be equal: then the comparison decides
             if answer not in targets:
-                steps = [COMPARE]
-                request |= {"targets": targets, "decimal": job.decimal}
-        if self._audits:
-            # a grader that looks for a box is not asked about a line
-            steps += ["math_verify"] if job.line else STEPS
+                steps = [COMPARISON_STEP]
+                request |= {"targets": targets, "decimal": job.decimal_sign}
+        if self._with_audit:
+            # the authors' rule looks for a box, so it cannot grade an answer that is a line
+            steps += ["math_verify"] if job.is_line else COLUMNS_BY_STEP
             request["audit"] = describe_audit(job)
         if steps:
             request["grade"] = asdict(grade)
             self._enqueue(tag, request, steps)
         else:
-            self._finished.put((tag, grade))
+            self._finished_jobs.put((tag, grade))
 
     def poll(self, timeout_s: float = 0.0) -> list[tuple[Any, Grade]]:
         """Return all finished results in the order of finishing.
@@ -116,33 +120,37 @@ class GraderPool:
         """
         results: list[tuple[Any, Grade]] = []
         with suppress(Empty):
-            while self._pending:
-                tag, result = self._finished.get(timeout=0 if results else timeout_s)
-                self._pending -= 1
-                results.append((tag, result.result() if isinstance(result, Future) else result))
+            while self._pending_count:
+                tag, finished_job = self._finished_jobs.get(timeout=0 if results else timeout_s)
+                self._pending_count -= 1
+                grade = finished_job.result() if isinstance(finished_job, Future) else finished_job
+                results.append((tag, grade))
         return results
 
     def drain(self) -> Iterator[tuple[Any, Grade]]:
         """Yield results until no job is pending."""
-        while self._pending:
+        while self._pending_count:
             yield from self.poll(1.0)
 
     def _enqueue(self, tag: Hashable, request: Mapping[str, Any], steps: Sequence[str]) -> None:
         """Let a process do the job, unless an equal job has been submitted."""
         key = hashlib.sha256(json.dumps([request, steps]).encode()).digest()
-        if key not in self._results:
-            if len(self._results) >= MOST_CACHED_RESULTS:
+        if key not in self._result_by_key:
+            if len(self._result_by_key) >= MOST_CACHED_RESULTS:
                 # a dictionary keeps the order of insertion, so this is the oldest result
-                del self._results[next(iter(self._results))]
-            self._results[key] = self._threads.submit(self._grade, key, request, steps)
-        self._results[key].add_done_callback(lambda result: self._finished.put((tag, result)))
+                del self._result_by_key[next(iter(self._result_by_key))]
+            self._result_by_key[key] = self._threads.submit(self._grade, key, request, steps)
+        self._result_by_key[key].add_done_callback(
+            lambda future: self._finished_jobs.put((tag, future))
+        )
 
     def _grade(self, key: bytes, request: Mapping[str, Any], steps: Sequence[str]) -> Grade:
-        process = self._idle.get()
+        """Grade a job in the next idle process. Only a reproducible result stays cached."""
+        process = self._idle_processes.get()
         try:
-            result, is_reproducible = process.grade(request, steps)
+            grade, is_reproducible = process.grade(request, steps)
         finally:
-            self._idle.put(process)
+            self._idle_processes.put(process)
         if not is_reproducible:
-            self._results.pop(key, None)
-        return result
+            self._result_by_key.pop(key, None)
+        return grade

@@ -23,23 +23,23 @@ from typing import Any
 from harness.errors import GraderError
 from harness.grading.answer_extraction import Grade
 from harness.grading.answer_grading import compare_answers
-from harness.grading.other_graders import STEPS, StepResult, prepare_graders, run_step
+from harness.grading.other_graders import COLUMNS_BY_STEP, StepResult, prepare_graders, run_step
 
-GRADER_START_S = 120.0
+GRADER_START_LIMIT_S = 120.0
 """Time limit for a process to load its modules."""
-GRADER_CPU_S = 3
+GRADER_CPU_LIMIT_S = 3
 """CPU time for one comparison, or one step of an audit: a hundred times that of the slowest honest
 answer. It does not run while other processes use the cores."""
 GRADER_DEADLINE_S = 300.0
 """Wall-clock time for the same, for a process that hangs without using the CPU."""
-GRADER_MEMORY_BYTES = 2**30
+GRADER_MEMORY_LIMIT_BYTES = 2**30
 """Address space of one process. With math_verify loaded it needs a sixth of this."""
-MESSAGE_BYTES = 4096
+MOST_MESSAGE_BYTES = 4096
 """Bytes read of a dead process's messages, because hostile text may have caused endless ones."""
 GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
-COMPARE = "compare"
+COMPARISON_STEP = "compare"
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
     "from harness.grading.grader_worker import serve; serve(*map(int, sys.argv[2:]))"
@@ -68,17 +68,17 @@ class GraderProcess:
     """A process that grades for one thread at a time. If it is lost, it is replaced.
 
     Args:
-        audits: Whether the process loads the other graders when it starts.
+        with_audit: Whether the process loads the other graders when it starts.
     """
 
-    def __init__(self, *, audits: bool) -> None:
-        limits = map(str, (GRADER_CPU_S, GRADER_MEMORY_BYTES, int(audits)))
-        self._arguments = [str(Path(__file__).parents[2]), *limits]
+    def __init__(self, *, with_audit: bool) -> None:
+        limit_arguments = map(str, (GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES, int(with_audit)))
+        self._program_arguments = [str(Path(__file__).parents[2]), *limit_arguments]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_expired = self._is_closing = False
 
     def kill(self) -> None:
-        """Kill the process, and start none again."""
+        """Kill the process for good: no other process replaces it."""
         self._is_closing = True
         if self._process:
             self._process.kill()
@@ -104,11 +104,11 @@ class GraderProcess:
             except LostProcess as loss:
                 is_reproducible = False
                 verdict, remark = loss.args
-                step_columns = (
-                    dict.fromkeys(STEPS[step][0]) if step in STEPS else {"verdict": verdict}
-                )
+                step_columns = dict.fromkeys(COLUMNS_BY_STEP.get(step, ()))
+                if step == COMPARISON_STEP:
+                    step_columns = {"verdict": verdict}
             columns |= step_columns
-            if step == COMPARE:
+            if step == COMPARISON_STEP:
                 columns["reason"] = remark
             elif remark is not None:
                 remarks.append(f"{step}: {remark}")
@@ -126,24 +126,24 @@ class GraderProcess:
         if self._is_closing:
             raise GraderError("the pool of graders is closed.")
         try:
-            self._errors = tempfile.TemporaryFile(buffering=0)
+            self._stderr_file = tempfile.TemporaryFile(buffering=0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, *self._arguments],
+                [sys.executable, "-P", "-c", _PROGRAM, *self._program_arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 # a file, because nobody reads a pipe while the process works
-                stderr=self._errors,
+                stderr=self._stderr_file,
                 env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # Ctrl-C in the terminal interrupts only the parent
             )
-            self._exchange(None, GRADER_START_S)
+            self._exchange(None, GRADER_START_LIMIT_S)
         except OSError as error:
             raise GraderError(f"no process for grading can be started: {error}.") from None
         except LostProcess as loss:
-            message = f"no grader worker can be started ({loss.args[1]}): {self._message}"
+            message = f"no grader worker can be started ({loss.args[1]}): {self._last_message}"
             raise GraderError(message) from None
 
-    def _exchange(self, request: Any, limit_s: float) -> StepResult:
+    def _exchange(self, step_and_request: Any, timeout_s: float) -> StepResult:
         """Send a step and its job to the process, or None at its start, and return the reply.
 
         Raises:
@@ -152,18 +152,18 @@ class GraderProcess:
         assert self._process and self._process.stdin and self._process.stdout
         reply_line = b""
         self._has_expired = False
-        timer = Timer(limit_s, self._expire)
+        timer = Timer(timeout_s, self._expire)
         timer.start()
         with suppress(BrokenPipeError):  # the process has ended, so there is no reply
             # JSON in ASCII, so that lone surrogates can be transmitted too
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.write(json.dumps(step_and_request).encode() + b"\n")
             self._process.stdin.flush()
             reply_line = self._process.stdout.readline()
         timer.cancel()
         timer.join()
-        # a process that has closed its pipe ends by itself, with an exit code that says why
+        # without a reply the process has closed its pipe and is about to end by itself
         exit_code = self.end(patience_s=1.0) if self._has_expired or not reply_line else 0
-        # a reply counts even if this thread had to wait until it could read it
+        # a whole reply counts even after the timer has expired, because this thread may be late
         if reply_line.endswith(b"\n"):
             try:
                 columns, remark = json.loads(reply_line)
@@ -172,12 +172,13 @@ class GraderProcess:
                 self.end()
                 raise LostProcess("crashed", "the grader answered nonsense") from None
         if self._has_expired:
-            raise LostProcess("timeout", f"over {limit_s:g} s")
+            raise LostProcess("timeout", f"over {timeout_s:g} s")
         if exit_code == -signal.SIGPROF:
-            raise LostProcess("timeout", f"over {GRADER_CPU_S} s of CPU time")
+            raise LostProcess("timeout", f"over {GRADER_CPU_LIMIT_S} s of CPU time")
         raise LostProcess("crashed", f"the grader ended with exit code {exit_code}")
 
     def _expire(self) -> None:
+        """Kill the process, because its time is over."""
         self._has_expired = True
         if self._process:
             self._process.kill()
@@ -192,44 +193,46 @@ class GraderProcess:
         process.kill()
         with suppress(BrokenPipeError), process:
             pass  # closes the pipes
-        with self._errors as errors:
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MESSAGE_BYTES))
-            lines = errors.read(MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
-        self._message = lines[-1] if lines else "no message"
+        with self._stderr_file as stderr_file:
+            stderr_file.seek(max(0, stderr_file.seek(0, os.SEEK_END) - MOST_MESSAGE_BYTES))
+            message_lines = (
+                stderr_file.read(MOST_MESSAGE_BYTES).decode(errors="replace").strip().splitlines()
+            )
+        self._last_message = message_lines[-1] if message_lines else "no message"
         return process.wait()
 
 
-def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
+def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
     """Run the program: prepare the process, and answer each line until input ends.
 
     The kernel kills the process if a step takes too much CPU time, and the parent kills it if a
     step takes too long. If the parent is gone, the input ends, or the kernel kills the process.
 
     Args:
-        cpu_s: Seconds of CPU time for one step.
-        memory_bytes: The address space that the process may use.
-        audits: Whether to load the other graders.
+        cpu_limit_s: Seconds of CPU time for one step.
+        memory_limit_bytes: The address space that the process may use.
+        with_audit: Whether to load the other graders.
     """
     # 1 is PR_SET_PDEATHSIG: a parent that is killed cannot end processes that hang. The kernel
     # sends the signal when the parent's thread ends, and that thread waits for this process.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-    # The protocol leaves descriptors 0 and 1, so that output of libraries cannot disturb it.
+    # Requests and replies get other descriptors than 0 and 1, which libraries print to.
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
-    if audits:
+    if with_audit:
         prepare_graders()
-    _limit_resources(memory_bytes)
-    null_device = os.open(os.devnull, os.O_RDWR)
-    # only now, so that a broken installation can report its error
+    _limit_resources(memory_limit_bytes)
+    # The standard streams are silenced only after the imports, so that an error in them is seen.
+    null_descriptor = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
-        os.dup2(null_device, descriptor)
+        os.dup2(null_descriptor, descriptor)
     gc.freeze()  # modules that are loaded stay, so the garbage collector can skip them
     try:
-        for line in requests:
-            # each step begins anew; SIGPROF, which nothing catches, ends the process
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            request = json.loads(line)
+        for message in requests:
+            # Each step gets its own CPU time. When it is over, SIGPROF ends the process.
+            signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
+            step_and_request = json.loads(message)
             # the first line is null: the parent asks whether the process has started
-            reply = _run_step(*request) if request else ({}, None)
+            reply = _run_step(*step_and_request) if step_and_request else ({}, None)
             replies.write(json.dumps(reply).encode() + b"\n")
     except BrokenPipeError:  # the parent is gone, so nobody needs an answer
         os._exit(0)
@@ -238,22 +241,23 @@ def serve(cpu_s: int, memory_bytes: int, audits: int) -> None:
 
 
 def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
-    if step != COMPARE:
+    """The columns of one step of a job, and a remark."""
+    if step != COMPARISON_STEP:
         return run_step(step, request["audit"])
     answer = request["grade"]["answer"]
     grade = compare_answers(answer, *request["targets"], decimal_sign=request["decimal"])
     return {"verdict": grade.verdict}, grade.reason
 
 
-def _limit_resources(memory_bytes: int) -> None:
+def _limit_resources(memory_limit_bytes: int) -> None:
     """Limit memory and priority, and forbid core files and written files."""
     os.nice(GRADER_NICENESS)
-    for kind, limit in (
+    for resource_kind, limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_AS, memory_limit_bytes),
     ):
-        _, hard_limit = resource.getrlimit(kind)
+        _, hard_limit = resource.getrlimit(resource_kind)
         if hard_limit != resource.RLIM_INFINITY:
             limit = min(limit, hard_limit)
-        resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(resource_kind, (limit, limit))

@@ -9,17 +9,17 @@ from typing import NamedTuple
 from harness.grading.formula import FUNCTIONS
 from harness.grading.units_and_words import (
     AND,
-    HALF_DAYS,
+    HALF_DAY_BY_LETTER,
     HEDGES,
     OR,
-    number_word,
-    text_group,
-    without_loose_words,
-    without_words,
+    in_digits,
+    mark_bases_and_lists,
+    mark_loose_words,
+    rewrite_text_group,
 )
 
-# `\frac`, `\{`, `5`
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
+r"""Matches `\frac`, `\{`, `5`."""
 ROW_END = "¶"
 """The mark in plain notation for the double backslash that ends a row."""
 
@@ -36,7 +36,7 @@ _ASCII_TABLE = str.maketrans(
         for character in characters
     }
 )  # fmt: skip
-_SAME_COMMANDS = {
+_COMMAND_BY_SYNONYM = {
     command: main_command
     for main_command, commands in {
         r"\frac": "dfrac tfrac cfrac", r"\binom": "dbinom tbinom", r"\le": "leq leqslant",
@@ -48,16 +48,16 @@ _SAME_COMMANDS = {
     }.items()
     for command in commands.split()
 }  # fmt: skip
-_CJK_WORDS = {
+_UNIT_BY_CJK_WORD = {
     "元": "yuan", "円": "yen", "度": "degree", "个": "unit", "人": "people", "小时": "h",
     "分钟": "min", "秒": "s", "毫米": "mm", "厘米": "cm", "千米": "km", "公里": "km", "米": "m",
     "美元": "dollar", "美分": "cent", "种": "unit", "岁": "year", "天": "day",
     "平方": "square ", "立方": "cubic ",
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
-# ` 平方米` after the 5 of `5 平方米`
-_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_CJK_WORDS)}) ?\}}?(?=\.?\Z)"
-_SIZE_COMMANDS = frozenset(
+_CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_UNIT_BY_CJK_WORD)}) ?\}}?(?=\.?\Z)"
+"""Matches ` 平方米` after the 5 of `5 平方米`."""
+_DROPPED_COMMANDS = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
     "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
     "Huge".split()
@@ -66,15 +66,15 @@ _FONT_COMMANDS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat op
 _TEXT_COMMANDS = frozenset(
     "text textbf textit textrm textsf textnormal mbox hbox emph underline".split()
 )
-# `\text{cm}`, `\mathbf{x}`, `\left`
 _COMMAND = re.compile(
     rf"\\(?:({'|'.join(_FONT_COMMANDS | _TEXT_COMMANDS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))"
 )
-# `²` in `x²`, `₁` in `a₁`
-_RAISED_OR_LOWERED = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
-# the last dot of `5.`; not of `1,2,...`
+r"""Matches `\text{cm}`, `\mathbf{x}`, `\left`."""
+_SUBSCRIPTS_OR_SUPERSCRIPTS = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
+"""Matches `²` in `x²`, and as group 1 `₁` in `a₁`."""
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
-_RULES = tuple(
+"""The last dot of `5.`, but not of `1,2,...`."""
+_REWRITING_RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # the end of a row may also state the distance to the next row, as in \\[2pt]
@@ -87,7 +87,7 @@ _RULES = tuple(
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
-        # a printed dollar sign is a unit, so it is renamed before the signs around mathematics go
+        # a printed dollar sign is a unit, so it is renamed before the signs of formulas are removed
         (r"\\\$ ?", r"\\dollar "),
         (r"\$|\\[()]", ""),
         (
@@ -98,18 +98,23 @@ _RULES = tuple(
             "",
         ),
         (
-            # moved behind the number, where units are looked for
+            # a currency moves behind its number, where units are looked for
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
             r"\2\\text{\1}",
         ),
-        (_CJK_UNIT, lambda m: f"\\text{{{_CJK_WORDS[m[1]] if m[1] else ''}{_CJK_WORDS[m[2]]}}}"),
+        (
+            _CJK_UNIT,
+            lambda match: (
+                f"\\text{{{_UNIT_BY_CJK_WORD.get(match[1], '')}{_UNIT_BY_CJK_WORD[match[2]]}}}"
+            ),
+        ),
         # a time of day is compared as a value, so it must not stay text
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
         (
             r"(?i)(?<=[:!]\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
-            lambda m: f"\\text{{{HALF_DAYS[(m[1] or m[2]).lower()]}}}",
+            lambda match: f"\\text{{{HALF_DAY_BY_LETTER[(match[1] or match[2]).lower()]}}}",
         ),
-        # a dot over the last digit repeats it, as a line does
+        # a dot over the last digit repeats it, as a line does: \dot{3} is \overline{3}
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
         (
             # plain TeX's spelling of a fraction: {a \over b}
@@ -118,7 +123,7 @@ _RULES = tuple(
         ),
         # ISO 80000-2 also allows outward brackets for open ends, as in ]3,4]
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
-        # when blanks go, the digits of adjacent powers such as 2^3 5^2 would join
+        # blanks are removed later, which would join the digits of powers such as 2^3 5^2
         (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),
         (r"\\([%|\[\]])", r"\1"),
         # models also write operators as in programs
@@ -133,9 +138,9 @@ _RULES = tuple(
         ),
         # in numbers such as 1.5e3, as programs print them, e is not Euler's number
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
-        # powers of 1 with any exponent, which would be too large to compute
+        # a power of 1 is 1, even if its exponent is too large to compute
         (r"(?<![\w.}^])1\^(?:\d+|\{\d+(?:\^(?:\d+|\{\d+\}))?\})", "1"),
-        # a unit such as cm/s may be set as a fraction, but is compared in its spelling with a slash
+        # a unit that is set as a fraction gets a slash, because units are compared as `cm/s`
         (
             r"\\frac ?\{\\(?:text|mathrm)\{([^{}]*)\}\}\{\\(?:text|mathrm)\{([^{}]*)\}\}",
             r"\\text{\1/\2}",
@@ -145,53 +150,53 @@ _RULES = tuple(
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
             rf"|\\(?:{'|'.join(_TEXT_COMMANDS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
             rf"|\\(?:{'|'.join(_FONT_COMMANDS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
-            # Colours, boxes and fonts mean nothing. A font around letters, digits or a unit stays
-            # for `_rename_command`, which reads its content as a name or as text.
+            # Colours, boxes and fonts mean nothing. A font around letters, digits or a unit stays,
+            # because `_rename_command` reads its content as a name or as text.
             "",
         ),
     )
 )
 """Patterns and their replacements, in the order of application."""
-# between the digits of `58{,}500`, `58\!500`, `58 500`
 _GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
-# `58,500`, `1 234 567`
+r"""What stands between the digits of `58{,}500`, `58\!500`, `58 500`."""
 _DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
-# What ends the entry behind a digit group, for `_separates_entries`: a bracket, or a comma without
-# a blank after it. A plain brace belongs to a command and ends no entry. After `58,500` it is the
-# bracket of `(58,500)`, and the last comma of `58,500,3`.
-_AFTER_GROUP = re.compile(
-    r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
-)
-_BEFORE_GROUP = re.compile(  # for the reversed text, because `re` cannot match backwards
+"""Matches `58,500`, `1 234 567`."""
+# The text after a digit group up to the end of its list entry: up to the bracket in `(58,500)`, and
+# to the last comma in `58,500,3`. A comma with a blank after it does not end the entry, and a brace
+# does not either, because it belongs to a command.
+_ENTRY_END = re.compile(r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})")
+# The same before the group, for reversed text, because `re` cannot match backwards.
+_REVERSED_ENTRY_START = re.compile(
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
-# `58 500`; not `58,500`
 _DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
     rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)"
 )
+"""Matches `58 500`, but not `58,500`."""
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words, such as the `=` of `x=1,2`. No list of numbers extends beyond them."""
-# the comma of `1, 2`, the `or` of `1 or 2`; not the comma of `58,500`
 _LIST_SEPARATOR = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
-# `\text{ cm}`
+"""The comma of `1, 2`, the `or` of `1 or 2`, but not the comma of `58,500`."""
 _TEXT_GROUP = re.compile(r"(\\text\{[^{}]*\})")
-# `sqrt` in `2sqrt(3)`, `pi`; not in `\pi`
+r"""Matches `\text{ cm}`."""
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
-# `3 1/2`
+r"""Matches `sqrt` in `2sqrt(3)`, `pi`, but not in `\pi`."""
 _MIXED_NUMBER = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
-# `\mathbb R`, which is `\mathbb{R}`
+"""Matches `3 1/2`."""
 _BARE_MATHBB = re.compile(r"\\mathbb ?([A-Z])")
-# Group 1 has the blanks that stay: `3 4` is not 34, and `\pi r` is not the command `\pir`.
+r"""Matches `\mathbb R`, which is `\mathbb{R}`."""
+# Group 1 has a blank that stays: `3 4` is not 34, and `\pi r` is not the command `\pir`.
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")
 _OPENING_BRACKETS = frozenset(r"( [ { \{ \langle".split())
 _CLOSING_BRACKETS = frozenset(r") ] } \} \rangle".split())
-_AROUND_GROUP = (*rf"= , ; < > & | : \le \ge \ne \approx \cup {ROW_END}".split(), OR, AND)
-_STARTS_GROUP = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_GROUP])
-_ENDS_GROUP = (")", "]", "}", "\\}", "\\setminus", *_AROUND_GROUP)
+# Braces print nothing, and are removed, between two of these: `x={1},y={2}` is `x=1,y=2`.
+_AROUND_BRACES = (*rf"= , ; < > & | : \le \ge \ne \approx \cup {ROW_END}".split(), OR, AND)
+_BEFORE_BRACES = frozenset(["", "(", "[", "{", "\\{", "\\in", *_AROUND_BRACES])
+_AFTER_BRACES = (")", "]", "}", "\\}", "\\setminus", *_AROUND_BRACES)
 
 
 @lru_cache(maxsize=4096)
-def plain(text: str, *, commas_group: bool = True) -> str:
+def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
     """Write a text in plain notation.
 
     Size and font commands, dollar signs, blanks and a final full stop are removed. A blank between
@@ -200,19 +205,20 @@ def plain(text: str, *, commas_group: bool = True) -> str:
 
     Args:
         text: An answer, as it stands in a box.
-        commas_group: Whether `1,234` is a single number. If not, it is two numbers, and only other
-            marks join digit groups.
+        commas_group_digits: Whether `1,234` is a single number. If not, it is two numbers, and only
+            other marks join digit groups.
     """
-    # Single blanks keep the patterns below fast.
+    # single blanks keep the patterns of the rules fast
     text = re.sub(r"\s+", " ", _in_ascii(text))
     text = _FULL_STOP.sub("", text.strip(" $"))
-    number = number_word(text)
-    if number != text:
-        return number  # before `five thousand` loses its blank
-    for pattern, replacement in _RULES:
+    # number words are read now, because `five thousand` would lose its blank below
+    number_text = in_digits(text)
+    if number_text != text:
+        return number_text
+    for pattern, replacement in _REWRITING_RULES:
         text = pattern.sub(replacement, text)
-    text = without_words(_COMMAND.sub(_rename_command, text))
-    group_pattern = _DIGIT_GROUPS if commas_group else _DIGIT_GROUPS_WITHOUT_COMMA
+    text = mark_bases_and_lists(_COMMAND.sub(_rename_command, text))
+    group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
     clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
     text = "".join(clauses)
     pieces = _TEXT_GROUP.split(text)  # every second piece is a \text{...}, whose blanks must stay
@@ -220,7 +226,7 @@ def plain(text: str, *, commas_group: bool = True) -> str:
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
     text = text.removeprefix("\\approx").lstrip(" ")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
-    return number_word(text.replace("\\pi(", "\\pi*("))
+    return in_digits(text.replace("\\pi(", "\\pi*("))
 
 
 def readings(text: str, other_text: str) -> list[str]:
@@ -230,8 +236,8 @@ def readings(text: str, other_text: str) -> list[str]:
     comma, `;`, `and` or `or` shows, and no digit group begins with 0.
     """
     if not _LIST_SEPARATOR.search(other_text) or re.search(r",0\d", text):
-        return [plain(text)]
-    return sorted({plain(text), plain(text, commas_group=False)})
+        return [in_plain_notation(text)]
+    return sorted({in_plain_notation(text), in_plain_notation(text, commas_group_digits=False)})
 
 
 class SplitText(NamedTuple):
@@ -275,6 +281,7 @@ def brackets(plain_text: str) -> tuple[str, str]:
     closing = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
     if not opening or not closing:
         return "", plain_text
+    # the first bracket of `(1)+(2)` closes before the end, so the last one is not its partner
     if any(match.end() < len(plain_text) for match in _match_outside_brackets(plain_text)):
         return "", plain_text
     return opening.group().strip(" ") + closing.group(), plain_text[opening.end() : closing.start()]
@@ -284,11 +291,15 @@ def _in_ascii(text: str) -> str:
     """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
-    text = _RAISED_OR_LOWERED.sub(_as_script, text.translate(_ASCII_TABLE))
+    text = _SUBSCRIPTS_OR_SUPERSCRIPTS.sub(_as_script, text.translate(_ASCII_TABLE))
     text = "".join(map(_in_compatible_form, text))
-    roots = {"√": "", "∛": "[3]", "∜": "[4]"}
+    degree_by_root_sign = {"√": "", "∛": "[3]", "∜": "[4]"}
     # √12 has no braces, so its root ends where the number ends
-    text = re.sub(r"([√∛∜]) ?(\d+(?:\.\d+)?)", lambda m: f"\\sqrt{roots[m[1]]}{{{m[2]}}}", text)
+    text = re.sub(
+        r"([√∛∜]) ?(\d+(?:\.\d+)?)",
+        lambda match: f"\\sqrt{degree_by_root_sign[match[1]]}{{{match[2]}}}",
+        text,
+    )
     return text.translate(_ASCII_TABLE).replace("√", r"\sqrt ")
 
 
@@ -302,28 +313,37 @@ def _as_script(match: re.Match[str]) -> str:
 
 
 def _in_compatible_form(character: str) -> str:
-    compatible = unicodedata.normalize("NFKC", character)
-    if len(compatible) > 4:  # some characters stand for sentences, such as U+FDFA
+    """Write a character in the form that Unicode calls compatible: `ﬁ` as fi, `½` as a fraction."""
+    compatible_text = unicodedata.normalize("NFKC", character)
+    if len(compatible_text) > 4:  # some characters stand for sentences, such as U+FDFA
         return character
-    return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible)
+    return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible_text)
 
 
 def _rename_command(match: re.Match[str]) -> str:
-    font, group, command = match.groups()
-    if command in _SIZE_COMMANDS:
+    """Write a command in its only spelling; a size or font command is dropped."""
+    font, content, command = match.groups()
+    if command in _DROPPED_COMMANDS:
         return ""
     if command is not None:
-        return _SAME_COMMANDS.get(command, "\\" + command)
-    group = " ".join(group.split())
-    before, after = match.string[: match.start()], match.string[match.end() :]
-    is_unit = font == "mathrm" and group in "mgsh" and before.rstrip()[-1:].isdecimal()
-    if font in _FONT_COMMANDS and len(group) == 1 and not is_unit:
-        return group
-    is_alone = not before.strip() and not after.strip(" .")
-    return text_group(group, alone=is_alone, before=before[-1:], after=after[:1])
+        return _COMMAND_BY_SYNONYM.get(command, "\\" + command)
+    content = " ".join(content.split())
+    text_before, text_after = match.string[: match.start()], match.string[match.end() :]
+    # `\mathrm{m}` is metres after a number, and otherwise the letter m
+    is_unit = font == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()
+    if font in _FONT_COMMANDS and len(content) == 1 and not is_unit:
+        return content
+    is_alone = not text_before.strip() and not text_after.strip(" .")
+    return rewrite_text_group(
+        content,
+        is_alone=is_alone,
+        left_character=text_before[-1:],
+        right_character=text_after[:1],
+    )
 
 
 def _join_digit_group(match: re.Match[str]) -> str:
+    """Write `58,500` as 58500, unless its comma separates the entries of a list."""
     group = match.group()
     if re.search(r"\d,\d", group) and _separates_entries(match.string, match.start(), match.end()):
         return group
@@ -336,30 +356,33 @@ def _separates_entries(text: str, start: int, end: int) -> bool:
     They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
     has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    matches = _BEFORE_GROUP.match(text[:start][::-1]), _AFTER_GROUP.match(text, end)
+    matches = _REVERSED_ENTRY_START.match(text[:start][::-1]), _ENTRY_END.match(text, end)
     entry_ends = [match[1] for match in matches if match]
     return "," in entry_ends or len(entry_ends) == 2
 
 
 def _without_blanks(piece: str) -> str:
-    piece = _TYPED_FUNCTION.sub(r"\\\1 ", without_loose_words(piece)).replace("\\!", "")
+    """Remove the blanks of a text without `\\text`, and write its typed functions as commands."""
+    piece = _TYPED_FUNCTION.sub(r"\\\1 ", mark_loose_words(piece)).replace("\\!", "")
     piece = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
     return _BARE_MATHBB.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))
 
 
 def _without_redundant_braces(text: str) -> str:
     """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
-    stack: list[tuple[int, bool]] = []
+    if "{" not in text:
+        return text
+    open_braces: list[tuple[int, bool]] = []
     dropped_positions: set[int] = set()
     previous_token = ""
-    for match in TOKEN.finditer(text) if "{" in text else ():
+    for match in TOKEN.finditer(text):
         token = match.group()
         if token == "{":
-            stack.append((match.start(), previous_token in _STARTS_GROUP))
-        elif token == "}" and stack:
-            start, is_removable = stack.pop()
+            open_braces.append((match.start(), previous_token in _BEFORE_BRACES))
+        elif token == "}" and open_braces:
+            start, is_removable = open_braces.pop()
             is_last = match.end() == len(text)
-            if is_removable and (is_last or text.startswith(_ENDS_GROUP, match.end())):
+            if is_removable and (is_last or text.startswith(_AFTER_BRACES, match.end())):
                 dropped_positions |= {start, match.start()}
         previous_token = token.rstrip(" ")
     return "".join(

@@ -5,7 +5,7 @@ study, and show differences that only a grader makes. The other graders run in t
 grader pool, each under a deadline. The column of a grader that did not end is None, not False.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ def describe_audit(job: GradeJob) -> dict[str, str]:
     completion has none.
     """
     # the completion stands after the prompt, so its box is the last one
-    needs_prompt = not (job.line or "\\boxed" in job.completion)
+    needs_prompt = not (job.is_line or "\\boxed" in job.completion)
     return {
         "prompt": job.prompt if needs_prompt else "",
         "completion": job.completion,
@@ -35,55 +35,57 @@ StepResult = tuple[dict[str, Any], str | None]
 """The columns of a step, and a remark."""
 
 
-def _authors_rule(audit: Mapping[str, str]) -> StepResult:
+def _authors_rule(audit_texts: Mapping[str, str]) -> StepResult:
     remark = None
     try:
-        is_correct, is_equal = authors_rule(audit["prompt"] + audit["completion"], audit["target"])
+        is_correct, is_equal = authors_rule(
+            audit_texts["prompt"] + audit_texts["completion"], audit_texts["target"]
+        )
     except IndexError:
         is_correct = is_equal = False
         remark = "IndexError in the authors' code, judged wrong"
     return {"authors_rule": is_correct, "authors_rule_strict": is_equal}, remark
 
 
-def _math_verify(audit: Mapping[str, str]) -> StepResult:
+def _math_verify(audit_texts: Mapping[str, str]) -> StepResult:
     """lm-eval's call without its timeouts, which rely on signals. The parent checks deadlines.
 
     Source: lm_eval/tasks/minerva_math/utils.py, `process_results`, lm-eval 0.4.13.
     """
     from math_verify import parse, verify
 
-    gold = _parse_solution(audit["solution"])
-    answer = parse(audit["completion"], parsing_timeout=None)
+    gold = _parse_solution(audit_texts["solution"])
+    answer = parse(audit_texts["completion"], parsing_timeout=None)
     return {"math_verify": bool(verify(gold=gold, target=answer, timeout_seconds=None))}, None
 
 
-STEPS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, str]], StepResult]]] = {
-    "authors_rule": (("authors_rule", "authors_rule_strict"), _authors_rule),
-    "math_verify": (("math_verify",), _math_verify),
+COLUMNS_BY_STEP = {
+    "authors_rule": ("authors_rule", "authors_rule_strict"),
+    "math_verify": ("math_verify",),
 }
-"""The steps of an audit with their columns, the safest step first. Only workers run them, because
-a step may hang."""
+"""The columns of each step of an audit, the safest step first. Only workers run steps, because one
+may hang."""
+_GRADER_BY_STEP = {"authors_rule": _authors_rule, "math_verify": _math_verify}
 GRADERS = ("math_verify", "authors_rule", "authors_rule_strict")
 """The columns of the other graders in a `Grade`."""
 
 
-def run_step(step: str, audit: Mapping[str, str]) -> StepResult:
+def run_step(step: str, audit_texts: Mapping[str, str]) -> StepResult:
     """Run a step of an audit. If the other grader fails, the remark names its error.
 
     Args:
         step: The name of the step.
-        audit: From `describe_audit`.
+        audit_texts: From `describe_audit`.
 
     Raises:
         MemoryError: The process reached its limit and can no longer be trusted.
     """
-    columns, grader = STEPS[step]
     try:
-        return grader(audit)
+        return _GRADER_BY_STEP[step](audit_texts)
     except MemoryError:
         raise
     except Exception as error:  # on model text the other graders can raise any error
-        return dict.fromkeys(columns), type(error).__name__
+        return dict.fromkeys(COLUMNS_BY_STEP[step]), type(error).__name__
 
 
 def prepare_graders() -> None:

@@ -6,18 +6,20 @@ from itertools import pairwise
 
 from harness.grading.answer_elements import GEOMETRIC_NAMES, NUMERAL_WITH_BASE
 from harness.grading.formula_values import approximate, same_values
-from harness.grading.units_and_words import number_word, units_agree, without_unit
+from harness.grading.units_and_words import in_digits, split_unit, units_agree
 
-# `3:05`, `12:30:00`
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
+"""Matches `3:05`, `12:30:00`."""
 
 
-def same_in_order(answers: list[str], targets: list[str], same: Callable[[str, str], bool]) -> bool:
+def same_in_order(
+    answers: list[str], targets: list[str], are_same: Callable[[str, str], bool]
+) -> bool:
     """Whether two lists have the same elements in the same order."""
-    return len(answers) == len(targets) and all(map(same, answers, targets))
+    return len(answers) == len(targets) and all(map(are_same, answers, targets))
 
 
-def same_ratio(answer: list[str], target: list[str]) -> bool:
+def same_ratio(answer_terms: list[str], target_terms: list[str]) -> bool:
     """Whether terms between colons are equal or make equal ratios.
 
     6:4 is 3:2, and 3:2 is the number 3/2. But a colon may also separate hours from minutes, and
@@ -25,13 +27,15 @@ def same_ratio(answer: list[str], target: list[str]) -> bool:
     colon to learn from. So if both sides could be times, the terms must be equal. This loses only a
     ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
     """
-    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer, target)]
-    # only times have a zero after the colon, as in `3:05`, and the other side is not a time
+    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer_terms, target_terms)]
+    # A zero after the colon, as in `3:05`, shows that a side is a time, but the other side is not.
     if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
         return False
-    if same_in_order(answer, target, same_quantity):
+    if same_in_order(answer_terms, target_terms, same_quantity):
         return True
-    return not all(clocks) and same_in_order(_quotients(answer), _quotients(target), same_quantity)
+    return not all(clocks) and same_in_order(
+        _quotients(answer_terms), _quotients(target_terms), same_quantity
+    )
 
 
 def _quotients(terms: list[str]) -> list[str]:
@@ -46,7 +50,7 @@ def _quotients(terms: list[str]) -> list[str]:
 
 def same_quantity(answer: str, target: str) -> bool:
     """Compare two single values, each perhaps with a unit or a percent sign."""
-    (value, unit), (target_value, target_unit) = without_unit(answer), without_unit(target)
+    (value, unit), (target_value, target_unit) = split_unit(answer), split_unit(target)
     if not units_agree(unit, target_unit):
         return False
     numeral, target_numeral = (
@@ -54,7 +58,7 @@ def same_quantity(answer: str, target: str) -> bool:
         NUMERAL_WITH_BASE.fullmatch(target_value),
     )
     if target_numeral and not numeral and not unit:
-        # A base may be left out, as a unit may: then the digits must be equal, not the value.
+        # the answer leaves out the base, as it may leave out a unit, so its digits must be equal
         return value == target_numeral[1]
     if numeral and target_numeral:
         return _digits_and_base(numeral) == _digits_and_base(target_numeral)
@@ -66,9 +70,10 @@ def same_quantity(answer: str, target: str) -> bool:
     if value == target_value or _same_formula(value, target_value):
         if ("%" in unit) == ("%" in target_unit):
             return True
-        # 34% may lose its sign, but 0.34 would be read as a share, which is a hundred times 0.34%
-        size = approximate(value)
-        return size is None or abs(size) >= 1
+        # One side has lost its percent sign. That is allowed for 34%, but 0.34 could be a share,
+        # and is then 34% and not 0.34%.
+        approximate_value = approximate(value)
+        return approximate_value is None or abs(approximate_value) >= 1
     if "%" in (unit, target_unit) and unit != target_unit:
         # percent also means hundredths: 50% is the number 0.5
         if unit == "%":
@@ -78,8 +83,9 @@ def same_quantity(answer: str, target: str) -> bool:
 
 
 def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:
+    """The digits of a numeral, and its base as a number in digits."""
     digits, base = filter(None, numeral.groups())
-    return digits, number_word(base)
+    return digits, in_digits(base)
 
 
 def integer_value(text: str) -> int:
@@ -94,6 +100,7 @@ def integer_value(text: str) -> int:
 
 
 def _same_formula(answer: str, target: str) -> bool:
+    """Compare two formulas by their values; names of geometric figures are not formulas."""
     if any(map(GEOMETRIC_NAMES.match, (answer, target))):
         return False
     return same_values(answer, target)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from harness.grading.formula import TooLarge, Unreadable, Value
 from harness.grading.formula_values import (
     POINT_COUNT,
-    Point,
+    Evaluator,
     approximate,
     constant_ratio,
     has_letters,
@@ -39,59 +39,59 @@ FLIPPED_OPERATORS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=
 MOST_BOUNDS = 15
 """Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
 unions and lists are compared member by member."""
-COMMAS = frozenset([",", ";", OR, AND])
+ELEMENT_SEPARATORS = frozenset([",", ";", OR, AND])
 REALS, SET_OPERATORS = "\\mathbb{R}", frozenset(["\\cup", "\\setminus"])
-_END_OPERATORS = {
+_OPERATORS_BY_BRACKETS = {
     "()": (">", "<"),
     "(]": (">", "\\le"),
     "[)": ("\\ge", "<"),
     "[]": ("\\ge", "\\le"),
 }
-_COMPARISONS = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
-_INFINITIES: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
+_COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
+_INFINITY_BY_NAME: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
-# `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
-# `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`
+r"""Matches `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`."""
 _FIGURE_OR_WORDS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
-# any of these
+r"""Matches `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`."""
 _NAME = rf"(?:{_LETTER}|{_FIGURE_OR_WORDS})"
-# `x`, `-2`
+r"""Matches `x`, `AB`, `\text{area}`."""
 _ARGUMENT = rf"(?:{_NAME}|-?\d+)"
-# `f(x+1)`, `a(2)`, `P(A,B)`
+"""Matches `x`, `-2`."""
 _CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
-# `A^{-1}`, `f^{-1}(x)`
+"""Matches `f(x+1)`, `a(2)`, `P(A,B)`."""
 _INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
-# `\sin A`, `\cos 2x`, `\tan(A+B)`; not `\sin(30)`
+"""Matches `A^{-1}`, `f^{-1}(x)`."""
 _FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:\d*{_NAME}|\([^()]*[A-Za-z][^()]*\))"
-# any of these, or `|z|`
+r"""Matches `\sin A`, `\cos 2x`, `\tan(A+B)`, but not `\sin(30)`."""
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
-# `x`, `f(x)`
+r"""Matches `f(x)`, `A^{-1}`, `AB`, `|z|`, `\sin A`."""
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
-# `x`, `-x`, `|x|`
+"""Matches `x`, `f(x)`."""
 _SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
-# `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`, `\frac{AB}{CD}`
+"""Matches `x`, `-x`, `|x|`."""
 _NAMED_QUANTITY = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
+r"""Matches `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`, `\frac{AB}{CD}`."""
 _MULTIPLE = re.compile(r"(?:-|-?(?:\d+|\\frac(?:\d\d|\{\d+\}\{\d+\}))\*?)m?(.+)")
 """A sign or a number before a name: `-\\angle A`, `\\frac{1}{2}m\\angle B`."""
-_STRUCTURE = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|rightarrow)) ?")
+_STRUCTURE_COMMAND = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|rightarrow)) ?")
 """Commands that combine or mark unknowns and are not unknowns themselves."""
 _COEFFICIENT = re.compile(r"\A-|(?<![\^_\d])\d+\*?(?=[A-Za-z(\\|])")
 """A sign in front, or a number before an unknown: `2x`, `3(a+b)`; not the exponent of `a^2b`."""
-# `\pi`, `\sqrt`, `\log`: not names of an unknown
 _NOT_A_NAME = re.compile(
     r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom"
     r"|sum|prod|int|lim|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
 )
-# `\text{not x}`, `\text{at least}`
-_HEDGED = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")
-# `(\text{no two})` in `P(\text{no two})`
-_ARGUMENTS = re.compile(r"\([^()]*\)")
+r"""Matches `\pi`, `\sqrt` and `\log`, which do not name an unknown."""
+_HEDGE_IN_TEXT = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")
+r"""Matches `\text{not x}`, `\text{at least}`."""
+_BRACKETED_ARGUMENTS = re.compile(r"\([^()]*\)")
+r"""Matches `(\text{no two})` in `P(\text{no two})`."""
 
 
 def as_relation(text: str) -> Relation:
@@ -107,7 +107,7 @@ def is_name(text: str) -> bool:
     if not _NAMED_QUANTITY.fullmatch(text) or _NOT_A_NAME.search(text.removeprefix("\\frac")):
         return False
     # words in the brackets of `P(\text{no two adjacent})` name an event, and are not a hedge
-    return not _HEDGED.search(_ARGUMENTS.sub("", text))
+    return not _HEDGE_IN_TEXT.search(_BRACKETED_ARGUMENTS.sub("", text))
 
 
 def is_multiple(text: str) -> bool:
@@ -122,15 +122,19 @@ def _is_combination(text: str) -> bool:
     A question may ask for its value. With a coefficient, as in `2x+y=4`, it is usually a side of an
     equation that was to be solved.
     """
-    unknowns = _STRUCTURE.sub("", text)
-    if "\\text" in unknowns:
+    text_of_unknowns = _STRUCTURE_COMMAND.sub("", text)
+    if "\\text" in text_of_unknowns:
         return False
-    are_several = len({*re.findall(rf"{_CALL}|{_LETTER}", unknowns)}) > 1
-    return are_several and not _COEFFICIENT.search(unknowns) and not _NOT_A_NAME.search(unknowns)
+    has_several_unknowns = len({*re.findall(rf"{_CALL}|{_LETTER}", text_of_unknowns)}) > 1
+    return (
+        has_several_unknowns
+        and not _COEFFICIENT.search(text_of_unknowns)
+        and not _NOT_A_NAME.search(text_of_unknowns)
+    )
 
 
 def defined_value(
-    relation: Relation, same: Callable[[str, str], bool], *, combined: bool
+    relation: Relation, are_same: Callable[[str, str], bool], *, may_be_combined: bool
 ) -> str | None:
     """The value that `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` states.
 
@@ -138,29 +142,29 @@ def defined_value(
 
     Args:
         relation: Its terms and operators.
-        same: Compares two texts. All terms that a chain sets equal must be the same.
-        combined: Whether `x+y=5` also states a value. A gold answer `x+y=5` is the equation of a
-            line, so it is False for it.
+        are_same: Compares two texts. All terms that a chain sets equal must be the same.
+        may_be_combined: Whether `x+y=5` also states a value. It is False for a gold answer, where
+            `x+y=5` is the equation of a line.
     """
     terms, operators = relation
     if set(operators) != {"="}:
         return None
 
     def is_named(term: str) -> bool:
-        return is_name(term) or (combined and _is_combination(term))
+        return is_name(term) or (may_be_combined and _is_combination(term))
 
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
     if is_named(terms[0]):
-        # after a name, members with letters cannot be compared with a number
-        *values, last = terms[1:]
-        if values and approximate(last) is not None:
-            values = [
-                value for value in values if _VARIABLE.fullmatch(value) or not has_letters(value)
+        *earlier_terms, last_term = terms[1:]
+        if earlier_terms and approximate(last_term) is not None:
+            # in `y=2x+1=7` the letters of `2x+1` have no known values, so it is not compared with 7
+            earlier_terms = [
+                term for term in earlier_terms if _VARIABLE.fullmatch(term) or not has_letters(term)
             ]
     else:
-        *values, last = terms
-    return last if all(same(value, last) for value in values) else None
+        *earlier_terms, last_term = terms
+    return last_term if all(are_same(term, last_term) for term in earlier_terms) else None
 
 
 def without_rounding(relation: Relation) -> str:
@@ -193,25 +197,27 @@ def same_sets(answer: str, target: str) -> bool | None:
     have the same numbers at all their bounds and between these. A comma can mean `and` or `or`. A
     reading that gives the empty set, or all numbers although there are bounds, is discarded.
     """
-    line = _NumberLine()
-    is_proper = False
-    for index in range(POINT_COUNT):
+    number_line = _NumberLine()
+    has_proper_reading = False
+    for point_index in range(POINT_COUNT):
         try:
-            answers, targets = line.memberships([answer, target], index)
+            answer_memberships, target_memberships = number_line.memberships(
+                [answer, target], point_index
+            )
         except (Unreadable, TooLarge):
             return None
-        if len(line.letters) > 1:
+        if len(number_line.letters) > 1:
             return None
-        common_members = answers & targets
-        if not common_members:
+        common_memberships = answer_memberships & target_memberships
+        if not common_memberships:
             return False
-        # At this point some numbers are members and some are not, unless there is only one number.
-        is_proper |= any(
-            len(set(membership)) == min(2, len(membership)) for membership in common_members
+        # A reading counts if the set has some numbers and lacks others, or if there is one number.
+        has_proper_reading |= any(
+            len(membership) == 1 or len(set(membership)) == 2 for membership in common_memberships
         )
-        if not line.point.letters:
+        if not number_line.evaluator.letters:
             break
-    return is_proper
+    return has_proper_reading
 
 
 class _NumberLine:
@@ -219,35 +225,39 @@ class _NumberLine:
 
     Attributes:
         letters: The letters whose values the sets contain, as `x` in `x<5`.
-        point: The values of letters in bounds.
-        number: The position of the number: even at a bound, odd between two.
+        evaluator: Computes the bounds, which may contain further letters.
+        position: Where the number is: 0 at the lowest bound, 1 between it and the next bound, 2 at
+            the next bound, and so on.
+        value_by_bound: The value of each bound by its text.
+        bounds: The values in ascending order, from minus infinity to infinity.
     """
 
     def __init__(self) -> None:
         self.letters: set[str] = set()
-        self.point = Point()
-        self.number = 0
+        self.evaluator = Evaluator()
+        self.position = 0
 
-    def memberships(self, texts: list[str], index: int) -> list[set[tuple[bool, ...]]]:
+    def memberships(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
         """For each set, whether it has the numbers from the lowest to the highest.
 
         A comma may mean a union or an intersection, so there are two results.
         """
-        self.index, self.bounds = index, dict(_INFINITIES)
-        self.order: list[Value] = []
-        for text in texts:
-            self.contains(text, any)  # the result is not used: this collects the bounds
-        self.order = sorted(set(self.bounds.values()))
+        self.point_index, self.value_by_bound = point_index, dict(_INFINITY_BY_NAME)
+        self.bounds: list[Value] = []
+        for set_text in set_texts:
+            self.contains(set_text, any)  # the result is not used: this collects the bounds
+        self.bounds = sorted(set(self.value_by_bound.values()))
         memberships = []
-        for text in texts:
-            results: set[tuple[bool, ...]] = set()
+        for set_text in set_texts:
+            memberships_of_set: set[tuple[bool, ...]] = set()
             for combine in (any, all):
                 membership = []
-                for number in range(1, 2 * len(self.order) - 2):
-                    self.number = number
-                    membership.append(self.contains(text, combine))
-                results.add(tuple(membership))
-            memberships.append(results)
+                # the first and last bounds are infinities, which are not numbers
+                for position in range(1, 2 * len(self.bounds) - 2):
+                    self.position = position
+                    membership.append(self.contains(set_text, combine))
+                memberships_of_set.add(tuple(membership))
+            memberships.append(memberships_of_set)
         return memberships
 
     def contains(self, text: str, combine: Callable[[list[bool]], bool]) -> bool:
@@ -260,28 +270,29 @@ class _NumberLine:
         Raises:
             Unreadable: The text is not a set.
         """
-        members, marks = split_outside_brackets(text, COMMAS)
-        if marks:
-            terms, operators = as_relation(members[0])
-            if operators == ["\\ne"]:  # `x\ne 1,2` excludes both numbers, so all members must hold
+        members, separators = split_outside_brackets(text, ELEMENT_SEPARATORS)
+        if separators:
+            first_member = as_relation(members[0])
+            if first_member.operators == ["\\ne"]:
+                # `x\ne 1,2` excludes both numbers, so all members must hold
                 combine = all
                 for index, member in enumerate(members):
                     if not as_relation(member).operators:
-                        members[index] = f"{terms[0]}\\ne {member}"
-            elif OR in marks:
+                        members[index] = f"{first_member.terms[0]}\\ne {member}"
+            elif OR in separators:
                 combine = any
-            elif AND in marks:
+            elif AND in separators:
                 combine = all
             are_relations = all(as_relation(member).operators for member in members)
-            if not are_relations or {OR, AND} <= set(marks):
+            if not are_relations or {OR, AND} <= set(separators):
                 raise Unreadable("points, or both `and` and `or`")
             return combine([self.contains(member, combine) for member in members])
-        pieces, operators = split_outside_brackets(text, SET_OPERATORS)
-        if "\\setminus" in operators:
+        pieces, set_operators = split_outside_brackets(text, SET_OPERATORS)
+        if "\\setminus" in set_operators:
             full_set, *removed_sets = split_outside_brackets(text, frozenset(["\\setminus"])).pieces
-            is_removed = [self.contains(piece, any) for piece in removed_sets]
-            return self.contains(full_set, any) and not any(is_removed)
-        if operators:
+            removed_memberships = [self.contains(piece, any) for piece in removed_sets]
+            return self.contains(full_set, any) and not any(removed_memberships)
+        if set_operators:
             return any([self.contains(piece, any) for piece in pieces])
         terms, operators = as_relation(text)
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
@@ -294,13 +305,13 @@ class _NumberLine:
             return self.satisfies(terms[0], "".join(operators), terms[-1])
         if text == REALS:
             return True
-        kind, inner = brackets(text)
-        entries = split_outside_brackets(inner, frozenset(",;")).pieces
-        if kind == "\\{\\}":
+        bracket_pair, content = brackets(text)
+        entries = split_outside_brackets(content, frozenset(",;")).pieces
+        if bracket_pair == "\\{\\}":
             return any([self.compares("=", entry) for entry in entries])
-        if kind not in _END_OPERATORS or len(entries) != 2:
+        if bracket_pair not in _OPERATORS_BY_BRACKETS or len(entries) != 2:
             raise Unreadable("no set")
-        return all([*map(self.compares, _END_OPERATORS[kind], entries)])
+        return all([*map(self.compares, _OPERATORS_BY_BRACKETS[bracket_pair], entries)])
 
     def satisfies(self, left_term: str, operator: str, right_term: str) -> bool:
         """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
@@ -319,15 +330,17 @@ class _NumberLine:
         is_opposite = self.compares(FLIPPED_OPERATORS[operator], f"-({right_term})")
         if left_term[0] == "-":
             return is_opposite
-        choose = any if operator in (">", "\\ge", "=") else all
-        return choose([is_satisfied, is_opposite])
+        # `|x|>5` holds on one side or the other, `|x|<5` only where both sides hold
+        combine = any if operator in (">", "\\ge", "=") else all
+        return combine([is_satisfied, is_opposite])
 
     def compares(self, operator: str, bound: str) -> bool:
         """Whether `number operator bound` is true."""
-        is_closed = bound in _INFINITIES and operator not in ("<", ">")
-        if is_closed or len(self.bounds) > MOST_BOUNDS:
+        # a set of numbers may extend to infinity, but does not contain it
+        includes_infinity = bound in _INFINITY_BY_NAME and operator not in ("<", ">")
+        if includes_infinity or len(self.value_by_bound) > MOST_BOUNDS:
             raise Unreadable("no number, or too many")
-        if bound not in self.bounds:
-            self.bounds[bound] = self.point.real_value(bound, self.index)
-        position = 2 * bisect_left(self.order, self.bounds[bound])
-        return bool(_COMPARISONS[operator](self.number, position))
+        if bound not in self.value_by_bound:
+            self.value_by_bound[bound] = self.evaluator.real_value(bound, self.point_index)
+        bound_position = 2 * bisect_left(self.bounds, self.value_by_bound[bound])
+        return bool(_COMPARISON_BY_OPERATOR[operator](self.position, bound_position))

@@ -12,14 +12,16 @@ from harness.grading.formula import FUNCTIONS
 OR, AND = "¦", "∧"
 """The marks for `or` and `and` in plain notation. Like a comma, they separate list elements."""
 
-_FROM_ZERO = (
+_WORDS_FROM_ZERO = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"
 )
-_FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
-ONES = {word: number for number, word in enumerate(_FROM_ZERO.split())}
-TENS = {word: 10 * number for number, word in enumerate(_FROM_TWENTY.split(), start=2)}
-SCALES = {
+_WORDS_FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
+NUMBER_BY_WORD = {word: number for number, word in enumerate(_WORDS_FROM_ZERO.split())}
+TENS_BY_WORD = {
+    word: 10 * number for number, word in enumerate(_WORDS_FROM_TWENTY.split(), start=2)
+}
+SCALE_BY_WORD = {
     "dozen": 12,
     "hundred": 100,
     "thousand": 10**3,
@@ -30,38 +32,40 @@ SCALES = {
 
 LONGEST_UNIT = 200
 """Most characters of a unit. A search in an entire long text could be slow."""
-HALF_DAYS = {"a": "morning", "p": "afternoon"}
+HALF_DAY_BY_LETTER = {"a": "morning", "p": "afternoon"}
 """The words in plain notation for `am` and `pm` after a time. After a number neither is a unit."""
 HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wrong|incorrect"
-"""Words that make another statement of `x is 5` or `x = 5`."""
+"""Words that make another statement of an answer, such as `x is not 5` instead of `x is 5`."""
 
-# `, \text{and} ` in `1, \text{and} 2`
 _AND_OR_AS_TEXT = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
-# ` or ` in `1 or 2`
+r"""Matches `, \text{and} ` in `1, \text{and} 2`."""
 _AND_OR = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
-# `, ` and ` and ` in `A, B and C`
+"""Matches ` or ` in `1 or 2`."""
 _LIST_SEPARATOR = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
-# `\text{base 2}` or `_{base two}` after `101`
+"""Matches `, ` and ` and ` in `A, B and C`."""
 _BASE_IN_WORDS = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
+r"""Matches `\text{base 2}` or `_{base two}` after `101`."""
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
-"""A product of letters has seldom a vowel after its first letter."""
-# `students` in `12 students`, `cups of water` in `5 cups of water`
+"""A word has a vowel after its first letter, which a product of letters seldom has."""
 _LOOSE_WORD = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"
 )
+"""Matches `students` in `12 students`, `cups of water` in `5 cups of water`."""
 _NUMBER_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
 """A sign, and words with a blank or a hyphen between them: `-\\text{twenty-five}`."""
-# `-\dollar `
-_DOLLARS = r"[-+]?(?:\\dollar ?)?"
-# `5`, `1,234.5`, `3 1/2`, `50%`, `(1,2)`
-_NUMERAL = re.compile(rf"{_DOLLARS}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*")
-# `5 cm`, `50% off`, `5cm`
-_QUANTITY = re.compile(rf"({_DOLLARS}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
+_DOLLAR_PREFIX = r"[-+]?(?:\\dollar ?)?"
+r"""Matches `-\dollar `."""
+_NUMERAL = re.compile(
+    rf"{_DOLLAR_PREFIX}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*"
+)
+"""Matches `5`, `1,234.5`, `3 1/2`, `50%`, `(1,2)`."""
+_QUANTITY = re.compile(rf"({_DOLLAR_PREFIX}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
+"""Matches `5 cm`, `50% off`, `5cm`."""
 
-_SYNONYMS = {
+_UNIT_BY_SYNONYM = {
     synonym: name
     for name, synonyms in {
         "mm": "millimeter millimetre", "cm": "centimeter centimetre", "m": "meter metre",
@@ -73,23 +77,23 @@ _SYNONYMS = {
     }.items()
     for synonym in synonyms.split()
 }  # fmt: skip
-# units that may follow a number without a blank: `5cm`
 _GLUED_UNIT = (
     "pct|USD|EUR|[€£]|mm|cm|km|in|ft|yd|mi|kg|oz|lbs?|ml|mL|min|sec|hrs?|mph|inch|inches|feet"
     "|meters|miles|hours|minutes|seconds|days|years"
 )
-# `million`, `hundreds`
-_SCALE_WORD = "(?:" + "|".join(SCALES) + ")s?"
-# `^2` in `cm^2`
+"""Units that may follow a number without a blank: `5cm`."""
+_SCALE_WORD = "(?:" + "|".join(SCALE_BY_WORD) + ")s?"
+"""Matches `million`, `hundreds`."""
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
-# `\text{cm}^2`, `\degree C`, `\dollar`, `%`
+"""Matches `^2` in `cm^2`."""
 _TYPESET_UNIT = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
-# the end of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`
+r"""Matches `\text{cm}^2`, `\degree C`, `\dollar`, `%`."""
 _UNIT = re.compile(
     rf"(?P<unit>(?:(?:{_TYPESET_UNIT})[/*]?)+|(?<=[\d}}])(?:{_GLUED_UNIT}){_EXPONENT})\Z"
 )
+r"""The end of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`."""
 
-_NO_UNIT_WORDS = frozenset(
+_WORDS_OTHER_THAN_UNITS = frozenset(
     "a about above absolute after all almost also although am and another any approx "
     "approximately are around as at away bc be because before behind below beneath besides "
     "between beyond both but by can cannot circa correct cos could cubed debt decreased deficit "
@@ -104,102 +108,122 @@ _NO_UNIT_WORDS = frozenset(
     "then this those thrice through till times to too triple true twice undefined under unknown "
     "unless until up upper upto versus vs was were when whereas whether which while will with "
     "within without wrong yes yet".split()
-) | {*ONES, *TENS, *SCALES, *(f"{scale}s" for scale in SCALES)}
-# `third`, `quarters`, `fiftieth`
+) | {
+    *NUMBER_BY_WORD,
+    *TENS_BY_WORD,
+    *SCALE_BY_WORD,
+    *(f"{scale}s" for scale in SCALE_BY_WORD),
+}
 _FRACTION_WORD = re.compile(
     r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie"
     r"|hundred|thousand|million|billion)th)s?"
 )
+"""Matches `third`, `quarters`, `fiftieth`."""
 _UNIT_LETTERS = frozenset("mgshlLAVNJWKCF")
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
-# the `5` or the `=` of `x=5`; not the `2` of `cm^2`
 _NOT_IN_UNITS = re.compile(
     r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])"
 )
-# `\sin` in `\sin 30\degree`: the degrees are not the value's unit
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+"""Matches the `5` or the `=` of `x=5`, but not the `2` of `cm^2`."""
+_TRIGONOMETRIC_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+r"""Matches `\sin` in `\sin 30\degree`, where the degrees are not the unit of the value."""
 
 
-def without_words(text: str) -> str:
+def mark_bases_and_lists(text: str) -> str:
     r"""Write bases as subscripts, and mark `\text{and}` and `\text{or}`."""
     return _BASE_IN_WORDS.sub(r"_{\1}", _AND_OR_AS_TEXT.sub(_mark_and_or, text))
 
 
-def without_loose_words(text: str) -> str:
+def mark_loose_words(text: str) -> str:
     r"""Mark `and`, `or` and words beside numbers or letters in a text without `\text`."""
     return _LOOSE_WORD.sub(r"\\text{\g<0>}", _AND_OR.sub(_mark_and_or, text))
 
 
-def text_group(group: str, *, alone: bool, before: str, after: str) -> str:
+def rewrite_text_group(
+    content: str, *, is_alone: bool, left_character: str, right_character: str
+) -> str:
     r"""The number, function or list in `\text{...}`, or else the words as they are.
 
     `\text{5}` is 5, `\text{5 cm}` is `5\text{cm}`, and `\text{A, B}` two answers. A number is not
     taken out where it would join a digit next to it.
 
     Args:
-        group: The content of the braces.
-        alone: Whether the answer has no other text.
-        before: The character before the group, "" at the start.
-        after: The character after the group.
+        content: The content of the braces.
+        is_alone: Whether the answer has no other text.
+        left_character: The character before the group, "" at the start.
+        right_character: The character after the group.
     """
-    if group in FUNCTIONS:
-        return f"\\{group} "
-    if group in (",", ";"):
+    if content in FUNCTIONS:
+        return f"\\{content} "
+    if content in (",", ";"):
         return ", "
-    if group in ("%", "\\dollar"):
-        return f"{group} "
-    if group.lstrip(", ") in ("and", "or"):
-        return f"\\text{{{group}}}"
-    if group.endswith((" and", " or")):
-        return text_group(group.rpartition(" ")[0], alone=False, before=before, after="") + ", "
-    if alone and _LIST_SEPARATOR.search(group) and not re.search(r"[(\[][^)\]]*,", group):
-        entries = _LIST_SEPARATOR.split(group)
-        return ", ".join(text_group(entry, alone=False, before="", after="") for entry in entries)
-    # `5\text{6}` must not become 56
-    if before.isdigit():
-        return f"\\text{{{group}}}"
-    if _NUMERAL.fullmatch(group) and not after.isdigit():
-        return group
-    quantity = _QUANTITY.fullmatch(group)
+    if content in ("%", "\\dollar"):
+        return f"{content} "
+    if content.lstrip(", ") in ("and", "or"):
+        return f"\\text{{{content}}}"
+    if content.endswith((" and", " or")):
+        return (
+            rewrite_text_group(
+                content.rpartition(" ")[0],
+                is_alone=False,
+                left_character=left_character,
+                right_character="",
+            )
+            + ", "
+        )
+    if is_alone and _LIST_SEPARATOR.search(content) and not re.search(r"[(\[][^)\]]*,", content):
+        entries = _LIST_SEPARATOR.split(content)
+        return ", ".join(
+            rewrite_text_group(entry, is_alone=False, left_character="", right_character="")
+            for entry in entries
+        )
+    # without its command `5\text{6}` would become 56
+    if left_character.isdigit():
+        return f"\\text{{{content}}}"
+    if _NUMERAL.fullmatch(content) and not right_character.isdigit():
+        return content
+    quantity = _QUANTITY.fullmatch(content)
     if quantity:
         return f"{quantity[1]}\\text{{{quantity[2]}}}"
-    return f"\\text{{{group}}}"
+    return f"\\text{{{content}}}"
 
 
-def number_word(plain_text: str) -> str:
+def in_digits(plain_text: str) -> str:
     """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text."""
     match = _NUMBER_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
     if not match:
         return plain_text
     sign, words = match.groups()
-    total, below_scale = 0, None
-    # The scales fall, as in two million three thousand five.
+    # the value of the words after the last scale, as of `five` in `two thousand five`
+    total, group_value = 0, None
+    # each scale must be smaller than the one before, as in `two million three thousand`
     smallest_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
-        current = below_scale or 0
+        current_value = group_value or 0
+        scale = SCALE_BY_WORD.get(word, smallest_scale)
         # tens stand alone or after hundreds: `five twenty` is not a number
-        if word in TENS and below_scale != 0 and current % 100 == 0:
-            below_scale = current + TENS[word]
-        elif word in ONES and (below_scale is None or _takes_ones(current, ONES[word])):
-            below_scale = current + ONES[word]
-        elif word == "hundred" and 0 < current < 10:
-            below_scale = current * 100
-        elif word in SCALES and word != "hundred" and current and SCALES[word] < smallest_scale:
-            smallest_scale = SCALES[word]
-            total, below_scale = total + current * smallest_scale, None
+        if word in TENS_BY_WORD and group_value != 0 and current_value % 100 == 0:
+            group_value = current_value + TENS_BY_WORD[word]
+        elif word in NUMBER_BY_WORD and (
+            group_value is None or _takes_ones(current_value, NUMBER_BY_WORD[word])
+        ):
+            group_value = current_value + NUMBER_BY_WORD[word]
+        elif word == "hundred" and 0 < current_value < 10:
+            group_value = current_value * 100
+        elif word != "hundred" and current_value and scale < smallest_scale:
+            smallest_scale = scale
+            total, group_value = total + current_value * scale, None
         else:
             return plain_text
-    return f"{'-' if sign else ''}{total + (below_scale or 0)}"
+    return f"{'-' if sign else ''}{total + (group_value or 0)}"
 
 
 def readable_words(plain_text: str) -> str | None:
-    """The words of a text that contains only words, in lower case unless it is a single letter.
+    """The words of a text that contains only words; None for other texts.
 
-    The last word is in the singular.
-
-    None for other texts. `\\text`, quotation marks and a leading article or `Option` make no
-    difference, so `(B)` and `even` can be compared with `\\text{(B)}`, `\\text{Option B}` and
-    `\\text{even}`.
+    They are in lower case, except a single letter, and the last one is in the singular. `\\text`,
+    quotation marks and a leading article or `Option` are left out, so `(B)` and `even` can be
+    compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
     """
     text = re.sub(r"(?i)\A\W*(?:an?|the) ", "", _without_text_command(plain_text))
     words = re.sub(r"[\s().,:;\"`]|''", "", text)
@@ -221,10 +245,12 @@ def numbered_name(plain_text: str) -> str | None:
 
 
 def _without_text_command(text: str) -> str:
+    r"""The words of `\text{...}` without the command."""
     return re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
 
 
 def _mark_and_or(match: re.Match[str]) -> str:
+    """The mark for the `and` or `or` that was matched, between blanks."""
     return f" {OR if match[1] == 'or' else AND} "
 
 
@@ -235,58 +261,61 @@ def _takes_ones(number: int, addend: int) -> bool:
     return number % 100 == 0 or (number % 10 == 0 and number % 100 >= 20 and addend < 10)
 
 
-def without_unit(text: str) -> tuple[str, str]:
+def split_unit(text: str) -> tuple[str, str]:
     """Split a text in plain notation into its value and its unit, "" if there is none.
 
     Only a dollar sign may stand before the value.
     """
     unit = ""
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
-    if "\\degree" in text and not _TRIGONOMETRIC.search(text) and not has_other_unit:
+    if "\\degree" in text and not _TRIGONOMETRIC_FUNCTION.search(text) and not has_other_unit:
         # the value is in degrees as a whole: in a sum or a fraction the sign may stand anywhere
         return re.sub(r"\\degree ?", "", text), "degree"
-    dollars = re.match(r"(-?)\\dollar *", text)
-    if dollars:
-        text, unit = dollars[1] + text[dollars.end() :], "dollar"
+    dollar_sign = re.match(r"(-?)\\dollar *", text)
+    if dollar_sign:
+        text, unit = dollar_sign[1] + text[dollar_sign.end() :], "dollar"
     match = _UNIT.search(text[-LONGEST_UNIT:])
     if match is None:
         return text, unit
     value = text.removesuffix(match.group())
-    factor, words = _split_scale(match["unit"])
-    if not value or not _is_unit(words) or ("\\degree" in words and _TRIGONOMETRIC.search(text)):
+    factor, unit_words = _split_scale(match["unit"])
+    is_angle = "\\degree" in unit_words and _TRIGONOMETRIC_FUNCTION.search(text)
+    if not value or not _is_unit(unit_words) or is_angle:
         return text, unit
     if factor > 1:
         value = f"({value})*{factor}"
-    spelling = _spell_unit(words)
+    spelling = _spell_unit(unit_words)
     return value, spelling if spelling else unit
 
 
 def units_agree(unit: str, target_unit: str) -> bool:
     """Whether units are equal, or one is missing, or one is a square or cube without a name."""
-    units = unit, target_unit
-    has_no_name = any(unit.startswith("^") for unit in units)
-    powers = {unit.partition("^")[2] for unit in units}
-    return not all(units) or unit == target_unit or (has_no_name and len(powers) == 1)
+    if not unit or not target_unit or unit == target_unit:
+        return True
+    name, _, power = unit.partition("^")
+    target_name, _, target_power = target_unit.partition("^")
+    return power == target_power and not (name and target_name)
 
 
 def _split_scale(unit: str) -> tuple[int, str]:
     """The product of the scale words before a unit (`million`), and the words of the unit."""
-    words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit).lstrip(" ")
+    unit_words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", unit).lstrip(" ")
     factor = 1
-    while scale := re.match(rf"({_SCALE_WORD})(?![A-Za-z])[ -]*", words):
-        factor *= SCALES[scale[1].removesuffix("s")]
-        words = words[scale.end() :]
-    return factor, words
+    while scale_match := re.match(rf"({_SCALE_WORD})(?![A-Za-z])[ -]*", unit_words):
+        factor *= SCALE_BY_WORD[scale_match[1].removesuffix("s")]
+        unit_words = unit_words[scale_match.end() :]
+    return factor, unit_words
 
 
-def _is_unit(words: str) -> bool:
-    if _NOT_IN_UNITS.search(re.sub(r"\^\{(\d)\}", r"^\1", words)):
+def _is_unit(unit_words: str) -> bool:
+    """Whether words after a number are a unit, and not words that change its meaning."""
+    if _NOT_IN_UNITS.search(re.sub(r"\^\{(\d)\}", r"^\1", unit_words)):
         return False
-    for word in re.findall(r"[^\W\d]+", words.replace(".", "")):
+    for word in re.findall(r"[^\W\d]+", unit_words.replace(".", "")):
         if len(word) == 1 and word not in _UNIT_LETTERS:
             return False
         if len(word) > 1 and (
-            word.lower() in _NO_UNIT_WORDS or _FRACTION_WORD.fullmatch(word.lower())
+            word.lower() in _WORDS_OTHER_THAN_UNITS or _FRACTION_WORD.fullmatch(word.lower())
         ):
             return False
     return True
@@ -308,9 +337,10 @@ def _spell_unit(unit: str) -> str:
 
 
 def _singular(word: str) -> str:
-    if word in _SYNONYMS:
-        return _SYNONYMS[word]
+    """A word in the singular, as the abbreviation if it is a unit that has one."""
+    if word in _UNIT_BY_SYNONYM:
+        return _UNIT_BY_SYNONYM[word]
     if len(word) <= 2:
         return word  # lower case would make Mg the unit mg
     stem = re.sub(r"(?:(?<=[xs])|(?<=[cs]h))es\Z|(?<!s)s\Z", "", word.lower())
-    return _SYNONYMS.get(word.lower(), _SYNONYMS.get(stem, stem))
+    return _UNIT_BY_SYNONYM.get(word.lower(), _UNIT_BY_SYNONYM.get(stem, stem))

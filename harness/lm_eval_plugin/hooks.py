@@ -22,7 +22,7 @@ from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
 from harness.experiment.prompts.template import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.grading import GRADED, GradeJob, GraderPool
+from harness.grading import GRADED_VERDICTS, GradeJob, GraderPool
 
 DocumentsBySplit = dict[str, datasets.Dataset]
 
@@ -104,11 +104,10 @@ def grade_responses(
         docs: The documents. Those of another task need only an `answer`.
     """
     grade_texts = [[""] * len(completions) for completions in responses]
-    with GraderPool(audits=True) as pool:
-        for doc_index, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
-            for repeat_index, completion in enumerate(completions):
-                # The rule of the study's authors reads boxes in the prompt too. A chat template,
-                # which is unknown here, adds none.
+    with GraderPool(with_audit=True) as pool:
+        for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
+            for index, completion in enumerate(completions):
+                # the authors' rule reads the prompt too; a chat template adds no boxes to it
                 prompt = doc.get("system", "") + doc.get("user", "")
                 pool.submit(
                     (doc_index, repeat_index),
@@ -129,6 +128,6 @@ def metrics(doc: Mapping[str, Any], results: Sequence[Sequence[str]]) -> dict[st
     verdicts = [json.loads(grade_text)["verdict"] for grade_text in results[0]]
     return {
         "accuracy": fmean(verdict == "correct" for verdict in verdicts),
-        "graded": fmean(verdict in GRADED for verdict in verdicts),
+        "graded": fmean(verdict in GRADED_VERDICTS for verdict in verdicts),
         "truncated": fmean(verdict == "truncated" for verdict in verdicts),
     }

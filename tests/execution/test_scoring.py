@@ -39,7 +39,7 @@ def sample(completion, reason="stop"):
 @with_cases
 def test_grading_knows_what_the_prompt_began(prompt_fields, completion, reason, verdict):
     job = grade_job(prompt(**prompt_fields), sample(completion, reason))
-    result = grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.line)
+    result = grade(job.completion, job.target, finish_reason=job.finish_reason, line=job.is_line)
     assert result.verdict == verdict
 
 

@@ -118,11 +118,11 @@ def test_accepted_answers_and_golds_with_decimal_commas_have_either_sign(tmp_pat
     problems = read(write_lines(tmp_path, *rows), decimal=",").problems
     recorded = problems[0].record()
     assert recorded["decimal"] == "," and "alternatives" not in recorded
-    with GraderPool(workers=1) as pool:
+    with GraderPool(worker_count=1) as pool:
         for problem, (_, answers) in zip(problems, golds, strict=True):
             fields = {"target": problem.answer, "alternatives": problem.alternatives}
             for answer in [*answers, "5,2", "25", "1,5"]:
-                job = GradeJob(completion=answer, line=True, decimal=",", **fields)
+                job = GradeJob(completion=answer, is_line=True, decimal_sign=",", **fields)
                 pool.submit((problem.problem, answer), job)
         grades = dict(pool.drain())
     right = {(str(answers), answer) for _, answers in golds for answer in answers}

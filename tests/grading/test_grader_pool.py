@@ -60,7 +60,7 @@ def _processes_of_other_tests():
 @pytest.fixture
 def pool(monkeypatch):
     monkeypatch.setattr(grader_worker, "GRADER_DEADLINE_S", 2.0)
-    with GraderPool(workers=1) as pool:
+    with GraderPool(worker_count=1) as pool:
         assert run_job(pool, sum_job(1)).correct
         yield pool
     assert children() == []
@@ -69,7 +69,7 @@ def pool(monkeypatch):
 @pytest.fixture
 def auditing(monkeypatch):
     monkeypatch.setattr(grader_worker, "GRADER_DEADLINE_S", 2.0)
-    with GraderPool(workers=1, audits=True) as pool:
+    with GraderPool(worker_count=1, with_audit=True) as pool:
         assert run_job(pool, sum_job(1)).correct
         yield pool
 
@@ -88,7 +88,7 @@ def test_each_tag_is_returned_once(pool):
 
 
 def test_poll_returns_at_once_while_a_worker_starts():
-    with GraderPool(workers=1) as pool:
+    with GraderPool(worker_count=1) as pool:
         pool.submit(1, sum_job(1))
         # It is never ready: a poll that waited for it would kill and replace it.
         worker = suspend_worker()
@@ -130,8 +130,8 @@ def test_a_long_job_is_submitted_at_once_and_survives_the_absence_of_the_parent(
 
 def test_hostile_mathematics_costs_one_column_and_not_the_others(monkeypatch):
     """lm-eval's call of math_verify has no limit: it tries to compute this number."""
-    monkeypatch.setattr(grader_worker, "GRADER_CPU_S", 1)
-    with GraderPool(workers=1, audits=True) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_CPU_LIMIT_S", 1)
+    with GraderPool(worker_count=1, with_audit=True) as pool:
         audit = run_job(pool, audit_job(r"\boxed{(9^{9^9})!}"))
         assert audit.verdict == "refused" and audit.authors_rule is False
         assert audit.audit_reason == "math_verify: over 1 s of CPU time"
@@ -139,8 +139,8 @@ def test_hostile_mathematics_costs_one_column_and_not_the_others(monkeypatch):
 
 
 def test_time_in_which_other_processes_use_the_cores_does_not_count(monkeypatch):
-    monkeypatch.setattr(grader_worker, "GRADER_CPU_S", 1)
-    with GraderPool(workers=1) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_CPU_LIMIT_S", 1)
+    with GraderPool(worker_count=1) as pool:
         run_job(pool, sum_job(1))
         worker = suspend_worker()
         pool.submit("waits", sum_job(5))
@@ -166,8 +166,8 @@ def test_an_audit_continues_after_a_lost_step(auditing):
 
 
 def test_out_of_memory_is_one_crash(monkeypatch):
-    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_BYTES", 2**28)
-    with GraderPool(workers=1) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_LIMIT_BYTES", 2**28)
+    with GraderPool(worker_count=1) as pool:
         bomb = run_job(pool, GradeJob(completion=r"\boxed{x}", target="y" * 200_000_000))
         assert (bomb.verdict, bomb.reason) == ("crashed", "the grader ended with exit code 1")
         assert run_job(pool, sum_job(1)).correct
@@ -176,8 +176,8 @@ def test_out_of_memory_is_one_crash(monkeypatch):
 def test_limits_priority_session_descriptors_and_modules_of_a_worker(monkeypatch):
     libraries = Path(find_spec("torch").origin).parent / "lib"
     monkeypatch.setenv("LD_PRELOAD", str(libraries / "libgomp.so.1"))  # as vLLM does on a CPU
-    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_BYTES", 512 * 2**20)
-    with GraderPool(workers=1) as pool:
+    monkeypatch.setattr(grader_worker, "GRADER_MEMORY_LIMIT_BYTES", 512 * 2**20)
+    with GraderPool(worker_count=1) as pool:
         run_job(pool, sum_job(1))
         (worker,) = children()
         folder = Path(f"/proc/{worker.pid}")
@@ -197,7 +197,7 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
     code = textwrap.dedent(r"""
         import os, psutil, signal
         from harness.grading import GradeJob, GraderPool
-        pool = GraderPool(workers=1)
+        pool = GraderPool(worker_count=1)
         pool.submit(0, GradeJob(completion=r"\boxed{x+1}", target="1+x"))
         list(pool.drain())
         (worker,) = psutil.Process().children()
@@ -220,7 +220,7 @@ def test_workers_die_with_a_killed_parent_even_when_hung():
 
 
 def test_workers_outlive_the_thread_that_started_them():
-    with GraderPool(workers=1) as pool:
+    with GraderPool(worker_count=1) as pool:
         thread = threading.Thread(target=run_job, args=[pool, sum_job(1)])
         thread.start()
         thread.join()
@@ -238,7 +238,7 @@ def test_equal_jobs_are_done_once_and_remembered(request, pool_name, make_job):
     worker = suspend_worker()
     for tag in range(5):
         pool.submit(tag, make_job(f"{tag} "))
-    assert len(pool._results) == 2  # that of the fixture too
+    assert len(pool._result_by_key) == 2  # that of the fixture too
     worker.resume()
     results = dict(pool.drain())
     (result,) = set(results.values())
@@ -284,7 +284,7 @@ def test_a_broken_installation_is_one_clear_error(tmp_path, monkeypatch):
     (tmp_path / "mpmath.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     message = r"no grader worker can be started.*name 'broken' is not defined"
-    with GraderPool(workers=1) as pool, pytest.raises(GraderError, match=message):
+    with GraderPool(worker_count=1) as pool, pytest.raises(GraderError, match=message):
         run_job(pool, sum_job(1))
     assert children() == []
 

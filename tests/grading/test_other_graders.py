@@ -3,7 +3,7 @@ import pytest
 from harness.experiment.prompts.prompt import AS_PUBLISHED_INSTRUCTION, INSTRUCTION
 from harness.grading import GradeJob, GraderPool
 from harness.grading.authors_rule import authors_answer, authors_rule, rewrite
-from harness.grading.other_graders import GRADERS, STEPS, describe_audit
+from harness.grading.other_graders import COLUMNS_BY_STEP, GRADERS, describe_audit
 from tests.conftest import run_python
 from tests.grading.test_labelled_answers import DATASET
 from tests.make import module_fixture, with_cases
@@ -58,7 +58,7 @@ def test_the_authors_rule_accepts_answers_without_content():
 
 @module_fixture
 def pool():
-    with GraderPool(workers=1, audits=True) as pool:
+    with GraderPool(worker_count=1, with_audit=True) as pool:
         yield pool
 
 
@@ -78,7 +78,7 @@ def test_each_grader_of_a_completion(pool, completion, prompt, solution, grades,
 
 
 def test_every_step_fills_its_columns_and_all_are_filled():
-    filled = sorted(column for columns, _ in STEPS.values() for column in columns)
+    filled = sorted(column for columns in COLUMNS_BY_STEP.values() for column in columns)
     assert filled == sorted(GRADERS)
 
 

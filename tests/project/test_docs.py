@@ -60,7 +60,7 @@ def test_the_page_on_grading_has_examples_of_every_kind():
 
 @module_fixture
 def graders():
-    with GraderPool(workers=1, audits=True) as pool:
+    with GraderPool(worker_count=1, with_audit=True) as pool:
         yield pool
 
 
