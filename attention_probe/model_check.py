@@ -20,7 +20,7 @@ from harness.errors import HarnessError, ModelError
 from harness.execution.prepared_run import run
 from harness.experiment.run_config import load_config
 
-LARGEST_DIFFERENCE = 1e-4
+WEIGHT_TOLERANCE = 1e-4
 """The largest difference between attention weights of the engine and of Hugging Face in float32.
 It is ten times what tests allow on a CPU, because a GPU adds in another order."""
 
@@ -31,15 +31,15 @@ def check_model(model: str) -> tuple[str, bool]:
     Args:
         model: A folder, a hub name, or `smollm2`.
     """
-    texts = []
+    paragraphs = []
     with TemporaryDirectory() as folder:
-        path = Path(folder)
+        folder_path = Path(folder)
         for check in (_check_answers, _check_attention):
             try:
-                texts.append(check(model, path))
+                paragraphs.append(check(model, folder_path))
             except HarnessError as error:
-                return "\n\n".join([*texts, f"FAIL    {error}"]), True
-    return "\n\n".join(texts), False
+                return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
+    return "\n\n".join(paragraphs), False
 
 
 def _check_answers(model: str, folder: Path) -> str:
@@ -51,16 +51,17 @@ def _check_answers(model: str, folder: Path) -> str:
 
 
 def _check_attention(_model: str, folder: Path) -> str:
-    # the run of `_check_answers` names the model
-    means = []
-    for name, engine in (("reference", None), ("engine", {})):
-        settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine)
+    # the prompts are those of the run that `_check_answers` has stored, which also names the model
+    mean_weights = []
+    for folder_name, engine_arguments in (("reference", None), ("engine", {})):
+        settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine_arguments)
         prompts = PromptsConfig(run=folder / "run", n=1)
-        probe(prompts, settings, folder / name, lambda finished, total: None)
-        with AttentionTraces(folder / name) as traces:
-            means.append(traces.get(traces.problem_ids[0], "mless").mean_all)
-    difference = float(np.nanmax(np.abs(means[0] - means[1])))
-    text = f"Attention differs from that of Hugging Face by at most {difference:.1e}"
-    if not difference <= LARGEST_DIFFERENCE:
-        raise ModelError(f"{text}: expected {LARGEST_DIFFERENCE:.0e} or less.")
-    return f"ok      {text}."
+        probe(prompts, settings, folder / folder_name, lambda finished, total: None)
+        with AttentionTraces(folder / folder_name) as traces:
+            mean_weights.append(traces.get(traces.problem_ids[0], "mless").mean_all)
+    difference = float(np.nanmax(np.abs(mean_weights[0] - mean_weights[1])))
+    message = f"Attention differs from that of Hugging Face by at most {difference:.1e}"
+    # not `>`, which would let NaN pass
+    if not difference <= WEIGHT_TOLERANCE:
+        raise ModelError(f"{message}: expected {WEIGHT_TOLERANCE:.0e} or less.")
+    return f"ok      {message}."

@@ -12,7 +12,7 @@ from attention_probe.probe_settings import ProbeSettings, refuse_changed_model
 from attention_probe.probed_model import Measure, flatten_prompts, open_model
 from attention_probe.prompts.prompts_config import PromptsConfig, open_source
 from attention_probe.prompts.token_roles import PromptsByCondition, tokenize_problem
-from attention_probe.traces import HEADER, AttentionTraces, Trace, TraceHeader
+from attention_probe.traces import HEADER_FILE, AttentionTraces, Trace, TraceHeader
 from harness import smollm2_model
 from harness.analysis.problem_selection import Criterion, count_flips, select
 from harness.constants import JsonObject
@@ -73,49 +73,52 @@ def run_probe(
     settings = settings.complete_from(source)
     problems = select(source, criterion)
     tokenizer = settings.load_tokenizer()
-    # Before any weights are loaded: a prompt that differs is then found within seconds.
-    prompts = {
+    # The prompts are compared before any weights are loaded, so a difference is found in seconds.
+    prompts_by_problem = {
         problem.id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
         for problem in problems
     }
     selection = {
-        # a figure's prompts are a criterion too, with further fields
+        # only the fields of a criterion, because a figure's criterion has further ones
         "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
         "outcomes": count_flips(source, criterion),
         "problems": len(problems),
     }
-    facts = {name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")}
+    source_facts = {
+        name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")
+    }
     header = make_header(settings, source, criterion.flip)
     refuse_changed_model(source, settings.model, header.fingerprint)
-    if (path / HEADER).exists():
+    if (path / HEADER_FILE).exists():
         with AttentionTraces(path) as traces:
             traces.join_header(header)
-            refuse_differing_traces(traces, prompts)
-            if not select_missing(traces, prompts):
-                advance(len(prompts), len(prompts))
+            refuse_differing_traces(traces, prompts_by_problem)
+            if not select_missing(traces, prompts_by_problem):
+                advance(len(prompts_by_problem), len(prompts_by_problem))
                 return traces.receipt
-    with open_model(settings, prompts) as (measure, checks):
+    with open_model(settings, prompts_by_problem) as (measure, checks):
         receipt = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": asdict(settings),
             "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-            "source": facts,
+            "source": source_facts,
             "selection": selection,
             "self_check": checks,
             **versions_and_hashes.software_facts(),
         }
-        # The model is open, so one that cannot be probed leaves no folder behind.
+        # The folder is created after the model has been opened, so a failure leaves none behind.
         with AttentionTraces.create(path, header, receipt=receipt) as traces:
-            refuse_differing_traces(traces, prompts)
-            add_missing_traces(traces, prompts, measure, advance)
+            # compared again, because another probe may have added traces before the folder's lock
+            refuse_differing_traces(traces, prompts_by_problem)
+            add_missing_traces(traces, prompts_by_problem, measure, advance)
     return receipt
 
 
 def refuse_differing_traces(
-    traces: AttentionTraces, prompts: Mapping[str, PromptsByCondition]
+    traces: AttentionTraces, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> None:
     """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
-    for prompt in flatten_prompts(prompts):
+    for prompt in flatten_prompts(prompts_by_problem):
         if not traces.has(prompt.problem_id, prompt.condition):
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)
@@ -129,7 +132,7 @@ def refuse_differing_traces(
 
 
 def select_missing(
-    traces: AttentionTraces, prompts: Mapping[str, PromptsByCondition]
+    traces: AttentionTraces, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> list[PromptsByCondition]:
     """The prompts of every problem that has no trace under some condition.
 
@@ -137,31 +140,31 @@ def select_missing(
     need all of its prompts.
     """
     return [
-        by_condition
-        for problem_id, by_condition in prompts.items()
-        if not all(traces.has(problem_id, condition) for condition in by_condition)
+        problem_prompts
+        for problem_id, problem_prompts in prompts_by_problem.items()
+        if not all(traces.has(problem_id, condition) for condition in problem_prompts)
     ]
 
 
 def add_missing_traces(
     traces: AttentionTraces,
-    prompts: Mapping[str, PromptsByCondition],
+    prompts_by_problem: Mapping[str, PromptsByCondition],
     measure: Measure,
     advance: Advance,
 ) -> None:
     """Measure every problem that has no trace under some condition, and add the missing traces."""
-    missing = select_missing(traces, prompts)
-    finished = len(prompts) - len(missing)
-    advance(finished, len(prompts))
-    # short problems first; figures resample problems in this order
-    missing.sort(key=lambda by_condition: max(map(len, by_condition.values())))
-    for by_condition in missing:
-        measured_fields = measure(by_condition)
-        for condition, prompt in by_condition.items():
+    missing_prompts = select_missing(traces, prompts_by_problem)
+    finished_count = len(prompts_by_problem) - len(missing_prompts)
+    advance(finished_count, len(prompts_by_problem))
+    # Short problems first. The order must not change, because figures resample problems in it.
+    missing_prompts.sort(key=lambda problem_prompts: max(map(len, problem_prompts.values())))
+    for problem_prompts in missing_prompts:
+        fields_by_condition = measure(problem_prompts)
+        for condition, prompt in problem_prompts.items():
             if not traces.has(prompt.problem_id, condition):
-                traces.append(Trace(**vars(prompt), **measured_fields[condition]))
-        finished += 1
-        advance(finished, len(prompts))
+                traces.append(Trace(**vars(prompt), **fields_by_condition[condition]))
+        finished_count += 1
+        advance(finished_count, len(prompts_by_problem))
 
 
 def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> TraceHeader:
@@ -172,12 +175,14 @@ def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> Tr
         source: The problems and their prompts.
         flip: The outcome by which the problems were selected; None if by none.
     """
-    record, config = settings.record, settings.load_config()
-    name = smollm2_model.resolve_model(str(settings.model))
-    fingerprint = versions_and_hashes.model_fingerprint(name, settings.arguments.get("revision"))
-    options: JsonObject = {name: getattr(record, name) for name in ("activations", "norms", "rows")}
-    # Fillers may then merge with other tokens, so the common tokens depend on the conditions. In
-    # logs nothing has checked that they do not.
+    measurement_options, config = settings.record, settings.load_config()
+    model = smollm2_model.resolve_model(str(settings.model))
+    fingerprint = versions_and_hashes.model_fingerprint(model, settings.arguments.get("revision"))
+    options: JsonObject = {
+        name: getattr(measurement_options, name) for name in ("activations", "norms", "rows")
+    }
+    # In these prompts a filler may be merged with other tokens. Which tokens all prompts have in
+    # common therefore depends on the conditions.
     if source.layout == Layout.AS_PUBLISHED or source.kind == "log":
         options["common_to"] = list(settings.conditions)
     options["model_type"] = config.model_type

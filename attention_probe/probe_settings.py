@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _MODEL_FILE = re.compile(r"revision|config\.json|.*\.(?:safetensors|bin)")
-"""The files, and the commit on the hub, that change attention; prompts are compared by token."""
-ROW_BYTES = 1 << 31
+"""The names in a fingerprint that change attention: weights, config, and the commit on the hub. The
+tokenizer's files are left out, because prompts are compared token by token."""
+MOST_ROW_BYTES = 1 << 31
 """Most bytes of rows that are stored of all prompts."""
 
 
@@ -70,13 +71,15 @@ class ProbeSettings:
             ConfigError: an engine is to record position gaps, activations or norms, or on another
                 device.
         """
-        excluded = [name for name in self.conditions if name.endswith(GAP_SUFFIX)]
-        excluded += [f"--{name}" for name in ("activations", "norms") if getattr(self.record, name)]
+        unsupported_options = [name for name in self.conditions if name.endswith(GAP)]
+        unsupported_options += [
+            f"--{name}" for name in ("activations", "norms") if getattr(self.record, name)
+        ]
         if self.device:
-            excluded.append(f"--device {self.device}")
-        if self.engine is not None and excluded:
+            unsupported_options.append(f"--device {self.device}")
+        if self.engine is not None and unsupported_options:
             raise ConfigError(
-                f"Hugging Face alone supports {', '.join(excluded)}: remove --engine."
+                f"Hugging Face alone supports {', '.join(unsupported_options)}: remove --engine."
             )
 
     def complete_from(self, source: Source) -> ProbeSettings:
@@ -88,15 +91,18 @@ class ProbeSettings:
         """
         conditions = list(self.conditions)
         if not conditions:
-            excluded = source.interventions if self.engine is None else {}
-            conditions = [name for name in source.conditions if name not in excluded]
+            # by default Hugging Face leaves out conditions with interventions, as it makes none
+            excluded_conditions = source.interventions if self.engine is None else {}
+            conditions = [name for name in source.conditions if name not in excluded_conditions]
             if STUDY_CONDITION in conditions and self.engine is None:
                 conditions.append(f"{STUDY_CONDITION}{GAP_SUFFIX}")
         # the baseline first, because all other prompts are aligned to it
         conditions = list(dict.fromkeys((BASELINE, *conditions)))
-        bases = check_conditions(source, conditions)
+        base_conditions = check_conditions(source, conditions)
         interventions = {
-            name: source.interventions[name] for name in bases if name in source.interventions
+            name: source.interventions[name]
+            for name in base_conditions
+            if name in source.interventions
         }
         refuse_changed_functions(source, interventions)
         device = self.device
@@ -125,9 +131,11 @@ class ProbeSettings:
         """The model's tokenizer."""
         if self.model is None:
             raise ConfigError("The source does not record its model. Name the model with --model.")
-        model = ModelTokenizer.from_arguments({**self.arguments, "pretrained": self.model})
-        assert model is not None  # because it is named
-        return model.tokenizer
+        model_tokenizer = ModelTokenizer.from_arguments(
+            {**self.arguments, "pretrained": self.model}
+        )
+        assert model_tokenizer is not None  # it is None only if no model is named
+        return model_tokenizer.tokenizer
 
     def load_config(self) -> PretrainedConfig:
         """The model's config, or that of its text layers."""
@@ -155,16 +163,16 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
     """
-    bases = {name: remove_gap(name, source.conditions) for name in conditions}
-    absent = [name for name, base in bases.items() if base not in source.conditions]
-    in_answer = [name for name, base in bases.items() if base in source.answer_filled_conditions]
+    base_by_name = {name: without_gap(name, source.conditions) for name in conditions}
+    absent_names = [name for name, base in base_by_name.items() if base not in source.conditions]
+    answer_names = [name for name, base in base_by_name.items() if base in source.filled_answers]
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
-    if absent:
-        names = ", ".join(absent)
+    if absent_names:
+        names = ", ".join(absent_names)
         fault = f"has no condition {names}: expected one of {list_near(names, source.conditions)}"
-    elif in_answer:
+    elif answer_names:
         fault = (
-            f"does not record where in the answer the filler of {', '.join(in_answer)} stands: "
+            f"does not record where in the answer the filler of {', '.join(answer_names)} stands: "
             "leave it out of --conditions"
         )
     elif not all(prompt.requested_prompt.segments for prompt in prompts):
@@ -173,7 +181,7 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
             "expected a run, or logs that `mless tasks --wrap` made"
         )
     else:
-        return bases.values()
+        return base_by_name.values()
     raise ConfigError(f"{source.name} {fault}.")
 
 
@@ -181,15 +189,17 @@ def refuse_changed_functions(
     source: Source, interventions: Mapping[str, Sequence[Intervention]]
 ) -> None:
     """Raise ConfigError if a user's function is not the one of the run any more."""
-    for name, changes in interventions.items():
+    for condition, condition_interventions in interventions.items():
         # a function is the same for all prompts, so the first one is enough
-        stored = source.problems[0].prompts[name].intervention or ()
-        for change in changes:
-            if change.kind != "function":
+        stored_interventions = source.problems[0].prompts[condition].intervention or ()
+        for intervention in condition_interventions:
+            if intervention.kind != "function":
                 continue
-            refuse_change(str(change.file), change.arguments)
-            if change.resolve() not in stored:
-                raise ConfigError(f"{name}: {change.file} has other content than when it was run.")
+            refuse_change(str(intervention.file), intervention.arguments)
+            if intervention.resolve() not in stored_interventions:
+                raise ConfigError(
+                    f"{condition}: {intervention.file} has other content than when it was run."
+                )
 
 
 def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObject) -> None:
@@ -200,45 +210,47 @@ def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObj
         model: The model to load; another than the run's may have any weights.
         fingerprint: Its fingerprint.
     """
-    stored, loaded = (
+    stored_items, loaded_items = (
         {"revision": facts.get("revision"), **(facts.get("sha256") or {})}.items()
         for facts in (source.fingerprint, fingerprint)
     )
-    changed = [name for name, digest in stored - loaded if digest and _MODEL_FILE.fullmatch(name)]
-    if changed and _locate(model) == _locate(source.model):
+    # names whose digest differs, or that the loaded model lacks
+    differing_items = stored_items - loaded_items
+    files = [name for name, digest in differing_items if digest and _MODEL_FILE.fullmatch(name)]
+    if files and _locate(model) == _locate(source.model):
         raise ConfigError(
-            f"{source.name}: {', '.join(sorted(changed))} of {model} has other content than when "
+            f"{source.name}: {', '.join(sorted(files))} of {model} has other content than when "
             "it was run: restore it, or name another model with --model."
         )
 
 
-def refuse_large_prompts(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
+def check_prompt_and_row_sizes(settings: ProbeSettings, prompts: Sequence[TokenizedPrompt]) -> None:
     """Refuse prompts that are too long, and rows that are too large, and print the rows' size.
 
     Raises:
         PromptMismatchError: a prompt is longer than the model's context.
-        ConfigError: the rows are larger than ROW_BYTES.
+        ConfigError: the rows are larger than MOST_ROW_BYTES.
     """
     config = settings.load_config()
-    context = getattr(config, "max_position_embeddings", None)
+    context_tokens = getattr(config, "max_position_embeddings", None)
     # an engine generates a token after each prompt, which needs a position too
-    reserved = int(settings.engine is not None)
+    reserved_tokens = int(settings.engine is not None)
     for prompt in prompts:
-        if context is not None and len(prompt) + reserved > context:
+        if context_tokens is not None and len(prompt) + reserved_tokens > context_tokens:
             raise PromptMismatchError(
                 f"Problem {prompt.problem_id}, condition {prompt.condition!r}: {len(prompt)} "
-                f"tokens; {settings.model} has a context of {context}."
+                f"tokens; {settings.model} has a context of {context_tokens}."
             )
-    record = settings.record
-    if record.rows is None:
+    options = settings.record
+    if options.rows is None:
         return
     head_count = len(set(settings.layers)) * int(config.num_attention_heads)
-    weight_count = sum(record.count_rows(prompt) * len(prompt) for prompt in prompts)
-    size = 4 * head_count * weight_count  # in float32
-    if size > ROW_BYTES:
+    weights_per_head = sum(options.count_rows(prompt) * len(prompt) for prompt in prompts)
+    row_bytes = 4 * head_count * weights_per_head  # in float32
+    if row_bytes > MOST_ROW_BYTES:
         raise ConfigError(
-            f"--rows {record.rows} takes {size / 1e9:.1f} GB for {len(prompts)} prompts, and "
-            f"{ROW_BYTES / 1e9:.1f} GB are the most: expected fewer rows, problems, conditions or "
-            "layers."
+            f"--rows {options.rows} takes {row_bytes / 1e9:.1f} GB for {len(prompts)} prompts, and "
+            f"{MOST_ROW_BYTES / 1e9:.1f} GB are the most: expected fewer rows, problems, "
+            "conditions or layers."
         )
-    print_message(f"rows of {size / 1e6:.1f} MB")
+    print_message(f"rows of {row_bytes / 1e6:.1f} MB")

@@ -6,8 +6,12 @@ from functools import partial
 from itertools import chain
 
 from attention_probe.measure.engine_fields import measure_in_engine
-from attention_probe.measure.prompt_fields import AVERAGES, FieldsByCondition, measure_problem
-from attention_probe.probe_settings import ProbeSettings, refuse_large_prompts
+from attention_probe.measure.prompt_fields import (
+    QUERY_SET_COUNT,
+    FieldsByCondition,
+    measure_problem,
+)
+from attention_probe.probe_settings import ProbeSettings, check_prompt_and_row_sizes
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt
 from attention_probe.self_check import self_check
 from harness import smollm2_model
@@ -21,7 +25,7 @@ Measure = Callable[[PromptsByCondition], FieldsByCondition]
 
 @contextmanager
 def open_model(
-    settings: ProbeSettings, prompts: Mapping[str, PromptsByCondition]
+    settings: ProbeSettings, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> Iterator[tuple[Measure, JsonObject]]:
     """Open the model for these prompts alone, and check it; close it afterwards.
 
@@ -33,31 +37,35 @@ def open_model(
         ModelError: the model cannot be loaded, or gives no attention.
         ConfigError: the rows to store are too large, or the engine cannot record the model.
     """
-    record, every_prompt = settings.record, list(flatten_prompts(prompts))
-    refuse_large_prompts(settings, every_prompt)
+    options, all_prompts = settings.record, list(flatten_prompts(prompts_by_problem))
+    check_prompt_and_row_sizes(settings, all_prompts)
     if settings.engine is None:
-        loaded = settings.load_model(settings.dtype)
+        loaded_model = settings.load_model(settings.dtype)
         float32_model = None if settings.dtype == "float32" else settings.load_model("float32")
-        checks = self_check(loaded, every_prompt, record, float32_model)
-        yield partial(measure_problem, loaded, record=record), checks
+        checks = self_check(loaded_model, all_prompts, options, float32_model)
+        yield partial(measure_problem, loaded_model, options=options), checks
         return
-    longest = 0
-    for prompt in every_prompt:
+    most_positions = 0
+    for prompt in all_prompts:
         _, gap_size = find_gap(prompt.intervention)
-        longest = max(longest, len(prompt) + gap_size)
-    arguments = settings.engine | {
+        most_positions = max(most_positions, len(prompt) + gap_size)
+    engine_arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,
         # memory is reserved for the longest prompt and the token that the engine generates
-        "max_model_len": 1 + longest,
+        "max_model_len": 1 + most_positions,
     }
-    # the sets that are averaged, and one for each stored row
-    set_count = AVERAGES + max(map(record.count_rows, every_prompt))
-    layers = settings.opened | {"recorded": sorted(settings.layers)}
-    with closing(open_recorder(arguments, layers, set_count)) as engine:
-        yield partial(measure_in_engine, engine, record=record), {}
+    # one set for each average, and one for each stored row
+    set_count = QUERY_SET_COUNT + max(map(options.count_rows, all_prompts))
+    layer_settings = settings.opened | {"recorded": sorted(settings.layers)}
+    with closing(open_recorder(engine_arguments, layer_settings, set_count)) as engine:
+        yield partial(measure_in_engine, engine, options=options), {}
 
 
-def flatten_prompts(prompts: Mapping[str, PromptsByCondition]) -> Iterable[TokenizedPrompt]:
+def flatten_prompts(
+    prompts_by_problem: Mapping[str, PromptsByCondition],
+) -> Iterable[TokenizedPrompt]:
     """All prompts of all problems, problem by problem."""
-    return chain.from_iterable(by_condition.values() for by_condition in prompts.values())
+    return chain.from_iterable(
+        problem_prompts.values() for problem_prompts in prompts_by_problem.values()
+    )

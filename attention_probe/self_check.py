@@ -14,17 +14,17 @@ from attention_probe.model.capture import capture_attention, find_softmax_layers
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import TokenizedPrompt
 
-CHECKED_TOKENS = 2048
+PREFERRED_PROMPT_TOKENS = 2048
 """The self-check stores full attention matrices, so it prefers a prompt of at most this length."""
 
-LayerSums = Mapping[int, Tensor]
+SumsByLayer = Mapping[int, Tensor]
 """By layer [head, key], the sum of each key's weights over all later queries."""
 
 
 def self_check(
-    loaded: LoadedModel,
+    loaded_model: LoadedModel,
     prompts: Sequence[TokenizedPrompt],
-    record: MeasurementOptions,
+    options: MeasurementOptions,
     float32_model: LoadedModel | None = None,
 ) -> dict[str, Any]:
     """Compute one prompt in other ways: with eager attention, and in float32 if that is not used.
@@ -33,9 +33,9 @@ def self_check(
     folder is created.
 
     Args:
-        loaded: The model, ready to run.
+        loaded_model: The model, ready to run.
         prompts: The prompts of all problems.
-        record: What will be recorded.
+        options: What will be recorded.
         float32_model: The same model in float32, if it is run in another type.
 
     Returns:
@@ -44,49 +44,55 @@ def self_check(
     Raises:
         ModelError: the model gives no attention, or lacks what is to be recorded.
     """
-    # prompts within the limit are better, then those nearest to it
+    # A longer prompt would take much memory, and a shorter one would check less.
     prompt = max(
         prompts,
-        key=lambda prompt: (len(prompt) <= CHECKED_TOKENS, -abs(len(prompt) - CHECKED_TOKENS)),
+        key=lambda prompt: (
+            len(prompt) <= PREFERRED_PROMPT_TOKENS,
+            -abs(len(prompt) - PREFERRED_PROMPT_TOKENS),
+        ),
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    capture_attention(loaded, token_ids[:1], request=CaptureRequest(activations=record.activations))
-    sums = captured_sums(loaded, token_ids)
+    capture(loaded_model, token_ids[:1], request=CaptureRequest(activations=options.activations))
+    sums = captured_sums(loaded_model, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,
         "prompt_tokens": len(prompt),
-        "eager_error": largest_difference(sums, eager_sums(loaded, token_ids)),
+        "eager_error": largest_difference(sums, eager_sums(loaded_model, token_ids)),
     }
     if float32_model is not None:
         checks["dtype_error"] = largest_difference(sums, captured_sums(float32_model, token_ids))
     return checks
 
 
-def captured_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
+def captured_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     """The sums from the probe's capture."""
-    captured = capture_attention(loaded, token_ids)
-    # the last of the two sets has keys' own queries too
-    return {layer: captured.layers[layer].sums[0] for layer in loaded.layer_indices}
+    statistics = capture(loaded_model, token_ids)
+    # the first set of queries, because the other one contains each key's own query too
+    return {layer: statistics.layers[layer].sums[0] for layer in loaded_model.layers}
 
 
-def eager_sums(loaded: LoadedModel, token_ids: Tensor) -> LayerSums:
+def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     """The sums from eager `output_attentions`, which keeps full matrices of all layers."""
-    model = loaded.model
+    model = loaded_model.model
     input_ids = token_ids[None].to(model.device)
     with torch.inference_mode(), switch_attention(model, "eager"):
         output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
     attentions = output.attentions
-    indices: range | list[int] = range(len(attentions))
-    if len(attentions) != len(loaded.decoder_layers):
+    layer_indices: range | list[int] = range(len(attentions))
+    if len(attentions) != len(loaded_model.decoder_layers):
         # models that mix kinds of layers return only the matrices of softmax layers
-        indices = find_softmax_layers(loaded.config)
-    by_layer = dict(zip(indices, attentions, strict=False))
+        layer_indices = softmax_layers(loaded_model.config)
+    attention_by_layer = dict(zip(layer_indices, attentions, strict=False))
     # without the diagonal, because a key's own query does not come after it
-    return {layer: by_layer[layer][0].float().tril(-1).sum(-2) for layer in loaded.layer_indices}
+    return {
+        layer: attention_by_layer[layer][0].float().tril(-1).sum(-2)
+        for layer in loaded_model.layers
+    }
 
 
-def largest_difference(sums: LayerSums, reference: LayerSums) -> float:
+def largest_difference(sums: SumsByLayer, reference_sums: SumsByLayer) -> float:
     """Largest difference of a key's mean, of all layers and keys but the last, which has none."""
-    differences = torch.stack([sums[layer] - reference[layer] for layer in sums])[..., :-1]
-    later_queries = torch.arange(differences.shape[-1], 0, -1, device=differences.device)
-    return float((differences / later_queries).abs().max())
+    differences = torch.stack([sums[layer] - reference_sums[layer] for layer in sums])[..., :-1]
+    later_query_counts = torch.arange(differences.shape[-1], 0, -1, device=differences.device)
+    return float((differences / later_query_counts).abs().max())

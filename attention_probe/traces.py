@@ -31,7 +31,7 @@ from harness.runs.records import as_record
 from harness.runs.run_folder import lock_folder, refuse_unusable_folder
 from harness.runs.stored_files import explain_write_errors, open_atomic, write_whole
 
-HEADER = "header.json"
+HEADER_FILE = "header.json"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class Trace(TokenizedPrompt):
     activations: Mapping[str, float] = field(default_factory=dict)
 
 
-FACTS = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAYS, "measures"))
+FACT_NAMES = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAYS, "measures"))
 """The fields of a trace that are not arrays."""
 
 
@@ -88,13 +88,13 @@ class TraceHeader:
         Raises:
             ConfigError: it was not recorded.
         """
-        recorded = self.layers if axis == "layer" else range(self.head_count)
-        if index not in recorded:
+        recorded_indices = self.layers if axis == "layer" else range(self.head_count)
+        if index not in recorded_indices:
             raise ConfigError(
                 f"{axis.title()} {index + 1} is not in these traces: counted from 1, they hold "
-                f"{list_numbers(recorded)}."
+                f"{list_numbers(recorded_indices)}."
             )
-        return recorded.index(index)
+        return recorded_indices.index(index)
 
 
 class _HeaderFile(msgspec.Struct):
@@ -128,15 +128,17 @@ class AttentionTraces:
         JournalError: the folder does not exist, or is damaged or something else.
     """
 
-    def __init__(self, path: Path, lock: FileLock | None = None) -> None:
-        if not (path / HEADER).is_file():
+    def __init__(self, path: Path, folder_lock: FileLock | None = None) -> None:
+        if not (path / HEADER_FILE).is_file():
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
-        with _clear_read_errors(path / HEADER):
-            file = as_record(_HeaderFile, json.loads((path / HEADER).read_bytes()), path / HEADER)
-        self.header, self.receipt = file.header, file.receipt
+        with _explain_read_errors(path / HEADER_FILE):
+            header_file = fit(
+                _HeaderFile, json.loads((path / HEADER_FILE).read_bytes()), path / HEADER_FILE
+            )
+        self.header, self.receipt = header_file.header, header_file.receipt
         self.path = path
-        self._lock = lock
-        self._files: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
+        self._lock = folder_lock
+        self._file_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """By problem and condition, in the order in which they were added."""
         # names are numbers with leading zeros, so this is the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
@@ -151,27 +153,28 @@ class AttentionTraces:
                 cannot be written, or it holds another model, other layers, another definition or
                 another selection.
         """
-        with explain_write_errors(path):
-            refuse_unusable_folder(path, HEADER)  # before a lock file is put into it
+        with clear_messages(path):
+            # another folder is refused before a lock file is put into it
+            refuse_foreign(path, HEADER_FILE)
             path.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            folder_lock = lock_folder(path)
-            stack.callback(folder_lock.release)
-            if (path / HEADER).exists():
-                existing = cls(path)
-                header = existing.join_header(header)
-                receipt = existing.receipt
-            quantities = {
+        with ExitStack() as exit_stack:
+            folder_lock = lock(path)
+            exit_stack.callback(folder_lock.release)
+            if (path / HEADER_FILE).exists():
+                existing_traces = cls(path)
+                header = existing_traces.join_header(header)
+                receipt = existing_traces.receipt
+            array_definitions = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), quantities))
-            with explain_write_errors(path):
-                write_whole(path / HEADER, json.dumps(content, indent=1))
-                # a killed session leaves them, and nobody reads them
-                for unfinished in path.glob("*.part"):
-                    unfinished.unlink()
+            content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), array_definitions))
+            with clear_messages(path):
+                write_whole(path / HEADER_FILE, json.dumps(content, indent=1))
+                # a killed session leaves unfinished files, which nobody reads
+                for unfinished_file in path.glob("*.part"):
+                    unfinished_file.unlink()
             traces = cls(path, folder_lock)
-            stack.pop_all()  # the lock is held until `close`
+            exit_stack.pop_all()  # the lock is held until `close`
         return traces
 
     def append(self, trace: Trace) -> None:
@@ -180,11 +183,11 @@ class AttentionTraces:
         Raises:
             JournalError: the folder cannot be written.
         """
-        facts = {name: getattr(trace, name) for name in FACTS}
+        facts = {name: getattr(trace, name) for name in FACT_NAMES}
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         # A damaged file may have been deleted, so the next number is not the number of files.
-        last_number = next((int(path.stem) for path, _ in reversed(self._files.values())), 0)
+        last_number = next((int(path.stem) for path, _ in reversed(self._file_by_key.values())), 0)
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
         with explain_write_errors(trace_path), open_atomic(trace_path) as file:
             file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
@@ -197,16 +200,18 @@ class AttentionTraces:
             JournalError: they differ in something else.
         """
         conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
-        joined = replace(self.header, conditions=conditions)
-        requested = replace(header, conditions=conditions)
-        changes = list_differences(msgspec.to_builtins(joined), msgspec.to_builtins(requested))
+        joined_header = replace(self.header, conditions=conditions)
+        requested_header = replace(header, conditions=conditions)
+        changes = differences(
+            msgspec.to_builtins(joined_header), msgspec.to_builtins(requested_header)
+        )
         if changes:
-            raise changed_settings_error(self.path / HEADER, changes)
-        return joined
+            raise changed_settings(self.path / HEADER_FILE, changes)
+        return joined_header
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the folder holds this trace."""
-        return (problem_id, condition) in self._files
+        return (problem_id, condition) in self._file_by_key
 
     def get(self, problem_id: str, condition: str) -> Trace:
         """The trace of a problem under a condition.
@@ -215,28 +220,32 @@ class AttentionTraces:
             KeyError: there is no such trace.
             JournalError: it is damaged.
         """
-        path, _ = self._files[problem_id, condition]
-        with _clear_read_errors(path):
+        path, _ = self._file_by_key[problem_id, condition]
+        with _explain_read_errors(path):
             facts, arrays = _read_facts(path), safetensors.numpy.load_file(path)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
     def clusters(self, problem_ids: Sequence[str]) -> Integers:
         """The number of each problem's cluster, from 0 without gaps."""
-        names = {entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()}
-        clusters = [names[problem_id] for problem_id in problem_ids]
-        _, numbers = np.unique(clusters, return_inverse=True)
-        return numbers
+        cluster_by_problem = {
+            entry.problem_id: entry.cluster or entry.problem_id for entry in self.entries()
+        }
+        problem_clusters = [cluster_by_problem[problem_id] for problem_id in problem_ids]
+        _, cluster_numbers = np.unique(problem_clusters, return_inverse=True)
+        return cluster_numbers
 
     def entries(self) -> list[PromptFacts]:
         """The facts of all traces, in the order in which they were added."""
-        return [entry for _, entry in self._files.values()]
+        return [entry for _, entry in self._file_by_key.values()]
 
     @property
     def conditions(self) -> tuple[str, ...]:
         """Conditions with at least one trace, in the header's order."""
-        traced = {entry.condition for entry in self.entries()}
-        return tuple(condition for condition in self.header.conditions if condition in traced)
+        stored_conditions = {entry.condition for entry in self.entries()}
+        return tuple(
+            condition for condition in self.header.conditions if condition in stored_conditions
+        )
 
     @property
     def problem_ids(self) -> tuple[str, ...]:
@@ -244,7 +253,7 @@ class AttentionTraces:
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __iter__(self) -> Iterator[Trace]:
-        return (self.get(*key) for key in self._files)
+        return (self.get(*key) for key in self._file_by_key)
 
     def __enter__(self) -> Self:
         return self
@@ -259,20 +268,20 @@ class AttentionTraces:
 
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
         entry = msgspec.convert(facts, PromptFacts)
-        self._files[entry.problem_id, entry.condition] = path, entry
+        self._file_by_key[entry.problem_id, entry.condition] = path, entry
 
 
 def _read_facts(path: Path) -> JsonObject:
     """The fields of a trace that are not arrays."""
-    with _clear_read_errors(path), safe_open(path, framework="numpy") as opened:
-        facts = json.loads(opened.metadata()["facts"])
-    # JSON has lists in place of tuples
-    lists = {name: tuple(facts[name]) for name in FACTS if isinstance(facts[name], list)}
-    return {name: facts[name] for name in FACTS} | lists
+    with _explain_read_errors(path), safe_open(path, framework="numpy") as trace_file:
+        facts = json.loads(trace_file.metadata()["facts"])
+    # JSON has no tuples, so they were stored as lists
+    tuple_facts = {name: tuple(facts[name]) for name in FACT_NAMES if isinstance(facts[name], list)}
+    return {name: facts[name] for name in FACT_NAMES} | tuple_facts
 
 
 @contextmanager
-def _clear_read_errors(path: Path) -> Iterator[None]:
+def _explain_read_errors(path: Path) -> Iterator[None]:
     """Turn every error of reading a file into one message that names the file."""
     try:
         yield

@@ -25,7 +25,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from attention_probe.measure.prompt_fields import AVERAGES
+from attention_probe.measure.prompt_fields import QUERY_SET_COUNT
 from benchmarks.runs import read_json, run_mless_here, say, write_json
 from harness.engines import vllm_engine
 from harness.engines.completions import sampling_parameters
@@ -179,7 +179,7 @@ def list_sides(session: Session, engines: Mapping[str, VLLMEngine]) -> list[Side
     requests, greedy = (session.requests("mless", is_greedy=flag) for flag in (False, True))
     # of each set of queries, all queries
     recorded = [
-        replace(request, query_sets=[[1] * len(request.prompt_token_ids or ())] * AVERAGES)
+        replace(request, query_sets=[[1] * len(request.prompt_token_ids or ())] * QUERY_SET_COUNT)
         for request in requests
     ]
     plain, hooks = engines["plain"], engines["hooks"]
@@ -284,7 +284,7 @@ def run_session(folder: Path, request_count: int) -> dict[str, Any]:
     session = Session(folder, request_count)
     layer_count = read_json(folder / "model" / "config.json")["num_hidden_layers"]
     layers = opened_layers(session.config.interventions)
-    recording = {"recorded": list(range(layer_count)), "set_count": AVERAGES}
+    recording = {"recorded": list(range(layer_count)), "set_count": QUERY_SET_COUNT}
     options = {"plain": {}, "hooks": {"interventions": {"layers": layers | recording}}}
     if find_spec("triton"):
         options["V2 hooks"] = {"interventions": {"layers": layers}}

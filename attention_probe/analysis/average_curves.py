@@ -18,19 +18,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas
 
-from attention_probe.measure.field_definitions import SHARE
+from attention_probe.measure.field_definitions import SHARE_UNIT
 from attention_probe.traces import AttentionTraces, Trace, TraceHeader
 from harness.array_types import Floats, Integers
 from harness.constants import DEFAULT_SEED, CurveDefinition, CurveView
 from harness.errors import ConfigError
 from harness.experiment.prompts.built_prompts import FILLER_INDEX
 
-BAND_RESAMPLES = 2000
+BAND_RESAMPLE_COUNT = 2000
 """Bootstrap samples of a curve's band."""
 BAND_LEVEL = 0.95
 """Level of a curve's band."""
 
-_FIRST_TOKEN_SINKS = ("llama", "gemma")
+_SINK_FAMILIES = ("llama", "gemma")
 """Families whose first token takes most of the attention. The study leaves it out of their curves.
 """
 
@@ -58,10 +58,10 @@ class CurveSettings:
         """The first position of the curve: 1 if the first token is left out, else 0."""
         if self.exclude_first is None:
             family = str(header.options.get("model_type", ""))
-            return int(family.startswith(_FIRST_TOKEN_SINKS))
+            return int(family.startswith(_SINK_FAMILIES))
         return int(self.exclude_first)
 
-    def read_weights(self, header: TraceHeader, records: Sequence[Trace]) -> Floats:
+    def read_weights(self, header: TraceHeader, traces: Sequence[Trace]) -> Floats:
         """The weights [prompt, x], NaN where a prompt has no token.
 
         Raises:
@@ -69,17 +69,17 @@ class CurveSettings:
         """
         layer_index = header.axis_index("layer", self.layer)
         head_index = header.axis_index("head", self.head)
-        width = max(len(record.tokens) for record in records)
-        table = np.full((len(records), width), np.nan)
-        for weights, record in zip(table, records, strict=True):
-            means = record.mean_common if self.definition == "common" else record.mean_all
-            positions = record.original_pos
+        width = max(len(trace.tokens) for trace in traces)
+        table = np.full((len(traces), width), np.nan)
+        for row, trace in zip(table, traces, strict=True):
+            mean_weights = trace.mean_common if self.definition == "common" else trace.mean_all
+            positions = trace.original_pos
             if self.view == "full":
-                positions = np.arange(len(record.tokens))
-            # inserted tokens have no aligned position: -1
+                positions = np.arange(len(trace.tokens))
+            # inserted tokens have the aligned position -1, so they are left out
             is_visible = positions >= self.first_x(header)
-            curve = means[layer_index, head_index]
-            weights[positions[is_visible]] = curve[is_visible]
+            curve = mean_weights[layer_index, head_index]
+            row[positions[is_visible]] = curve[is_visible]
         return table
 
 
@@ -119,19 +119,19 @@ def average_curve(
             region of the filler.
     """
     header = traces.header
-    records = [traces.get(problem_id, condition) for problem_id in problem_ids]
-    filler: Integers | tuple[()] = ()
+    condition_traces = [traces.get(problem_id, condition) for problem_id in problem_ids]
+    filler_positions: Integers | tuple[()] = ()
     if settings.view == "full":
-        records = _records_with_common_region(records)
-        filler = np.flatnonzero(records[0].roles == FILLER_INDEX)
+        condition_traces = _select_common_region(condition_traces)
+        filler_positions = np.flatnonzero(condition_traces[0].roles == FILLER_INDEX)
     note = None
-    if len(records) < len(problem_ids):
+    if len(condition_traces) < len(problem_ids):
         note = (
-            f"mean over the {len(records)} of {len(problem_ids)} prompts whose filler stands at "
-            "the shaded positions"
+            f"mean over the {len(condition_traces)} of {len(problem_ids)} prompts whose filler "
+            "stands at the shaded positions"
         )
-    clusters = traces.clusters([record.problem_id for record in records])
-    weights = settings.read_weights(header, records)
+    clusters = traces.clusters([trace.problem_id for trace in condition_traces])
+    weights = settings.read_weights(header, condition_traces)
     points = average_columns(weights, clusters).rename_axis("x").reset_index()
     points = points[points["count"] > 0]
     return points.assign(
@@ -140,12 +140,12 @@ def average_curve(
         view=settings.view,
         definition=settings.definition,
         first_token_excluded=settings.first_x(header) > 0,
-        unit=SHARE,
-        prompts=len(records),
+        unit=SHARE_UNIT,
+        prompts=len(condition_traces),
         clusters=clusters.max() + 1,
         note=note,
         head=settings.head + 1,
-        in_filler=points["x"].isin(filler),
+        in_filler=points["x"].isin(filler_positions),
     )
 
 
@@ -169,17 +169,18 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
         ConfigError: there is none.
     """
     names = list(conditions)
-    shared = [
+    shared_ids = [
         problem_id
         for problem_id in traces.problem_ids
         if all(traces.has(problem_id, condition) for condition in names)
     ]
-    if not shared:
-        available = ", ".join(traces.conditions) or "no trace yet"
+    if not shared_ids:
+        stored_conditions = ", ".join(traces.conditions) or "no trace yet"
         raise ConfigError(
-            f"{traces.path} has no problem under all of {', '.join(names)}; it has {available}."
+            f"{traces.path} has no problem under all of {', '.join(names)}; it has "
+            f"{stored_conditions}."
         )
-    return shared
+    return shared_ids
 
 
 def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
@@ -188,54 +189,54 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
     Raises:
         ConfigError: there is none.
     """
-    controls = {entry.problem_id for entry in traces.entries() if entry.control}
-    chosen = [name for name in shared_problems(traces, conditions) if name not in controls]
-    if not chosen:
+    control_ids = {entry.problem_id for entry in traces.entries() if entry.control}
+    chosen_ids = [name for name in shared_problems(traces, conditions) if name not in control_ids]
+    if not chosen_ids:
         raise ConfigError(f"{traces.path} holds only controls.")
-    return chosen
+    return chosen_ids
 
 
-def _records_with_common_region(records: Sequence[Trace]) -> list[Trace]:
+def _select_common_region(traces: Sequence[Trace]) -> list[Trace]:
     """The prompts whose filler tokens stand at the most common positions."""
-    # as bytes, which can be counted
-    regions = [np.flatnonzero(record.roles == FILLER_INDEX).tobytes() for record in records]
+    # positions as bytes, because arrays cannot be counted
+    regions = [np.flatnonzero(trace.roles == FILLER_INDEX).tobytes() for trace in traces]
     ((common_region, count),) = Counter(regions).most_common(1)
-    if 2 * count <= len(records):
+    if 2 * count <= len(traces):
         raise ConfigError(
-            f"the filler of {records[0].condition} stands at different positions: none is shared "
-            f"by more than half of the {len(records)} prompts. Use the aligned view."
+            f"the filler of {traces[0].condition} stands at different positions: none is shared "
+            f"by more than half of the {len(traces)} prompts. Use the aligned view."
         )
-    return [
-        record for record, region in zip(records, regions, strict=True) if region == common_region
-    ]
+    return [trace for trace, region in zip(traces, regions, strict=True) if region == common_region]
 
 
 def bootstrap_band(
-    table: Floats, clusters: Integers, resamples: int = BAND_RESAMPLES
+    table: Floats, clusters: Integers, resample_count: int = BAND_RESAMPLE_COUNT
 ) -> tuple[Floats, Floats]:
     """Percentile bootstrap band of the columns' means, with clusters of rows (prompts) resampled.
 
     Args:
         table: [prompt, x]; NaN where a prompt has no value.
         clusters: [prompt] The number of its cluster, from 0 without gaps.
-        resamples: The number of bootstrap samples.
+        resample_count: The number of bootstrap samples.
 
     Returns:
         Lower and upper end [x], NaN where fewer than two clusters have a value.
     """
     has_value = np.isfinite(table)
-    size = int(clusters.max()) + 1
-    random = np.random.default_rng(DEFAULT_SEED)
-    # How often each cluster is drawn: the mean of a bootstrap sample needs nothing else.
-    cluster_weights = random.multinomial(size, np.full(size, 1 / size), size=resamples)
-    weights = cluster_weights.astype(np.float64)[:, clusters]
-    # [resample, x] the drawn prompts that have a value
-    counts = weights @ has_value
+    cluster_count = int(clusters.max()) + 1
+    generator = np.random.default_rng(DEFAULT_SEED)
+    # The mean of a bootstrap sample depends only on how often each cluster is drawn.
+    cluster_draws = generator.multinomial(
+        cluster_count, np.full(cluster_count, 1 / cluster_count), size=resample_count
+    )
+    prompt_draws = cluster_draws.astype(np.float64)[:, clusters]
+    # [resample, x] the number of drawn prompts that have a value
+    prompt_counts = prompt_draws @ has_value
     with np.errstate(invalid="ignore"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "All-NaN slice encountered")
-        means = (weights @ np.where(has_value, table, 0.0)) / counts
-        # some samples have no prompt at an x, so their mean is NaN
+        means = (prompt_draws @ np.where(has_value, table, 0.0)) / prompt_counts
+        # a bootstrap sample without a prompt at an x has the mean NaN there, and is left out
         low, high = np.nanquantile(means, [(1 - BAND_LEVEL) / 2, (1 + BAND_LEVEL) / 2], axis=0)
-    is_lone = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
-    low[is_lone] = high[is_lone] = np.nan
+    is_of_one_cluster = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
+    low[is_of_one_cluster] = high[is_of_one_cluster] = np.nan
     return low, high

@@ -28,5 +28,5 @@ def figure(
 
     with progress_bar("figure") as advance:
         figure_config = load_figure_config(config, parse_overrides(overrides), model=model)
-        files = make_figure(figure_config, device=device, folder=output, advance=advance)
-    typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in files))
+        figure_paths = make_figure(figure_config, device=device, folder=output, advance=advance)
+    typer.echo("\n".join(f"{path.suffix[1:]:<6}  {path}" for path in figure_paths))

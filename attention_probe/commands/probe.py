@@ -81,9 +81,9 @@ def probe(
     from harness.runs.run_paths import locate_run
     from harness.yaml_settings import parse_overrides, validate
 
-    run = locate_run(source) if source else None
-    options = {
-        "logs" if isinstance(run, dict) else "run": run,
+    run_or_logs = locate_one(source) if source else None
+    prompt_values = {
+        "logs" if isinstance(run_or_logs, dict) else "run": run_or_logs,
         "metric": metric,
         "layout": layout,
         "dataset": {"path": dataset} if dataset not in (None, "math500") else dataset,
@@ -93,7 +93,7 @@ def probe(
         "n": n,
         **parse_overrides(overrides),
     }
-    prompts = validate(PromptsConfig, options, "prompts")
+    prompts = validate(PromptsConfig, prompt_values, "prompts")
     settings = ProbeSettings(
         model=model,
         layers=tuple(layer - 1 for layer in parse_numbers(layers, "--layers")),
@@ -113,18 +113,18 @@ def show_traces(output: Path, receipt: JsonObject) -> None:
     from attention_probe.traces import AttentionTraces
     from harness.layers_and_heads import list_numbers
 
-    errors = [
-        f"{name.removesuffix('_error')} {check:.1e}"
-        for name, check in receipt.get("self_check", {}).items()
+    error_texts = [
+        f"{name.removesuffix('_error')} {error:.1e}"
+        for name, error in receipt.get("self_check", {}).items()
         if name.endswith("_error")
     ]
     with AttentionTraces(output) as traces:
-        lines = [
+        output_lines = [
             *(["selected on outcome"] if traces.header.flip else []),
-            f"self-check (largest error): {', '.join(errors) or 'none in an engine'}",
+            f"self-check (largest error): {', '.join(error_texts) or 'none in an engine'}",
             f"traces  {output}",
             f"layers  {list_numbers(traces.header.layers)}",
             f"prompts {len(traces.problem_ids)} problems under {', '.join(traces.conditions)}",
             f"next    mless heads {output} -o page.html",
         ]
-    typer.echo("\n".join(lines))
+    typer.echo("\n".join(output_lines))

@@ -15,8 +15,8 @@ from attention_probe.analysis.average_curves import average_columns, chosen_prob
 from attention_probe.figures.figure_config import FigureConfig
 from attention_probe.measure.activations import (
     ACTIVATION_BINS,
-    CLASSES,
-    COVERED,
+    COVERED_QUANTILE,
+    TOKEN_CLASSES,
     activation_unit,
 )
 from attention_probe.traces import AttentionTraces, Trace
@@ -26,10 +26,10 @@ from harness.display.figures import figure_style
 from harness.display.value_texts import LEVEL_TEXT
 from harness.experiment.conditions import contrast_name
 
-WITHOUT, WITH = _PAIR = (BASELINE, STUDY_CONDITION)
-_CHANGE = contrast_name(WITH, WITHOUT)
-_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
-"""Edges of the bins in the figure. The last bin, of all larger values, has room for a name."""
+_CONDITIONS = (BASELINE, STUDY_CONDITION)
+_CONTRAST_NAME = contrast_name(STUDY_CONDITION, BASELINE)
+_BIN_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
+"""Edges of the bins in the figure. The last bin, of all larger values, is as wide as its label."""
 
 
 def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
@@ -46,51 +46,56 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     Raises:
         ConfigError: no problem has both conditions.
     """
-    problems = chosen_problems(traces, _PAIR)
-    clusters = traces.clusters(problems)
-    names = list(traces.get(problems[0], WITHOUT).activations)
-    bins = _EDGES[:-1]
+    problem_ids = chosen_problems(traces, _CONDITIONS)
+    clusters = traces.clusters(problem_ids)
+    measure_names = list(traces.get(problem_ids[0], BASELINE).activations)
+    bin_starts = _BIN_EDGES[:-1].tolist()
     quantities = pandas.DataFrame(
         {
-            "quantity": names + ["histogram"] * len(bins),
-            "x": [np.nan] * len(names) + bins.tolist(),
-            "unit": list(map(activation_unit, names)) + ["share of activations"] * len(bins),
+            "quantity": measure_names + ["histogram"] * len(bin_starts),
+            "x": [np.nan] * len(measure_names) + bin_starts,
+            "unit": [*map(activation_unit, measure_names)]
+            + ["share of activations"] * len(bin_starts),
         }
     )
     # [prompt, quantity] by condition
-    tables = {
+    table_by_condition = {
         condition: pandas.DataFrame(
-            [_read_numbers(traces.get(problem, condition)) for problem in problems]
+            [_read_numbers(traces.get(problem_id, condition)) for problem_id in problem_ids]
         )
-        for condition in _PAIR
+        for condition in _CONDITIONS
     }
-    tables[_CHANGE] = _relative_change(tables[WITH], tables[WITHOUT])
+    table_by_condition[_CONTRAST_NAME] = _relative_change(
+        table_by_condition[STUDY_CONDITION], table_by_condition[BASELINE]
+    )
     averages = []
-    for condition, table in tables.items():
+    for condition, table in table_by_condition.items():
         points = average_columns(table.to_numpy(), clusters)
         averages.append(quantities.assign(condition=condition).join(points))
-    frame = pandas.concat(averages, ignore_index=True)
-    frame.loc[frame["condition"] == _CHANGE, "unit"] = "relative change"
+    all_averages = pandas.concat(averages, ignore_index=True)
+    all_averages.loc[all_averages["condition"] == _CONTRAST_NAME, "unit"] = "relative change"
     titles = [panel.title for panel in config.models if panel.model == model]
-    panels = pandas.concat([frame.assign(panel=title) for title in titles])
-    return panels.assign(model=traces.header.model, prompts=len(problems))
+    panels = pandas.concat([all_averages.assign(panel=title) for title in titles])
+    return panels.assign(model=traces.header.model, prompts=len(problem_ids))
 
 
 def _read_numbers(trace: Trace) -> list[float]:
     """The numbers of the activations, then the shares of the histogram's bins."""
-    counts = trace.activation_histogram
-    shares = counts / counts.sum() if counts.any() else np.full(len(counts), np.nan)
+    bin_counts = trace.activation_histogram
+    shares = bin_counts / bin_counts.sum() if bin_counts.any() else np.full(len(bin_counts), np.nan)
     return [*trace.activations.values(), *shares]
 
 
-def _relative_change(table: pandas.DataFrame, without: pandas.DataFrame) -> pandas.DataFrame:
+def _relative_change(
+    with_filler: pandas.DataFrame, without_filler: pandas.DataFrame
+) -> pandas.DataFrame:
     """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
     Prompts with values near zero without filler would dominate a mean of relative changes.
     """
-    ratio = table.mean() / without.mean()
+    ratio = with_filler.mean() / without_filler.mean()
     # the delta method for a ratio of two means
-    change = ratio - 1 + (table - ratio * without) / without.mean()
+    change = ratio - 1 + (with_filler - ratio * without_filler) / without_filler.mean()
     return change.where(np.isfinite(change))
 
 
@@ -117,68 +122,75 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
     )
     all_heights = heights * len(config.models)
     with figure_style.drawing(0.6 + sum(all_heights), note) as figure:
-        panels = figure.subplots(len(all_heights), height_ratios=all_heights)
-        for model, above, below in zip(config.models, panels[::2], panels[1::2], strict=True):
+        all_axes = figure.subplots(len(all_heights), height_ratios=all_heights)
+        axes_pairs = all_axes.reshape(-1, 2).tolist()
+        for model, axes_pair in zip(config.models, axes_pairs, strict=True):
             points = table[table["panel"] == model.title]
             if config.kind == "histogram":
-                _draw_histogram((above, below), points)
+                _draw_histogram(axes_pair, points)
             else:
-                _draw_token_classes((above, below), points, model.c)
-            above.set_title(model.title, pad=3)
-            above.set_ylabel(y_label)
-            below.set_ylabel(f"Relative change\nfrom {figure_style.wrapped_label(WITHOUT)} (%)")
-            below.axhline(0, color=figure_style.MUTED, linewidth=0.6)
-            for axes in (above, below):
+                _draw_token_classes(axes_pair, points, model.c)
+            level_axes, change_axes = axes_pair
+            level_axes.set_title(model.title, pad=3)
+            level_axes.set_ylabel(y_label)
+            baseline_name = figure_style.wrapped_label(BASELINE)
+            change_axes.set_ylabel(f"Relative change\nfrom {baseline_name} (%)")
+            change_axes.axhline(0, color=figure_style.MUTED, linewidth=0.6)
+            for axes in axes_pair:
                 figure_style.tidy(axes, grid="y")
     return figure
 
 
 def _draw_marks(
-    panel: Sequence[Axes], table: pandas.DataFrame, quantities: list[str], x: Floats, shift: float
+    axes_pair: Sequence[Axes],
+    table: pandas.DataFrame,
+    quantities: list[str],
+    x: Floats,
+    shift: float,
 ) -> None:
     """Marks with intervals at x: the levels, moved apart by the shift, and the change."""
-    above, below = panel
-    without, with_filler = figure_style.looks(_PAIR).values()
+    level_axes, change_axes = axes_pair
+    baseline_look, studied_look = figure_style.looks(_CONDITIONS).values()
     for axes, condition, look, positions in (
-        (above, WITHOUT, without, x - shift),
-        (above, WITH, with_filler, x + shift),
-        (below, _CHANGE, with_filler, x),
+        (level_axes, BASELINE, baseline_look, x - shift),
+        (level_axes, STUDY_CONDITION, studied_look, x + shift),
+        (change_axes, _CONTRAST_NAME, studied_look, x),
     ):
         mean, low, high = 100 * _read_intervals(table, quantities, condition)
-        name = figure_style.wrapped_label(condition) if axes is above else None
+        label = figure_style.wrapped_label(condition) if axes is level_axes else None
         axes.vlines(positions, low, high, color=look.colour, linewidth=0.9)
-        axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=name)
+        axes.plot(positions, mean, look.marker, color=look.colour, markersize=2, label=label)
 
 
-def _draw_histogram(panel: Sequence[Axes], table: pandas.DataFrame) -> None:
+def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:
     """The share of each bin on a logarithmic axis, and its change."""
-    above, below = panel
-    _draw_marks(panel, table, ["histogram"], (_EDGES[:-1] + _EDGES[1:]) / 2, 0)
+    level_axes, change_axes = axes_pair
+    _draw_marks(axes_pair, table, ["histogram"], (_BIN_EDGES[:-1] + _BIN_EDGES[1:]) / 2, 0)
     # without positive values a logarithmic axis has no ends
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
-        above.set_yscale("log")
-    above.yaxis.set_major_formatter("{x:g}")
-    end, _, _ = _read_intervals(table, ["histogram_top"], WITHOUT)
-    quantile = f"{100 * COVERED:g} % quantile {figure_style.wrapped_label(WITHOUT)}"
-    below.set_xlabel(f"Activation |a|\n(1 = {quantile} = {end.item():.3g})")
-    for axes in panel:
-        axes.set_xlim(0, _EDGES[-1])
-        axes.axvspan(1, _EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
+        level_axes.set_yscale("log")
+    level_axes.yaxis.set_major_formatter("{x:g}")
+    histogram_end, _, _ = _read_intervals(table, ["histogram_top"], BASELINE)
+    quantile_text = f"{100 * COVERED_QUANTILE:g} % quantile {figure_style.wrapped_label(BASELINE)}"
+    change_axes.set_xlabel(f"Activation |a|\n(1 = {quantile_text} = {histogram_end.item():.3g})")
+    for axes in axes_pair:
+        axes.set_xlim(0, _BIN_EDGES[-1])
+        axes.axvspan(1, _BIN_EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)
         axes.set_xticks(
-            [0, 0.2, 0.4, 0.6, 0.8, _EDGES[-2:].mean()],
+            [0, 0.2, 0.4, 0.6, 0.8, _BIN_EDGES[-2:].mean()],
             ["0", "0.2", "0.4", "0.6", "0.8", "all\nlarger"],
         )
-    above.tick_params(labelbottom=False)
+    level_axes.tick_params(labelbottom=False)
 
 
-def _draw_token_classes(panel: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
+def _draw_token_classes(axes_pair: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
     """The near-zero share of each class, and its change."""
-    names = [f"near_zero_{name}_c{c:g}" for name in CLASSES]
-    positions = np.arange(len(CLASSES), dtype=np.float64)
-    _draw_marks(panel, table, names, positions, 0.1)
-    for axes, labels in zip(panel, ([], CLASSES), strict=True):
+    quantities = [f"near_zero_{name}_c{c:g}" for name in TOKEN_CLASSES]
+    positions = np.arange(len(TOKEN_CLASSES), dtype=np.float64)
+    _draw_marks(axes_pair, table, quantities, positions, 0.1)
+    for axes, labels in zip(axes_pair, ([], TOKEN_CLASSES), strict=True):
         axes.set_xticks(positions, labels)
-        axes.set_xlim(-0.5, len(CLASSES) - 0.5)
+        axes.set_xlim(-0.5, len(TOKEN_CLASSES) - 0.5)
 
 
 def _read_intervals(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:

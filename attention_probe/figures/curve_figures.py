@@ -15,17 +15,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from attention_probe.figures.figure_config import FigureConfig, Limits, Panel
-from attention_probe.figures.figure_numbers import BARS
+from attention_probe.figures.figure_numbers import BAR_CONDITIONS
 from harness.display.figures import figure_style
 from harness.display.figures.figure_style import FIGURE_INCHES, FONT_POINTS, LETTER_WIDTH
 from harness.display.value_texts import visible
 
-QUERIES = {
+QUERIES_BY_DEFINITION = {
     "common": "common queries",
     "published": "published definition",
 }
 """The queries of each definition, as an axis names them."""
-EXPLANATIONS = {
+EXPLANATION_BY_DEFINITION = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt "
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
@@ -44,17 +44,17 @@ def draw_figure(
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
-    has_bars = bars is not None
-    rows = has_bars + len(config.rows)
-    height = 0.7 + 1.5 * rows  # in inches
+    first_row = int(bars is not None)  # the row above is that of the bars
+    row_count = first_row + len(config.rows)
+    height = 0.7 + 1.5 * row_count  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
     with figure_style.drawing(height, note, title=config.title) as figure:
-        grid = figure.add_gridspec(rows, len(config.heads))
+        grid = figure.add_gridspec(row_count, len(config.heads))
         for panel in config.panels:
-            panel_points = points_of(panel, curves)
-            axes = figure.add_subplot(grid[has_bars + panel.row, panel.column])
+            panel_points = select_points(panel, curves)
+            axes = figure.add_subplot(grid[first_row + panel.row, panel.column])
             _draw_panel(axes, panel, panel_points)
-            _scale(axes, panel, panel_points)
+            _scale_axes(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)
             _shade_region(axes, panel, panel_points)
             title = panel.title.replace(" Layer ", "\nLayer ")
@@ -67,7 +67,7 @@ def draw_figure(
     return figure
 
 
-def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
+def select_points(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
     """The rows of `curves` that a panel draws."""
     return curves[(curves["row"] == panel.row) & (curves["column"] == panel.column)]
 
@@ -75,12 +75,12 @@ def points_of(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """The curves: dotted where fewer than half reach."""
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
-    step = 0.5 if panel.limits else 0.2
-    # the points have the order of the looks
-    curves = panel_points.set_index("x").groupby("condition", sort=False)
-    pairs = zip(panel.looks.items(), curves, strict=True)
+    width_step = 0.5 if panel.x_limits else 0.2
+    # the points and the looks both have the order of the conditions in the config
+    curve_by_condition = panel_points.set_index("x").groupby("condition", sort=False)
+    pairs = zip(panel.look_by_condition.items(), curve_by_condition, strict=True)
     for index, ((condition, look), (_, curve)) in enumerate(pairs):
-        # matplotlib draws a line across positions without a value, but breaks it at NaN
+        # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
         x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
@@ -90,11 +90,11 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
             mean.where(is_reached),
             color=colour,
             label=name,
-            linewidth=0.8 + step * (len(panel.looks) - 1 - index),
+            linewidth=0.8 + width_step * (len(panel.look_by_condition) - 1 - index),
             marker=look.marker,
             # shifted, so that the markers of equal curves do not cover each other
             markevery=(3 + 4 * index, 12),
-            markersize=2.5 if panel.limits else 0,
+            markersize=2.5 if panel.x_limits else 0,
         )
         axes.fill_between(
             x, curve["low"], curve["high"], where=is_reached, color=colour, alpha=0.2, linewidth=0
@@ -103,28 +103,28 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
 
 
 def _is_reached(points: pandas.DataFrame) -> Any:
-    """Whether at least half of the prompts reach so far. Further means are of the longest alone."""
+    """Whether at least half of the prompts reach so far. Beyond, only the longest are averaged."""
     return 2 * points["count"] >= points["prompts"]
 
 
 def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """Shade the positions of the inserted tokens, if the prompt is shown with them."""
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
-    for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
-        if len(run):
-            ends, name = (run[0] - 0.5, run[-1] + 0.5), panel.row_config.region
+    for region in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
+        if len(region):
+            ends, name = (region[0] - 0.5, region[-1] + 0.5), panel.row_config.region
             axes.axvspan(*ends, color="#dedede", linewidth=0, zorder=0, label=name)
 
 
-def _scale(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
-    """The config's ends of the axis, or those of what is not dotted.
+def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
+    """Set the ends of the axes: those of the config, or else so that all solid lines fit.
 
     Heads differ too much for one scale: the lines of most would lie on the axis.
     """
-    axes.set_xlim(panel.limits or (0, points["x"].max()))
+    axes.set_xlim(panel.x_limits or (0, points["x"].max()))
     points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
-    high = float(np.nanmax(points[["mean", "high"]])) or 1.0
-    axes.set_ylim(panel.y_limits or (0, 1.05 * high))
+    highest_value = float(np.nanmax(points[["mean", "high"]])) or 1.0
+    axes.set_ylim(panel.y_limits or (0, 1.05 * highest_value))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     if panel.column and len(panel.row_config.y_limits) == 1:
         axes.tick_params(labelleft=False)
@@ -134,13 +134,13 @@ def _label_axes(
     axes: Axes, panel: Panel, config: FigureConfig, panel_points: pandas.DataFrame
 ) -> None:
     """The quantities of x and y, and what is left out. Only one panel of a row has a label of y."""
-    left_out = [] if panel.row_config.view == "full" else ["filler"]
+    left_out_names = [] if panel.row_config.view == "full" else ["filler"]
     if panel_points["first_token_excluded"].any():
-        left_out.append("first token")
-    remark = f"({' and '.join(left_out)} left out)" if left_out else ""
+        left_out_names.append("first token")
+    remark = f"({' and '.join(left_out_names)} left out)" if left_out_names else ""
     axes.set_xlabel(f"Token position\n{textwrap.fill(remark, 18)}".rstrip())
     if panel.column == 0:
-        axes.set_ylabel(f"{config.y_label}\n({QUERIES[config.definition]})")
+        axes.set_ylabel(f"{config.y_label}\n({QUERIES_BY_DEFINITION[config.definition]})")
 
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
@@ -158,14 +158,15 @@ def stamp(axes: Axes, title: str, warning: str) -> None:
         )
 
 
-def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
+def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
     """A group of bars for each model. Published accuracies have no interval and are not rounded."""
     models, is_measured = list(dict.fromkeys(table["model"])), (table["kind"] == "bar").all()
-    for index, condition in enumerate(BARS, start=-1):
+    # of the three bars of a model the second one is in the middle, so they are counted from -1
+    for bar_position, condition in enumerate(BAR_CONDITIONS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
         mean, low, high = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
         bars = axes.bar(
-            np.arange(len(models)) + 0.27 * index,
+            np.arange(len(models)) + 0.27 * bar_position,
             mean,
             0.25,
             yerr=[list(mean - low), list(high - mean)] if is_measured else None,
@@ -175,14 +176,14 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, limits: Limits) -> None:
         )
         number_format = "{:.1f}" if is_measured else "{:g}"
         axes.bar_label(bars, fmt=number_format, padding=1)
-    axes.set_ylim(limits)
-    # Below its bars each model has this many letters in a line: all bars together take four fifths
-    # of the figure's width, and an inch has 72 points.
-    letters = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
-    names = [textwrap.fill(visible(name, kept_characters=""), letters) for name in models]
-    axes.set_xticks(range(len(models)), names)
+    axes.set_ylim(y_limits)
+    # The name of a model is wrapped to the width of its bars. All bars together take four fifths of
+    # the figure's width, and an inch has 72 points.
+    letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
+    wrapped_names = [textwrap.fill(visible(name, keep=""), letters_per_line) for name in models]
+    axes.set_xticks(range(len(models)), wrapped_names)
     interval = "\n95 % score interval" if is_measured else ""
-    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {limits[0]:g}")
+    axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {y_limits[0]:g}")
     figure_style.tidy(axes, grid="y")
 
 
@@ -190,22 +191,22 @@ def _explain_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None
 ) -> Iterator[str]:
     """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
-    counts = curves.groupby(["row", "column"])["prompts"].max().unique()
-    yield f"n = {', '.join(map(str, counts))} prompts a panel."
-    panels = [(panel, points_of(panel, curves)) for panel in config.panels]
+    prompt_counts = curves.groupby(["row", "column"])["prompts"].max().unique()
+    yield f"n = {', '.join(map(str, prompt_counts))} prompts a panel."
+    panels_and_points = [(panel, select_points(panel, curves)) for panel in config.panels]
     visible_points = pandas.concat(
-        panel_points[panel_points["x"].between(*(panel.limits or (0, np.inf)))]
-        for panel, panel_points in panels
+        panel_points[panel_points["x"].between(*(panel.x_limits or (0, np.inf)))]
+        for panel, panel_points in panels_and_points
     )
     if visible_points["low"].notna().any():
         has_clusters = (visible_points["clusters"] < visible_points["prompts"]).any()
-        together = ", those of one problem drawn together" if has_clusters else ""
-        yield f"Bands: 95 % bootstrap intervals over prompts{together}."
+        cluster_remark = ", those of one problem drawn together" if has_clusters else ""
+        yield f"Bands: 95 % bootstrap intervals over prompts{cluster_remark}."
     if not _is_reached(visible_points).all():
         yield "Dotted, without band, perhaps off the axis: fewer than half reach so far."
     if any(
         panel.y_limits and panel_points["mean"].max() > panel.y_limits[1]
-        for panel, panel_points in panels
+        for panel, panel_points in panels_and_points
     ):
         yield "Axes with fixed ends cut off what lies above."
     if curves["on_outcome"].any():
@@ -213,9 +214,9 @@ def _explain_figure(
         yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
     for note in curves["note"].dropna().unique():
         yield f"{note[0].upper()}{note[1:]}."
-    yield EXPLANATIONS[config.definition]
+    yield EXPLANATION_BY_DEFINITION[config.definition]
     if bars is not None:
-        problems = bars["count"].min()
-        yield f"Bars: {problems} problems." if problems else "Bars: published numbers."
+        problem_count = bars["count"].min()
+        yield f"Bars: {problem_count} problems." if problem_count else "Bars: published numbers."
     if config.note:
         yield config.note

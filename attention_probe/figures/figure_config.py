@@ -21,7 +21,7 @@ Limits = tuple[float, float]
 MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
 """Keys whose values hold only for the model that a config names."""
 
-Number = Annotated[StrictInt, Field(ge=1)]
+NumberFromOne = Annotated[StrictInt, Field(ge=1)]
 """Number of a layer or a head."""
 
 
@@ -45,7 +45,7 @@ class RowConfig(Strict):
     """The name of the filler's shaded region in the legend."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         if self.view == "full" and BASELINE in self.series:
             raise ValueError(f"series: {BASELINE} has no filler: use view `aligned`")
         return self
@@ -54,9 +54,9 @@ class RowConfig(Strict):
 class HeadConfig(Strict):
     """One column of panels."""
 
-    layer: Number
+    layer: NumberFromOne
     """The layer, from 1."""
-    head: Number
+    head: NumberFromOne
     """The head, from 1."""
     title: str | None = None
     """The panel's title."""
@@ -79,7 +79,7 @@ class BarsConfig(Strict):
     """The axis's ends, in percent."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         if bool(self.runs) == bool(self.published):
             raise ValueError("expected exactly one of `runs` and `published`")
         return self
@@ -101,7 +101,7 @@ class ActivationModel(Strict):
         return self.name or label_model(self.model)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         if self.c not in NEAR_ZERO_FACTORS:
             raise ValueError(
                 f"c: expected one of {', '.join(map(str, NEAR_ZERO_FACTORS))}, got {self.c:g}"
@@ -116,8 +116,8 @@ class Panel(NamedTuple):
     column: int
     head: HeadConfig
     row_config: RowConfig
-    looks: dict[str, Look]
-    limits: Limits | None
+    look_by_condition: dict[str, Look]
+    x_limits: Limits | None
 
     def name(self, condition: str) -> str:
         """The name of a condition's line in the legend."""
@@ -133,8 +133,8 @@ class Panel(NamedTuple):
     @property
     def y_limits(self) -> Limits | None:
         """The ends of its axis, if the config has them."""
-        limits = self.row_config.y_limits
-        return limits[self.column % len(limits)] if limits else None
+        x_limits = self.row_config.y_limits
+        return x_limits[self.column % len(x_limits)] if x_limits else None
 
 
 class FigureConfig(Strict):
@@ -172,13 +172,13 @@ class FigureConfig(Strict):
     """A line below the figure."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _refuse_contradictions(self) -> Self:
         has_curves = self.kind == "curves"
         if has_curves:
-            keys = "`heads` and `rows`"
+            needed_keys = "`heads` and `rows`"
             is_complete = bool(self.heads and self.rows and not self.models)
         else:
-            keys, is_complete = "`models`", bool(self.models and not self.heads)
+            needed_keys, is_complete = "`models`", bool(self.models and not self.heads)
         for index, row in enumerate(self.rows):
             if len(row.y_limits) not in (0, 1, len(self.heads)):
                 raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
@@ -186,7 +186,7 @@ class FigureConfig(Strict):
             if not (head.model or self.model):
                 raise ValueError(f"heads.{index}: needs `model`, here or for the whole figure")
         for is_wrong, message in (
-            (not is_complete, f"kind: {self.kind} needs {keys}, and these only"),
+            (not is_complete, f"kind: {self.kind} needs {needed_keys}, and these only"),
             (
                 self.traces and not has_curves,
                 "traces: activations are measured, the engine does not record them",
@@ -213,16 +213,16 @@ class FigureConfig(Strict):
     @property
     def layers_by_model(self) -> dict[str, tuple[int, ...]]:
         """The layers to record of each model, as indices from 0."""
-        layers = {model.model: {0} for model in self.models}
+        indices_by_model = {model.model: {0} for model in self.models}
         for panel in self.panels:
-            layers.setdefault(str(panel.head.model), set()).add(panel.head.layer - 1)
-        return {model: tuple(sorted(indices)) for model, indices in layers.items()}
+            indices_by_model.setdefault(str(panel.head.model), set()).add(panel.head.layer - 1)
+        return {model: tuple(sorted(indices)) for model, indices in indices_by_model.items()}
 
     @property
     def title(self) -> str:
         """The model's name if all panels are of one model; otherwise the panels name it."""
-        names = {self._model_name(head) for head in self.heads}
-        return names.pop() if len(names) == 1 and self.bars is None else ""
+        model_names = {self._model_name(head) for head in self.heads}
+        return model_names.pop() if len(model_names) == 1 and self.bars is None else ""
 
     def _model_name(self, head: HeadConfig) -> str:
         """The name of a head's model in titles."""
@@ -231,17 +231,17 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        condition_looks, title, panels = looks(self.conditions), self.title, []
+        look_by_condition, title, panels = looks(self.conditions), self.title, []
         for row_index, row in enumerate(self.rows):
-            # a figure that reproduces one of the study's has its token positions
-            end = 120 if row.view == "full" else 60
-            limits = (0, end) if self.seed_document else None
-            row_looks = {name: condition_looks[name] for name in row.series}
+            # a figure that reproduces one of the study's shows as many positions as that figure
+            last_position = 120 if row.view == "full" else 60
+            x_limits = (0, last_position) if self.seed_document else None
+            row_looks = {condition: look_by_condition[condition] for condition in row.series}
             for column, head in enumerate(self.heads):
                 model = head.model or self.model or ""
-                name = "" if title else self._model_name(head)
-                named_head = head.model_copy(update={"model": model, "name": name})
-                panels.append(Panel(row_index, column, named_head, row, row_looks, limits))
+                model_name = "" if title else self._model_name(head)
+                named_head = head.model_copy(update={"model": model, "name": model_name})
+                panels.append(Panel(row_index, column, named_head, row, row_looks, x_limits))
         return panels
 
 
@@ -275,27 +275,29 @@ def load_figure_config(
 
 def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
     """Give each panel a head of the model: from the first to the last, or the middle one."""
-    last = load_model_config(model).num_attention_heads - 1
+    last_index = load_model_config(model).num_attention_heads - 1
     for index, head in enumerate(heads):
-        share = index / (len(heads) - 1) if len(heads) > 1 else 0.5
-        head["head"] = 1 + round(share * last)
+        relative_position = index / (len(heads) - 1) if len(heads) > 1 else 0.5
+        head["head"] = 1 + round(relative_position * last_index)
         head.pop("model", None)
 
 
 def _drop_model_values(values: Any, file_values: Any) -> None:
     """Drop unchanged names, limits, bars and notes if any model differs from the file's."""
+    # what is not a mapping is left for the schema to refuse
+    if not isinstance(values, dict):
+        return
     pairs = [(values, file_values)]
-    for key in ("heads", "models", "rows") if isinstance(values, dict) else ():
+    for key in ("heads", "models", "rows"):
         entries, file_entries = values.get(key), file_values.get(key)
         if isinstance(entries, list) and isinstance(file_entries, list):
             pairs += zip(entries, file_entries, strict=False)
-    # the schema refuses entries that are not mappings
     pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]
-    if all(new.get("model") == old.get("model") for new, old in pairs):
+    if all(entry.get("model") == file_entry.get("model") for entry, file_entry in pairs):
         return
-    for new, old in pairs:
-        # the name of the figure itself is not the name of a model
-        names = MODEL_KEYS if new is values else (*MODEL_KEYS, "name")
-        for name in names:
-            if new.get(name) == old.get(name):
-                new.pop(name, None)
+    for entry, file_entry in pairs:
+        # `name` is the model's name in a head, but the figure's own name at the top level
+        keys = MODEL_KEYS if entry is values else (*MODEL_KEYS, "name")
+        for key in keys:
+            if entry.get(key) == file_entry.get(key):
+                entry.pop(key, None)

@@ -3,11 +3,7 @@
 import numpy as np
 import pandas
 
-from attention_probe.analysis.average_curves import (
-    CurveSettings,
-    average_curve,
-    chosen_problems,
-)
+from attention_probe.analysis.average_curves import CurveSettings, average_curve, chosen_problems
 from attention_probe.figures.figure_config import BarsConfig, FigureConfig
 from attention_probe.traces import AttentionTraces
 from harness.analysis.result_tables import make_leaderboard
@@ -15,7 +11,7 @@ from harness.display.value_texts import label
 from harness.errors import ConfigError
 from harness.runs.run_reader import Run
 
-BARS = ("wo", "mless", "mful")
+BAR_CONDITIONS = ("wo", "mless", "mful")
 """Conditions whose accuracies are shown as bars, as in the study."""
 
 
@@ -27,8 +23,7 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
     Args:
         config: The figure.
         model: The model.
-        traces: Its traces. By default the first token is left out of the
-            curves of Llama and Gemma.
+        traces: Its traces. By default the first token is left out of the curves of Llama and Gemma.
 
     Raises:
         ConfigError: the traces lack the layer, the head or a condition, or no problem has all
@@ -73,7 +68,7 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         ComparisonError: the runs do not go into one table.
     """
     if config.runs:
-        columns = {
+        new_name_by_column = {
             "accuracy": "mean",
             "accuracy_low": "low",
             "accuracy_high": "high",
@@ -85,14 +80,14 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
                 raise ConfigError(
                     f"bars: {run.name} has the endpoint {run.endpoint}, expected accuracy."
                 )
-        table = make_leaderboard(runs).comparison
-        table = table[["model", "condition", *columns]].rename(columns=columns).assign(kind="bar")
+        comparison = make_leaderboard(runs).comparison[["model", "condition", *new_name_by_column]]
+        table = comparison.rename(columns=new_name_by_column).assign(kind="bar")
     else:
         rows = []
         for model, accuracies in config.published.items():
-            rows += [(model, *accuracy) for accuracy in accuracies.items()]
+            rows += [(model, condition, accuracy) for condition, accuracy in accuracies.items()]
         table = pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
             low=np.nan, high=np.nan, count=0, kind="published bar"
         )
-    bars = pandas.concat([table[table["condition"] == name] for name in BARS])
+    bars = pandas.concat([table[table["condition"] == condition] for condition in BAR_CONDITIONS])
     return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")

@@ -43,7 +43,7 @@ def make_figure(
     """
     if config.traces is None:
         _refuse_missing_heads(config)
-    receipts, tables = [], []
+    receipts, point_tables = [], []
     # all panels of a model share its traces, so each model is loaded once
     for model, layers in config.layers_by_model.items():
         settings = ProbeSettings(
@@ -61,32 +61,32 @@ def make_figure(
                     "--set model=NAME."
                 )
             receipts.append(traces.receipt)
-            read = read_curves if config.kind == "curves" else read_activations
-            tables.append(read(config, model, traces))
-    points = pandas.concat(tables, ignore_index=True)
+            read_points = read_curves if config.kind == "curves" else read_activations
+            point_tables.append(read_points(config, model, traces))
+    points = pandas.concat(point_tables, ignore_index=True)
     bars = read_bars(config.bars) if config.bars else None
     if config.kind == "curves":
         figure = draw_figure(config, points, bars)
     else:
         figure = draw_activations(config, points)
-    # `concat` leaves None out, so a figure without bars needs no special case
-    numbers = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
+    # `concat` leaves out None, which stands for a figure without bars
+    points_and_bars = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
     receipt = {
         "figure": config.model_dump(mode="json"),
         "probes": receipts,
         **versions_and_hashes.software_facts(),
     }
-    return write_figure(figure, numbers, folder, config.name, receipt)
+    return write_figure(figure, points_and_bars, folder, config.name, receipt)
 
 
 def _refuse_missing_heads(config: FigureConfig) -> None:
     """Refuse a head that its model lacks, before the first model is measured."""
     for panel in config.panels:
-        model, number = str(panel.head.model), panel.head.head
+        model, head_number = str(panel.head.model), panel.head.head
         head_count = ProbeSettings(model=model).load_config().num_attention_heads
-        if number > head_count:
+        if head_number > head_count:
             raise ConfigError(
-                f"heads.{panel.column}: Head {number}: {model} has {head_count} heads."
+                f"heads.{panel.column}: Head {head_number}: {model} has {head_count} heads."
             )
 
 
@@ -99,12 +99,12 @@ def _measure(
     """A complete folder of traces, named after what it holds, so that it is measured only once."""
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     settings = settings.complete_from(source)
-    selected = [
+    selected_problems = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
-    # Colours and labels are left out. Changing them does not start a new measurement.
-    recorded = asdict(replace(settings, device=None))
-    content = [recorded, source.prompts_sha256, selected, prompts.flip]
-    path = folder / f"{hash_text(json.dumps(content))[:12]}.traces"
+    # Colours and labels are left out, so that changing them does not start a new measurement.
+    recorded_settings = asdict(replace(settings, device=None))
+    hashed_content = [recorded_settings, source.prompts_sha256, selected_problems, prompts.flip]
+    path = folder / f"{hash_text(json.dumps(hashed_content))[:12]}.traces"
     run_probe(source, prompts, settings, path, advance=advance)
     return path

@@ -19,8 +19,8 @@ from harness.display.report.report_samples import pack
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS
 
-NO_FINDING = "Inserted tokens always take attention from the others, which is not a finding."
-NO_ROWS = (
+NO_FINDING_NOTE = "Inserted tokens always take attention from the others, which is not a finding."
+NO_ROWS_NOTE = (
     "These traces have no rows, so only means are shown. "
     "mless probe ... --rows last:16 stores the rows of the last 16 tokens."
 )
@@ -39,26 +39,31 @@ def read_view(path: Path) -> AttentionView:
     with AttentionTraces(path) as traces:
         header, conditions = traces.header, traces.conditions
         problems: list[JsonObject] = []
-        packed = []
+        packed_prompts = []
         for problem_id in shared_problems(traces, conditions):
-            by_condition = {name: traces.get(problem_id, name) for name in conditions}
-            first_trace = by_condition[conditions[0]]
+            trace_by_condition = {name: traces.get(problem_id, name) for name in conditions}
+            first_trace = trace_by_condition[conditions[0]]
             problems.append(
                 {
                     "id": problem_id,
                     "gold_answer": first_trace.gold_answer,
                     "outcome": first_trace.outcome,
                     "control": first_trace.control,
-                    "masses": {name: _list_masses(trace) for name, trace in by_condition.items()},
+                    "masses": {
+                        name: _list_masses(trace) for name, trace in trace_by_condition.items()
+                    },
                 }
             )
             prompts = {
                 name: describe_prompt(
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
                 )
-                for name, trace in by_condition.items()
+                for name, trace in trace_by_condition.items()
             }
-            packed.append(pack(prompts))
+            packed_prompts.append(pack(prompts))
+    notes = [NO_FINDING_NOTE]
+    if not header.options.get("rows"):
+        notes.append(NO_ROWS_NOTE)
     facts = {
         "name": path.absolute().name,
         "model": label_model(header.model),
@@ -66,16 +71,16 @@ def read_view(path: Path) -> AttentionView:
         "queried": "problem",
         "conditions": describe_conditions(conditions),
         "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
-        "notes": [NO_FINDING] if header.options.get("rows") else [NO_FINDING, NO_ROWS],
+        "notes": notes,
         "selection": traces.receipt.get("selection"),
         "problems": problems,
     }
-    return AttentionView(facts=facts, prompts=packed, receipt=traces.receipt)
+    return AttentionView(facts=facts, prompts=packed_prompts, receipt=traces.receipt)
 
 
 def _list_masses(trace: Trace) -> list[Any]:
     """The masses [region, layer, head]; None where prompts share no token of the problem."""
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
-    rounded = masses.round(MASS_DIGITS).astype(object)
-    rounded[np.isnan(masses)] = None
-    return list(rounded.tolist())
+    rounded_masses = masses.round(MASS_DIGITS).astype(object)
+    rounded_masses[np.isnan(masses)] = None
+    return list(rounded_masses.tolist())

@@ -9,7 +9,7 @@ threshold.
 They are also counted by the class of a token: a digit, an operator, a conjunction, or other.
 Tokens are read in their text, not alone: `frac` is an operator after a backslash, an `if` that is
 split into two tokens is a conjunction, and the `and` inside `operand` is not. A token with several
-classes, such as `^2`, counts in the first of CLASSES.
+classes, such as `^2`, counts in the first of TOKEN_CLASSES.
 
 LaTeX commands that name an operation or a relation (`\\frac`, `\\cdot`, `\\le`) are operators,
 like `/`, `*` and `<` in plain text. Commands that only set or name something (`\\left`, `\\pi`,
@@ -49,16 +49,16 @@ NORMAL_CONSISTENCY = 1.4826
 """Multiplied by the median absolute deviation, it estimates the standard deviation of normal
 values."""
 ACTIVATION_BINS = 100
-"""Equal bins of the histogram of |a|, up to its COVERED quantile: the maximum of millions of values
+"""Equal bins of the histogram of |a|, up to its COVERED_QUANTILE: the maximum of millions of values
 would be an outlier."""
-COVERED = 0.99
+COVERED_QUANTILE = 0.99
 
-CLASSES = ("digits", "operators", "conjunctions", "other")
+TOKEN_CLASSES = ("digits", "operators", "conjunctions", "other")
 """In the order of precedence."""
 
-LEXICON = Path(__file__).with_name("token_classes.yaml")
+LEXICON_PATH = Path(__file__).with_name("token_classes.yaml")
 
-_OTHER = CLASSES.index("other")
+_OTHER_INDEX = TOKEN_CLASSES.index("other")
 _LEXEMES = re.compile(
     r"""
       \[asy\].*?\[/asy\]
@@ -76,7 +76,7 @@ named alternative matches within it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReferenceActivations:
+class ActivationReference:
     """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
@@ -88,34 +88,35 @@ class ReferenceActivations:
     histogram_end: float
 
     @classmethod
-    def of(cls, activations: Tensor) -> ReferenceActivations:
+    def of(cls, activations: Tensor) -> ActivationReference:
         """The reference of activations [token, unit] of the problem, in the prompt without filler.
 
         Raises:
             ModelError: a value is not finite.
         """
-        magnitude = _magnitude(activations).ravel()
-        # in place, because there are millions of values
-        median, end = np.quantile(magnitude, [0.5, COVERED], overwrite_input=True)
-        mad = np.median(np.abs(magnitude - median), overwrite_input=True)
+        magnitudes = _read_magnitudes(activations).ravel()
+        # the quantiles overwrite their input, because a copy of millions of values takes memory
+        median, end = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
+        mad = np.median(np.abs(magnitudes - median), overwrite_input=True)
         return cls(mad=float(mad), histogram_end=float(end))
 
 
 def activation_unit(name: str) -> str:
     """The unit of a number that `measure_activations` returns."""
-    units = {"near": "share of activations", "gini": "0 to 1", "tokens": "tokens"}
-    return units.get(name.partition("_")[0], "activation")
+    unit_by_prefix = {"near": "share of activations", "gini": "0 to 1", "tokens": "tokens"}
+    return unit_by_prefix.get(name.partition("_")[0], "activation")
 
 
 def measure_activations(
     activations: Tensor,
-    reference: ReferenceActivations,
+    reference: ActivationReference,
     tokens: Sequence[str],
 ) -> tuple[dict[str, float], NDArray[np.int32]]:
     """The numbers of one prompt's tokens, and the histogram of |a|.
 
     MAD is the median of | |a| - m | and m the median of |a|, both over all tokens and neurons of
-    the prompt without filler. The numbers, with c one of NEAR_ZERO_FACTORS and KIND one of CLASSES:
+    the prompt without filler. The numbers, with c one of NEAR_ZERO_FACTORS and KIND one of
+    TOKEN_CLASSES:
 
     - `near_zero_cC`: the share of |a| below 1.4826 MAD c; NaN if MAD is 0, as where most a are 0.
     - `near_zero_KIND_cC`: the same over the tokens of that class; NaN if there are none.
@@ -123,7 +124,7 @@ def measure_activations(
     - `l1`, `l2`: sum of |a| over a token's neurons, and root of the sum of a^2; means over tokens.
     - `gini`: Gini coefficient of the histogram's counts, near 1 if all are in one bin; NaN without
       bins.
-    - `histogram_top`: upper end of the equal bins, the COVERED quantile of |a| without filler.
+    - `histogram_top`: upper end of the equal bins, the COVERED_QUANTILE of |a| without filler.
 
     The histogram has 100 equal bins from 0 to the reference's end, and a last one for larger
     values. If the end is 0 there are no bins, and all counts are 0.
@@ -136,108 +137,110 @@ def measure_activations(
     Raises:
         ModelError: a value is not finite.
     """
-    magnitude = _magnitude(activations)
-    counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
+    magnitudes = _read_magnitudes(activations)
+    bin_counts = np.zeros(ACTIVATION_BINS + 1, dtype=np.int32)
     if reference.histogram_end:
-        counts[:-1], _ = np.histogram(
-            magnitude, bins=ACTIVATION_BINS, range=(0, reference.histogram_end)
+        bin_counts[:-1], _ = np.histogram(
+            magnitudes, bins=ACTIVATION_BINS, range=(0, reference.histogram_end)
         )
-        counts[-1] = magnitude.size - counts.sum()
+        bin_counts[-1] = magnitudes.size - bin_counts.sum()
     # sums over the neurons of each token, without a second array of this size
-    squares = np.einsum("ij,ij->i", magnitude, magnitude, dtype=np.float64)
-    numbers = {
-        "l1": float(magnitude.sum(axis=1, dtype=np.float64).mean()),
+    squares = np.einsum("ij,ij->i", magnitudes, magnitudes, dtype=np.float64)
+    measures = {
+        "l1": float(magnitudes.sum(axis=1, dtype=np.float64).mean()),
         "l2": float(np.sqrt(squares).mean()),
-        "gini": gini(counts),
+        "gini": gini(bin_counts),
         "histogram_top": reference.histogram_end,
     }
-    return numbers | _near_zero_shares(magnitude, reference, classify(tokens)), counts
+    return measures | _near_zero_shares(magnitudes, reference, classify(tokens)), bin_counts
 
 
 def _near_zero_shares(
-    magnitude: NDArray[np.float32],
-    reference: ReferenceActivations,
-    classes: NDArray[np.int8],
+    magnitudes: NDArray[np.float32],
+    reference: ActivationReference,
+    token_classes: NDArray[np.int8],
 ) -> dict[str, float]:
     """The numbers of `measure_activations` about values near zero, of all tokens and by class."""
-    numbers: dict[str, float] = {}
+    measures: dict[str, float] = {}
     for c in NEAR_ZERO_FACTORS:
         threshold = NORMAL_CONSISTENCY * reference.mad * c
-        near_zero = np.full(len(magnitude), np.nan)
+        token_shares = np.full(len(magnitudes), np.nan)
         if reference.mad:
-            near_zero = (magnitude < threshold).mean(axis=1)
-        numbers[f"threshold_c{c:g}"] = threshold
-        numbers[f"near_zero_c{c:g}"] = float(near_zero.mean())
-        for index, name in enumerate(CLASSES):
-            shares = near_zero[classes == index]
-            numbers[f"near_zero_{name}_c{c:g}"] = float(shares.mean()) if len(shares) else np.nan
-    for index, name in enumerate(CLASSES):
-        numbers[f"tokens_{name}"] = float(np.count_nonzero(classes == index))
-    return numbers
+            token_shares = (magnitudes < threshold).mean(axis=1)
+        measures[f"threshold_c{c:g}"] = threshold
+        measures[f"near_zero_c{c:g}"] = float(token_shares.mean())
+        for index, name in enumerate(TOKEN_CLASSES):
+            class_shares = token_shares[token_classes == index]
+            measures[f"near_zero_{name}_c{c:g}"] = (
+                float(class_shares.mean()) if len(class_shares) else np.nan
+            )
+    for index, name in enumerate(TOKEN_CLASSES):
+        measures[f"tokens_{name}"] = float(np.count_nonzero(token_classes == index))
+    return measures
 
 
-def _magnitude(activations: Tensor) -> NDArray[np.float32]:
+def _read_magnitudes(activations: Tensor) -> NDArray[np.float32]:
     """|a| in float32 on the host.
 
     Raises:
         ModelError: a value is not finite.
     """
-    magnitude: NDArray[np.float32] = activations.detach().abs().float().cpu().numpy()
-    if not np.isfinite(magnitude).all():
+    magnitudes: NDArray[np.float32] = activations.detach().abs().float().cpu().numpy()
+    if not np.isfinite(magnitudes).all():
         raise ModelError(
             "The first MLP's activations are infinite or NaN: probe with --dtype float32."
         )
-    return magnitude
+    return magnitudes
 
 
 def gini(counts: NDArray[np.int32]) -> float:
     """Half the mean difference between two bins, over the mean bin; NaN if all are empty."""
-    ordered = np.sort(counts).astype(np.float64)
-    if not ordered.any():
+    sorted_counts = np.sort(counts).astype(np.float64)
+    if not sorted_counts.any():
         return float("nan")
     # the coefficients of the sorted values in the sum of all differences between two values
-    coefficients = 2 * np.arange(1, len(ordered) + 1) - len(ordered) - 1
-    return float(coefficients @ ordered / (len(ordered) * ordered.sum()))
+    coefficients = 2 * np.arange(1, len(sorted_counts) + 1) - len(sorted_counts) - 1
+    return float(coefficients @ sorted_counts / (len(sorted_counts) * sorted_counts.sum()))
 
 
 @cache
 def _read_lexicon() -> dict[tuple[str, str], int]:
     """The class of every entry: characters, words in small letters, LaTeX commands."""
-    lexicon = yaml.safe_load(LEXICON.read_text(encoding="utf-8"))
-    classes: dict[tuple[str, str], int] = {}
-    for name, kinds in lexicon.items():
-        for kind, entries in kinds.items():
+    lexicon = yaml.safe_load(LEXICON_PATH.read_text(encoding="utf-8"))
+    class_by_entry: dict[tuple[str, str], int] = {}
+    for class_name, entries_by_kind in lexicon.items():
+        for kind, entries in entries_by_kind.items():
             for entry in entries:
-                classes[kind, entry] = CLASSES.index(name)
-    return classes
+                class_by_entry[kind, entry] = TOKEN_CLASSES.index(class_name)
+    return class_by_entry
 
 
 def classify(tokens: Sequence[str]) -> NDArray[np.int8]:
-    """The class of each token, as an index into CLASSES.
+    """The class of each token, as an index into TOKEN_CLASSES.
 
     Args:
         tokens: The text of consecutive tokens, blanks included: joined they are the text.
     """
     character_classes = _classify_characters("".join(tokens))
-    classes, start = [], 0
+    class_indices, start = [], 0
     for token in tokens:
         end = start + len(token)
-        classes.append(min(character_classes[start:end], default=_OTHER))
+        class_indices.append(min(character_classes[start:end], default=_OTHER_INDEX))
         start = end
-    return np.array(classes, dtype=np.int8)
+    return np.array(class_indices, dtype=np.int8)
 
 
 def _classify_characters(text: str) -> list[int]:
-    """The class of each character, as an index into CLASSES."""
+    """The class of each character, as an index into TOKEN_CLASSES."""
     lexicon = _read_lexicon()
-    classes = [_OTHER] * len(text)
+    class_indices = [_OTHER_INDEX] * len(text)
     for match in _LEXEMES.finditer(text):
         for kind, lexeme in match.groupdict().items():
             if lexeme is not None:
                 entry = lexeme.lower() if kind == "words" else lexeme
                 start, end = match.span(kind)
-                classes[start:end] = [lexicon.get((kind, entry), _OTHER)] * len(lexeme)
+                class_indices[start:end] = [lexicon.get((kind, entry), _OTHER_INDEX)] * len(lexeme)
     for index, character in enumerate(text):
         if character.isdecimal():
-            classes[index] = CLASSES.index("digits")
-    return classes
+            class_indices[index] = TOKEN_CLASSES.index("digits")
+    return class_indices

@@ -11,23 +11,25 @@ class Quantity(NamedTuple):
     axes: tuple[str, ...] = ("layer", "head")
 
 
-SHARE = "share of one query's attention"
+SHARE_UNIT = "share of one query's attention"
 
 MEASURES: dict[str, Quantity] = {
     "mass_first": Quantity(
-        SHARE, "Mean attention on the first token of the sequence, which may be a filler's."
+        SHARE_UNIT, "Mean attention on the first token of the sequence, which may be a filler's."
     ),
     "mass_instruction": Quantity(
-        SHARE, "Mean attention on the instruction, without the first token of the sequence."
+        SHARE_UNIT, "Mean attention on the instruction, without the first token of the sequence."
     ),
     "mass_filler": Quantity(
-        SHARE, "Mean attention on the filler, without the first token of the sequence."
+        SHARE_UNIT, "Mean attention on the filler, without the first token of the sequence."
     ),
-    "mass_problem": Quantity(SHARE, "Mean attention on the problem."),
+    "mass_problem": Quantity(SHARE_UNIT, "Mean attention on the problem."),
     "mass_examples": Quantity(
-        SHARE, "Mean attention on the examples, without the separators between them."
+        SHARE_UNIT, "Mean attention on the examples, without the separators between them."
     ),
-    "mass_other": Quantity(SHARE, "Mean attention on everything else: template and separators."),
+    "mass_other": Quantity(
+        SHARE_UNIT, "Mean attention on everything else: template and separators."
+    ),
     "lambda": Quantity("share", "Mean attention on the tokens that are not inserted."),
 }
 """Every measure of a head, by name. All are means over the same queries in every condition: the
@@ -41,23 +43,27 @@ later positions shift by its length (so that the mass of a single region may eve
 between two fillers can be a finding.
 """
 
-_TOKEN, _CURVE = ("position",), ("layer", "head", "position")
+_TOKEN_AXES, _CURVE_AXES = ("position",), ("layer", "head", "position")
 
 ARRAYS: dict[str, Quantity] = {
-    "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN),
-    "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN),
+    "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN_AXES),
+    "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN_AXES),
     "original_pos": Quantity(
-        "position", "The token's position without filler; -1 for inserted tokens.", _TOKEN
+        "position", "The token's position without filler; -1 for inserted tokens.", _TOKEN_AXES
     ),
-    "positions": Quantity("position", "The token's position in the model.", _TOKEN),
+    "positions": Quantity("position", "The token's position in the model.", _TOKEN_AXES),
     "mean_all": Quantity(
-        SHARE, "A key token's mean weight over all later queries: the published definition.", _CURVE
+        SHARE_UNIT,
+        "A key token's mean weight over all later queries: the published definition.",
+        _CURVE_AXES,
     ),
     "mean_common": Quantity(
-        SHARE, "The same over those later queries that the prompt without filler has.", _CURVE
+        SHARE_UNIT,
+        "The same over those later queries that the prompt without filler has.",
+        _CURVE_AXES,
     ),
     "rows": Quantity(
-        SHARE,
+        SHARE_UNIT,
         "The weights of the last queries, the last token's at the end; none unless requested.",
         ("layer", "head", "query", "position"),
     ),

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from attention_probe.measure.activations import ReferenceActivations, measure_activations
+from attention_probe.measure.activations import ActivationReference, measure_activations
 from attention_probe.model.attention_statistics import CaptureRequest
 from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
@@ -22,7 +22,7 @@ FieldsByCondition = dict[str, dict[str, Any]]
 """The measured fields of the `Trace` of each of a problem's prompts, by condition."""
 
 
-AVERAGES = 3
+QUERY_SET_COUNT = 3
 """The number of sets in `query_sets`."""
 
 
@@ -42,7 +42,7 @@ class MeasurementOptions:
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            count_rows(self.rows, 0)  # for its error about other words
+            count_rows(self.rows, 0)  # raises the error about a text that names no rows
 
     def count_rows(self, prompt: TokenizedPrompt) -> int:
         """The number of the prompt's last queries whose weights are stored."""
@@ -55,85 +55,87 @@ QuerySets = NDArray[np.bool_]
 """[query set, token]"""
 
 
-def query_sets(prompt: TokenizedPrompt, common: NDArray[np.bool_]) -> QuerySets:
+def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySets:
     """The sets of queries over which attention is averaged.
 
     They are all queries, the common ones, and the problem's among these.
     """
-    return np.stack([np.ones_like(common), common, common & prompt.has_role("problem")])
+    return np.stack([np.ones_like(is_common), is_common, is_common & prompt.has_role("problem")])
 
 
 def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
     """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
     curves = average_weights(sums[:, :LATER_SET_COUNT], sets[:LATER_SET_COUNT])
     # each token is in exactly one region
-    in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
-    regions = np.vstack([in_region, ~prompt.is_inserted]).astype(np.float32)
+    is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
+    region_masks = np.vstack([is_in_region, ~prompt.inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
-    # diagonal: in a mass, a query's attention to its own token counts.
-    with np.errstate(invalid="ignore"):  # all tokens of a problem may be merged with others
-        masses = sums[:, -1] @ regions.T / np.float32(sets[-1].sum())
-    *region_masses, original = np.moveaxis(masses, -1, 0)
-    names = [f"mass_{name}" for name in TOKEN_REGIONS]
+    # diagonal: in a mass, a query's attention to its own token counts. No query is left if every
+    # token of the problem is merged with another token, and 0 / 0 is then NaN.
+    with np.errstate(invalid="ignore"):
+        masses = sums[:, -1] @ region_masks.T / np.float32(sets[-1].sum())
+    *region_masses, original_mass = np.moveaxis(masses, -1, 0)
+    mass_names = [f"mass_{name}" for name in TOKEN_REGIONS]
     return {
         "mean_all": curves[:, 0],
         "mean_common": curves[:, 1],
-        "measures": dict(zip(names, region_masses, strict=True)) | {"lambda": original},
+        "measures": dict(zip(mass_names, region_masses, strict=True)) | {"lambda": original_mass},
     }
 
 
 def measure_problem(
-    loaded: LoadedModel, prompts: PromptsByCondition, record: MeasurementOptions
+    loaded_model: LoadedModel, prompts: PromptsByCondition, options: MeasurementOptions
 ) -> FieldsByCondition:
     """Measure a problem: the measured fields of a `Trace` by condition.
 
     Args:
-        loaded: The model.
+        loaded_model: The model.
         prompts: The problem's prompts, the baseline first.
-        record: Which measurements to make.
+        options: Which measurements to make.
     """
-    common, reference = common_tokens(prompts), None
-    measured: FieldsByCondition = {}
+    common_by_condition, reference = common_tokens(prompts), None
+    fields_by_condition: FieldsByCondition = {}
     for condition, prompt in prompts.items():
-        sets = query_sets(prompt, common[condition])
-        captured = capture_attention(
-            loaded,
+        sets = query_sets(prompt, common_by_condition[condition])
+        statistics = capture(
+            loaded_model,
             torch.from_numpy(prompt.token_ids).long(),
             positions=torch.from_numpy(prompt.positions).long(),
             request=CaptureRequest(
                 query_sets=torch.from_numpy(sets),
-                activations=record.activations,
-                norms=record.norms,
-                row_count=record.count_rows(prompt),
+                activations=options.activations,
+                norms=options.norms,
+                row_count=options.count_rows(prompt),
             ),
         )
-        layers = captured.layers.values()  # ascending, as they are computed
+        layers = statistics.layers.values()  # ascending, as they are computed
         sums = torch.stack([layer.sums for layer in layers])
         fields = average_sums(prompt, sets, sums.cpu().numpy())
         fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
-        if captured.norms:
-            norms = torch.stack([*captured.norms.values()]).cpu().numpy()
-            # of the original tokens, because most tokens may be a filler's
-            medians = np.median(norms[:, ~prompt.is_inserted], axis=1, keepdims=True)
+        if statistics.norms:
+            norms = torch.stack([*statistics.norms.values()]).cpu().numpy()
+            # norms are relative to those of the original tokens, because most may be a filler's
+            medians = np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
             fields["norms"] = norms / medians
-        if captured.activations is not None:
-            problem = np.flatnonzero(common[condition] & prompt.has_role("problem"))
-            activations = captured.activations[problem]
-            # the thresholds of all conditions are those of the baseline
-            reference = reference or ReferenceActivations.of(activations)
-            texts = _read_texts(prompt, problem)
-            numbers, histogram = measure_activations(activations, reference, texts)
-            fields |= {"activations": numbers, "activation_histogram": histogram}
-        measured[condition] = fields
-    return measured
+        if statistics.activations is not None:
+            positions = np.flatnonzero(common_by_condition[condition] & prompt.has_role("problem"))
+            activations = statistics.activations[positions]
+            # the baseline comes first, and its thresholds serve for all conditions
+            if reference is None:
+                reference = ActivationReference.of(activations)
+            texts = _read_texts(prompt, positions)
+            activation_measures, histogram = measure_activations(activations, reference, texts)
+            fields |= {"activations": activation_measures, "activation_histogram": histogram}
+        fields_by_condition[condition] = fields
+    return fields_by_condition
 
 
 def _read_texts(prompt: TokenizedPrompt, positions: Integers) -> list[str]:
-    """The texts of tokens; one that continues a character has its last part, for its class."""
+    """The texts of tokens; a token that continues a character has that character as its text."""
     texts: list[str] = []
     for position in positions:
         text = prompt.tokens[position]
-        if not text:  # it continues a character
+        if not text:
             text = "".join(texts)[-1:]
         texts.append(text)
     return texts

@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 
 from attention_probe.figures.activation_figures import draw_activations, read_activations
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.measure.activations import ACTIVATION_BINS, CLASSES
+from attention_probe.measure.activations import ACTIVATION_BINS, TOKEN_CLASSES
 from attention_probe.traces import AttentionTraces
 from harness.display.figures.figure_style import LOOKS
 from harness.yaml_settings import parse_overrides
@@ -78,7 +78,7 @@ def test_means_changes_and_intervals_are_computed_from_the_recorded_numbers(trac
 def test_marks_of_token_classes_are_computed_from_the_recorded_numbers(traces):
     config = load("token-classes", ONLY_TOY)
     above, below = draw(config, traces).axes
-    names = [f"near_zero_{name}_c0.1" for name in CLASSES]
+    names = [f"near_zero_{name}_c0.1" for name in TOKEN_CLASSES]
     means = {}
     for condition, marks in zip(config.conditions, above.lines, strict=True):
         assert to_hex(marks.get_color()) == LOOKS[condition].colour
@@ -87,7 +87,7 @@ def test_marks_of_token_classes_are_computed_from_the_recorded_numbers(traces):
     marks, _ = below.lines
     change = 100 * (means["mless"] / means["wo"] - 1)
     assert np.allclose(marks.get_ydata(), change, equal_nan=True)
-    assert [label.get_text() for label in below.get_xticklabels()] == list(CLASSES)
+    assert [label.get_text() for label in below.get_xticklabels()] == list(TOKEN_CLASSES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

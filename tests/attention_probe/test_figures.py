@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 
 from attention_probe.figures.curve_figures import draw_figure
 from attention_probe.figures.figure_config import load_figure_config
-from attention_probe.figures.figure_numbers import BARS, read_bars, read_curves
+from attention_probe.figures.figure_numbers import BAR_CONDITIONS, read_bars, read_curves
 from attention_probe.traces import AttentionTraces
 from harness import load_run
 from harness.display.figures.figure_style import LOOKS, write_figure
@@ -185,7 +185,7 @@ def test_inserted_tokens_are_shaded_and_named_in_full_views_only(traces):
 def test_labels_are_those_of_the_config_and_a_condition_has_one_colour_and_one_legend(traces):
     figure = draw(load("accuracy-bars-and-head-14"), traces)
     top, bottom, bars = figure.axes
-    colour = {label(name): LOOKS[name].colour for name in BARS}
+    colour = {label(name): LOOKS[name].colour for name in BAR_CONDITIONS}
     assert colours(top) == colour
     assert colours(bottom) == {name: colour[name] for name in ("w/ Mless", "w/ Mful")}
     (legend,) = figure.legends

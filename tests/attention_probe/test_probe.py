@@ -264,7 +264,7 @@ def test_an_engine_continues_the_traces_of_the_probe(path, opened):
 
 
 def test_more_rows_than_fit_are_refused(path, monkeypatch):
-    monkeypatch.setattr("attention_probe.probe_settings.ROW_BYTES", 100_000)
+    monkeypatch.setattr("attention_probe.probe_settings.MOST_ROW_BYTES", 100_000)
     message = (
         r"--rows all takes 0.\d GB for 4 prompts, and 0.0 GB are the most: expected fewer rows"
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attention_probe.figures.trace_views import NO_ROWS, read_view
+from attention_probe.figures.trace_views import NO_ROWS_NOTE, read_view
 from harness.display.figures.figure_style import LOOKS
 from harness.display.report.attention_view import (
     MISSING_KEY,
@@ -168,7 +168,7 @@ def test_traces_of_two_models_and_traces_without_rows(tmp_path, command):
     facts, problems = read_scripts(page.read_text())
     assert page.read_text().count("<summary>Receipt of ") == 2
     assert [view["model"] for view in facts["views"]] == ["tiny", "other"]
-    assert [NO_ROWS in view["notes"] for view in facts["views"]] == [False, True]
+    assert [NO_ROWS_NOTE in view["notes"] for view in facts["views"]] == [False, True]
     assert [prompts["wo"]["rows"] for prompts in problems] == [5, 0, 0]
     masses = facts["views"][1]["problems"][1]["masses"]["mless"]
     expected = make_traced("p1", "mless").measures
