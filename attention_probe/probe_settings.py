@@ -71,7 +71,7 @@ class ProbeSettings:
             ConfigError: an engine is to record position gaps, activations or norms, or on another
                 device.
         """
-        unsupported_options = [name for name in self.conditions if name.endswith(GAP)]
+        unsupported_options = [name for name in self.conditions if name.endswith(GAP_SUFFIX)]
         unsupported_options += [
             f"--{name}" for name in ("activations", "norms") if getattr(self.record, name)
         ]
@@ -163,9 +163,11 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
     """
-    base_by_name = {name: without_gap(name, source.conditions) for name in conditions}
+    base_by_name = {name: remove_gap(name, source.conditions) for name in conditions}
     absent_names = [name for name, base in base_by_name.items() if base not in source.conditions]
-    answer_names = [name for name, base in base_by_name.items() if base in source.filled_answers]
+    answer_names = [
+        name for name, base in base_by_name.items() if base in source.answer_filled_conditions
+    ]
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
     if absent_names:
         names = ", ".join(absent_names)

@@ -53,7 +53,9 @@ def self_check(
         ),
     )
     token_ids = torch.from_numpy(prompt.token_ids.astype(np.int64))
-    capture(loaded_model, token_ids[:1], request=CaptureRequest(activations=options.activations))
+    capture_attention(
+        loaded_model, token_ids[:1], request=CaptureRequest(activations=options.activations)
+    )
     sums = captured_sums(loaded_model, token_ids)
     checks: dict[str, Any] = {
         "condition": prompt.condition,
@@ -67,9 +69,9 @@ def self_check(
 
 def captured_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     """The sums from the probe's capture."""
-    statistics = capture(loaded_model, token_ids)
+    statistics = capture_attention(loaded_model, token_ids)
     # the first set of queries, because the other one contains each key's own query too
-    return {layer: statistics.layers[layer].sums[0] for layer in loaded_model.layers}
+    return {layer: statistics.layers[layer].sums[0] for layer in loaded_model.layer_indices}
 
 
 def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
@@ -82,12 +84,12 @@ def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     layer_indices: range | list[int] = range(len(attentions))
     if len(attentions) != len(loaded_model.decoder_layers):
         # models that mix kinds of layers return only the matrices of softmax layers
-        layer_indices = softmax_layers(loaded_model.config)
+        layer_indices = find_softmax_layers(loaded_model.config)
     attention_by_layer = dict(zip(layer_indices, attentions, strict=False))
     # without the diagonal, because a key's own query does not come after it
     return {
         layer: attention_by_layer[layer][0].float().tril(-1).sum(-2)
-        for layer in loaded_model.layers
+        for layer in loaded_model.layer_indices
     }
 
 

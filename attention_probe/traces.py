@@ -132,7 +132,7 @@ class AttentionTraces:
         if not (path / HEADER_FILE).is_file():
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
         with _explain_read_errors(path / HEADER_FILE):
-            header_file = fit(
+            header_file = as_record(
                 _HeaderFile, json.loads((path / HEADER_FILE).read_bytes()), path / HEADER_FILE
             )
         self.header, self.receipt = header_file.header, header_file.receipt
@@ -153,12 +153,12 @@ class AttentionTraces:
                 cannot be written, or it holds another model, other layers, another definition or
                 another selection.
         """
-        with clear_messages(path):
+        with explain_write_errors(path):
             # another folder is refused before a lock file is put into it
-            refuse_foreign(path, HEADER_FILE)
+            refuse_unusable_folder(path, HEADER_FILE)
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as exit_stack:
-            folder_lock = lock(path)
+            folder_lock = lock_folder(path)
             exit_stack.callback(folder_lock.release)
             if (path / HEADER_FILE).exists():
                 existing_traces = cls(path)
@@ -168,7 +168,7 @@ class AttentionTraces:
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
             content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), array_definitions))
-            with clear_messages(path):
+            with explain_write_errors(path):
                 write_whole(path / HEADER_FILE, json.dumps(content, indent=1))
                 # a killed session leaves unfinished files, which nobody reads
                 for unfinished_file in path.glob("*.part"):
@@ -202,11 +202,11 @@ class AttentionTraces:
         conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
         joined_header = replace(self.header, conditions=conditions)
         requested_header = replace(header, conditions=conditions)
-        changes = differences(
+        changes = list_differences(
             msgspec.to_builtins(joined_header), msgspec.to_builtins(requested_header)
         )
         if changes:
-            raise changed_settings(self.path / HEADER_FILE, changes)
+            raise changed_settings_error(self.path / HEADER_FILE, changes)
         return joined_header
 
     def has(self, problem_id: str, condition: str) -> bool:

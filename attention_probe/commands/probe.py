@@ -81,7 +81,7 @@ def probe(
     from harness.runs.run_paths import locate_run
     from harness.yaml_settings import parse_overrides, validate
 
-    run_or_logs = locate_one(source) if source else None
+    run_or_logs = locate_run(source) if source else None
     prompt_values = {
         "logs" if isinstance(run_or_logs, dict) else "run": run_or_logs,
         "metric": metric,

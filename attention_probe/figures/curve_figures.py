@@ -180,7 +180,9 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
     # The name of a model is wrapped to the width of its bars. All bars together take four fifths of
     # the figure's width, and an inch has 72 points.
     letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
-    wrapped_names = [textwrap.fill(visible(name, keep=""), letters_per_line) for name in models]
+    wrapped_names = [
+        textwrap.fill(visible(name, kept_characters=""), letters_per_line) for name in models
+    ]
     axes.set_xticks(range(len(models)), wrapped_names)
     interval = "\n95 % score interval" if is_measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {y_limits[0]:g}")

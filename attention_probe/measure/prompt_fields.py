@@ -68,7 +68,7 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     curves = average_weights(sums[:, :LATER_SET_COUNT], sets[:LATER_SET_COUNT])
     # each token is in exactly one region
     is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
-    region_masks = np.vstack([is_in_region, ~prompt.inserted]).astype(np.float32)
+    region_masks = np.vstack([is_in_region, ~prompt.is_inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
     # diagonal: in a mass, a query's attention to its own token counts. No query is left if every
     # token of the problem is merged with another token, and 0 / 0 is then NaN.
@@ -97,7 +97,7 @@ def measure_problem(
     fields_by_condition: FieldsByCondition = {}
     for condition, prompt in prompts.items():
         sets = query_sets(prompt, common_by_condition[condition])
-        statistics = capture(
+        statistics = capture_attention(
             loaded_model,
             torch.from_numpy(prompt.token_ids).long(),
             positions=torch.from_numpy(prompt.positions).long(),
@@ -115,7 +115,7 @@ def measure_problem(
         if statistics.norms:
             norms = torch.stack([*statistics.norms.values()]).cpu().numpy()
             # norms are relative to those of the original tokens, because most may be a filler's
-            medians = np.median(norms[:, ~prompt.inserted], axis=1, keepdims=True)
+            medians = np.median(norms[:, ~prompt.is_inserted], axis=1, keepdims=True)
             fields["norms"] = norms / medians
         if statistics.activations is not None:
             positions = np.flatnonzero(common_by_condition[condition] & prompt.has_role("problem"))

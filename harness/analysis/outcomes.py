@@ -168,8 +168,8 @@ def _sum_by_run(
         samples[score] = frame[score]
     if "verdict" in frame:
         samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS).astype(np.int64)
-    sums = sum_samples(samples, [*keys, "problem", "draw"], score)
-    groups: Any = sums.groupby(level=keys, observed=True, sort=False, dropna=False)
+    sums = sum_samples(samples, [*run_columns, "problem", "draw"], score)
+    groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
     for key, group in groups:
         # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
         table = group.droplevel(run_columns).unstack("draw", fill_value=0)

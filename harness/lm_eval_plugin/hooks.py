@@ -105,9 +105,10 @@ def grade_responses(
     """
     grade_texts = [[""] * len(completions) for completions in responses]
     with GraderPool(with_audit=True) as pool:
-        for row, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
-            for index, completion in enumerate(completions):
-                # the authors' rule reads the prompt too; a chat template adds no boxes to it
+        for doc_index, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
+            for repeat_index, completion in enumerate(completions):
+                # The rule of the study's authors reads boxes in the prompt too. A chat template,
+                # which is unknown here, adds none.
                 prompt = doc.get("system", "") + doc.get("user", "")
                 pool.submit(
                     (doc_index, repeat_index),
