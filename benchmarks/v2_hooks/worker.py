@@ -21,7 +21,7 @@ from benchmarks.v2_hooks.attention_kernel import (
     tabulate_row,
 )
 from harness.constants import JsonObject
-from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN, WorkerFacts
+from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN_NAME, WorkerFacts
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -95,7 +95,7 @@ def open_layers(
     }
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     options["worker_cls"] = f"{__name__}.V2Worker"
-    options["additional_config"] = {PLUGIN: layers | sizes}
+    options["additional_config"] = {PLUGIN_NAME: layers | sizes}
     if any(change["kind"] == "function" for change in changes):
         from vllm.config import CompilationConfig
 
@@ -112,7 +112,7 @@ class V2Interventions(WorkerInterventions):
 
     def _hook_runner(self) -> None:
         runner, model = self._runner, self._config.model_config
-        sizes = self._config.additional_config[PLUGIN]
+        sizes = self._config.additional_config[PLUGIN_NAME]
         state = getattr(runner, "model_state", None)
         if not hasattr(state, "preprocess_state"):
             raise RuntimeError(
@@ -158,7 +158,7 @@ class V2Interventions(WorkerInterventions):
         """Write the row of a request."""
         self._add_request(slot, request)
         extra = getattr(request.sampling_params, "extra_args", None) or {}
-        changes, device = extra.get(PLUGIN, ()), self._runner.device
+        changes, device = extra.get(PLUGIN_NAME, ()), self._runner.device
         self._chunks = [SimpleNamespace(changes=changes)]
         self._compute_sources()
         self._table[:, slot] = 0
@@ -261,4 +261,4 @@ class V2Worker(OpenWorker, WorkerFacts):  # a direct base, which vLLM does not a
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model and open its layers."""
         super(OpenWorker, self).load_model(*arguments, **options)
-        self._interventions = V2Interventions(self, self.vllm_config.additional_config[PLUGIN])
+        self._interventions = V2Interventions(self, self.vllm_config.additional_config[PLUGIN_NAME])

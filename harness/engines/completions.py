@@ -148,7 +148,7 @@ def sampling_parameters(request: Request, recording_name: str = "") -> Any:
 
     extra_args: dict[str, Any] = {}
     if request.intervention:
-        extra_args[engine_processes.PLUGIN] = request.intervention
+        extra_args[engine_processes.PLUGIN_NAME] = request.intervention
     if request.query_sets:
         extra_args[engine_processes.RECORD_KEY] = {
             "name": recording_name,

@@ -17,7 +17,7 @@ RESERVED_CORES_VARIABLE = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 """vLLM's variable for the number of cores that it reserves for itself; 1 by default."""
 
 
-def gpu_driver() -> str:
+def gpu_driver_version() -> str:
     """The version of the NVIDIA driver, from `nvidia-smi`, so that CUDA is not initialised.
 
     Raises:

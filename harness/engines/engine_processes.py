@@ -29,12 +29,12 @@ that it is alive."""
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """The run's process, as `process_identity` writes it; unset where vLLM is used without mless."""
 
-PLUGIN = "mless"
+PLUGIN_NAME = "mless"
 """The name of `die_with_parent` in the entry-point group, and of open layers in vLLM's
 `additional_config`."""
 RECORD_KEY = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
-intervention is PLUGIN."""
+intervention is PLUGIN_NAME."""
 LATER_SET_COUNT = 2
 """The number of sets of recorded queries in which a query's attention to its own token does not
 count. They come before the other sets."""
@@ -203,7 +203,7 @@ def end_processes_with_run() -> Iterator[None]:
     os.environ[OWNER_VARIABLE] = process_identity(os.getpid())
     if user_plugins is not None:
         # where the user names plugins, vLLM calls no others
-        os.environ["VLLM_PLUGINS"] = f"{user_plugins},{PLUGIN}".lstrip(",")
+        os.environ["VLLM_PLUGINS"] = f"{user_plugins},{PLUGIN_NAME}".lstrip(",")
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ from harness.engines.completions import (
     refuse_too_long,
     sampling_parameters,
 )
-from harness.engines.devices import gpu_driver
+from harness.engines.devices import gpu_driver_version
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
     compilation_settings,
@@ -303,7 +303,7 @@ class VLLMEngine:
             "cards": lambda: pop_from_workers("card"),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
-            "driver": gpu_driver,
+            "driver": gpu_driver_version,
             "model_runner": lambda: "V2" if config.use_v2_model_runner else "V1",
             "dtype": lambda: str(config.model_config.dtype).removeprefix("torch."),
             "kv_cache_dtype": lambda: str(config.cache_config.cache_dtype),

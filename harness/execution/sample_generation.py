@@ -67,7 +67,7 @@ class _Session:
 
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
-        self._facts = session_facts(plan)
+        self._session_facts = session_facts(plan)
         self._setting_hash, self._line_by_task = folder.identity.hash_setting(), plan.line_by_task
         self._request_by_key = {
             sample_key(request, self._setting_hash): request
@@ -100,7 +100,7 @@ class _Session:
     def grade_recorded(self, scorer: Scorer) -> None:
         """Give the graders the samples of earlier sessions that have no score."""
         if not self.missing_requests:  # else the facts are noted when the engine is loaded
-            self._folder.note(SESSION_PREFIX, self._facts)
+            self._folder.note(SESSION_PREFIX, self._session_facts)
         journal = RunFiles(self._folder.path).journal
         for number, sample in enumerate(journal.records):
             self._progress.count_recorded(self._line_by_task[sample.task])
@@ -139,24 +139,24 @@ class _Session:
                     log_path=log_path,
                 )
             )
-            facts = backend.facts()  # waits for the first of several engines
-            served = facts.get("served")
+            engine_facts = backend.facts()  # waits for the first of several engines
+            served = engine_facts.get("served")
             # a server can give another model the same name; a longer context changes no sample
             if served and self._last_served and served["root"] != self._last_served["root"]:
                 raise changed_settings_error(
                     folder / JOURNAL, list_differences(self._last_served, served, "served")
                 )
-            if agreement := facts.get("interventions"):
+            if agreement := engine_facts.get("interventions"):
                 print_message(describe_agreement(agreement))
             self.timing["load_seconds"] = round(time.monotonic() - started, 1)
-            self._folder.note(SESSION_PREFIX, {**self._facts, "engine": facts})
+            self._folder.note(SESSION_PREFIX, {**self._session_facts, "engine": engine_facts})
             # only vLLM counts the tokens of unfinished samples
             self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
             with self._progress:
                 stream = self._held_replies.hold(backend.stream(self.missing_requests))
                 self._take_completions(stream, scorer)
             # further engines load after the session's note
-            self.timing["cards"] = getattr(backend, "cards", facts.get("cards"))
+            self.timing["cards"] = getattr(backend, "cards", engine_facts.get("cards"))
         if self._has_reasoning:
             print_message(NO_MARKERS_NOTE)
 

@@ -56,15 +56,15 @@ class Scorer:
     others.
 
     Args:
-        scores: The journal of finished scores.
+        score_journal: The journal of finished scores.
         prompts: The run's prompts, with the gold answers; the authors' rule reads their texts too.
         audit: Whether the other graders are asked as well.
     """
 
     def __init__(
-        self, scores: Journal, prompts: Sequence[StoredPrompt], *, audit: bool = True
+        self, score_journal: Journal, prompts: Sequence[StoredPrompt], *, audit: bool = True
     ) -> None:
-        self._scores = scores
+        self._score_journal = score_journal
         self._prompts = prompts
         self._prompt_index = PromptIndex(prompts)
         self._has_audit = audit
@@ -74,7 +74,7 @@ class Scorer:
     def submit(self, sample: Sample) -> None:
         """Take a sample unless it has its score."""
         key = sample.key
-        if key in self._scores.keys or key in self._submitted_keys:
+        if key in self._score_journal.keys or key in self._submitted_keys:
             return
         self._submitted_keys.add(key)
         if sample.answer_score is None:
@@ -101,7 +101,7 @@ class Scorer:
             score_fields = {"key": key, **structs.asdict(grade)}
             if not self._has_audit:
                 score_fields["audit_reason"] = NO_AUDIT
-            self._scores.append(score_fields)
+            self._score_journal.append(score_fields)
             scores.append(Score(**score_fields))
         return scores
 

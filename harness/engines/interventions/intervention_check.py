@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.engine_processes import (
-    PLUGIN,
+    PLUGIN_NAME,
     die_with_parent,
     end_processes_with_run,
     started_processes,
@@ -45,7 +45,7 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
         ModelError: Hugging Face cannot load the model or answer.
     """
     questions = _make_questions(plan)
-    replies: dict[str, list[JsonObject]] = {}
+    replies_by_arm: dict[str, list[JsonObject]] = {}
     # a process of its own, which ends before an engine takes the memory
     with (
         end_processes_with_run(),
@@ -54,8 +54,10 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
     ):
         try:
             for arm_name in questions["arms"]:
-                replies[arm_name] = executor.submit(_answer_arm, questions, arm_name).result()
-                advance(len(replies), len(questions["arms"]))
+                replies_by_arm[arm_name] = executor.submit(
+                    _answer_arm, questions, arm_name
+                ).result()
+                advance(len(replies_by_arm), len(questions["arms"]))
         except KeyboardInterrupt:
             # otherwise the executor would wait for the arm that is being answered
             for process in processes:
@@ -65,7 +67,7 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
             raise ModelError(
                 f"Hugging Face cannot answer under the interventions: {quote_error(error)}"
             ) from error
-    return {"questions": questions, "answers": replies}
+    return {"questions": questions, "answers": replies_by_arm}
 
 
 def _answer_arm(questions: JsonObject, arm_name: str) -> list[JsonObject]:
@@ -135,9 +137,9 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    replies: dict[str, list[Any]] = {}
+    replies_by_arm: dict[str, list[Any]] = {}
     for arm_name, arm_questions in reference["questions"]["arms"].items():
-        replies[arm_name] = [None] * len(arm_questions)
+        replies_by_arm[arm_name] = [None] * len(arm_questions)
         for index, question in enumerate(arm_questions):
             intervention = question["intervention"]
             parameters = SamplingParams(
@@ -149,7 +151,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={PLUGIN: intervention} if intervention else None,
+                extra_args={PLUGIN_NAME: intervention} if intervention else None,
             )
             prompt = salted_prompt(question["token_ids"], intervention)
             engine.add_request(f"{arm_name} {index}", prompt, parameters)
@@ -159,12 +161,12 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                 arm_name, _, index = output.request_id.rpartition(" ")
                 completion = output.outputs[0]
                 steps = zip(completion.logprobs, completion.token_ids, strict=True)
-                replies[arm_name][int(index)] = {
+                replies_by_arm[arm_name][int(index)] = {
                     "tokens": completion.token_ids,
                     "logprobs": [logprobs[token].logprob for logprobs, token in steps],
                 }
     engine.collective_rpc("mless_check_rows")
-    return compare_with_reference(replies, reference)
+    return compare_with_reference(replies_by_arm, reference)
 
 
 def logprob_distance(
@@ -190,12 +192,12 @@ def logprob_distance(
 
 
 def compare_with_reference(
-    replies: Mapping[str, Sequence[JsonObject]], reference: JsonObject
+    replies_by_arm: Mapping[str, Sequence[JsonObject]], reference: JsonObject
 ) -> JsonObject:
     """The agreement of an engine's answers with those of Hugging Face.
 
     Args:
-        replies: By arm those of the engine: `tokens` and `logprobs`.
+        replies_by_arm: Those of the engine: `tokens` and `logprobs`.
         reference: As `ask_reference` returns it.
 
     Returns:
@@ -208,7 +210,7 @@ def compare_with_reference(
     is_float32 = reference["questions"]["dtype"] == "float32"
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
     prompt_count_by_arm, disagreements, largest_difference = {}, [], 0.0
-    for arm_name, arm_replies in replies.items():
+    for arm_name, arm_replies in replies_by_arm.items():
         pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
         distances = [logprob_distance(reply, expected, bound) for reply, expected in pairs]
         prompt_count_by_arm[arm_name] = len(distances)

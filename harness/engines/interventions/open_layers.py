@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.constants import JsonObject
 from harness.engines.engine_options import compilation_settings
-from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN
+from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN_NAME
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import TARGET_BY_KIND, Intervention
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
@@ -162,7 +162,7 @@ def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # our hooks replace methods of the V1 runner
     options["worker_cls"] = OPEN_WORKER
     user_config = options.get("additional_config") or {}
-    options["additional_config"] = {**user_config, PLUGIN: layers_by_use}
+    options["additional_config"] = {**user_config, PLUGIN_NAME: layers_by_use}
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 

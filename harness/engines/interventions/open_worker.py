@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from harness.engines.engine_processes import PLUGIN, WorkerFacts
+from harness.engines.engine_processes import PLUGIN_NAME, WorkerFacts
 from harness.engines.interventions.vllm_worker import WorkerInterventions
 
 if current_platform.is_cpu():
@@ -22,7 +22,9 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model and open its layers."""
         super().load_model(*arguments, **options)
-        self._interventions = WorkerInterventions(self, self.vllm_config.additional_config[PLUGIN])
+        self._interventions = WorkerInterventions(
+            self, self.vllm_config.additional_config[PLUGIN_NAME]
+        )
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""

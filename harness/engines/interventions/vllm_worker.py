@@ -23,7 +23,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
-from harness.engines.engine_processes import CHANGE_OPERATION, LATER_SET_COUNT, PLUGIN, RECORD_KEY
+from harness.engines.engine_processes import (
+    CHANGE_OPERATION,
+    LATER_SET_COUNT,
+    PLUGIN_NAME,
+    RECORD_KEY,
+)
 from harness.engines.interventions.arithmetic import (
     Change,
     add_gap,
@@ -164,7 +169,7 @@ class WorkerInterventions:
             extra_arguments = parameters.extra_args if parameters else None
             if not extra_arguments:
                 continue
-            changes = extra_arguments.get(PLUGIN, ())
+            changes = extra_arguments.get(PLUGIN_NAME, ())
             recording, first_query = self._advance_recording(
                 extra_arguments.get(RECORD_KEY), first_index, token_count
             )
@@ -344,8 +349,9 @@ class WorkerInterventions:
             attended = attend_with_changes(
                 query[group.rows], key, value, score_factor, group.indices, group.attention_changes
             )
-            shape = *group.rows.shape, *output.shape[1:]
-            output[group.rows] = attended.view(shape).to(output.dtype)
+            output[group.rows] = attended.view(*group.rows.shape, *output.shape[1:]).to(
+                output.dtype
+            )
             self.applied_rows += group.rows.numel()
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
