@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import chain, repeat
 from string import ascii_uppercase as LETTERS
 from typing import Any, get_args
 
@@ -55,15 +56,18 @@ def read_choices(
     if isinstance(content, str):
         with suppress(ValueError, SyntaxError):
             content = ast.literal_eval(content.strip())
-    # one label more than there are letters, so that too many choices are refused below
-    labels, texts = [*LETTERS, "?"], content
+    # more labels than there are letters, so that too many choices are refused below
+    labels, texts = chain(LETTERS, repeat("?")), content
     has_labels = isinstance(content, dict)
     if has_labels:
         labels = content.get("label", [*content])
         texts = content.get("text", [*content.values()])
     choices = {}
     # a text without a label, or a label without a text, would lose a choice
-    if isinstance(texts, list) and (len(labels) == len(texts) or not has_labels):
+    is_complete = isinstance(texts, list)
+    if is_complete and has_labels:
+        is_complete = isinstance(labels, list) and len(labels) == len(texts)
+    if is_complete:
         for label, text in zip(labels, texts, strict=False):
             if text not in (None, ""):
                 choices[str(label)] = str(text).strip()
