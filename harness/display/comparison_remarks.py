@@ -189,10 +189,11 @@ def describe_place(board: Leaderboard, contrast_row: Row) -> str:
         # in one clause, because "inconclusive; better than" would seem to contradict itself
         sentence = f"differs from {texts_phrase}, not from {baseline_noun}"
     else:
-        verdict_text = (
-            f"{verdict} than {baseline_phrase}" if verdict in SIGNIFICANT_VERDICTS else verdict
-        )
-        sentence = f"{verdict_text}; {clause_by_place[place]}"
+        sentence = clause_by_place[place]
+        if verdict in SIGNIFICANT_VERDICTS:
+            sentence = f"{verdict} than {baseline_phrase}; {sentence}"
+        elif verdict:  # an exploratory difference has none
+            sentence = f"{verdict}; {sentence}"
     family_texts = []
     for row in family_rows:
         family_text = row["reason"]

@@ -103,6 +103,9 @@ def test_a_word_holds_only_if_it_holds_for_each_family(families, mless, expected
     assert warning.removeprefix("w/ Mless: ").rstrip(".").lower() in answer["text"].lower()
     assert answer["text"].startswith("w/ Mless minus w/o: ")
     assert other_answer["text"].startswith("w/ Mless minus Random sentence: ")
+    exploratory_facts = {"primary": None, "contrasts": ["random - wo"]}
+    exploratory = make_board(verdicts, reference_conditions=references, **exploratory_facts)
+    assert not any("None" in finding["text"] for finding in make_card(exploratory)["findings"])
     figure = draw_forest(board.comparison, records(board.side_tables["texts"]))
     bands = [band.get_datalim(figure.axes[0].transData) for band in figure.axes[0].collections]
     rows = [row for row in show_side_tables(board)["texts"].rows if row["place"] != "not shown"]
