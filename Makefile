@@ -87,18 +87,25 @@ THREE = -n 3 --no-loadscope-reorder
 test: .venv/installed
 	.venv/bin/python -m pytest $(THREE) -m "not slow"
 
-test-long: .venv/installed .venv/inspect/installed .venv/triton/installed
+test-long: .venv/installed .venv/inspect/installed
 	.venv/bin/python -m pytest $(THREE)
+	$(MAKE) test-v2-hooks
+
+# benchmarks/v2_hooks on a CPU, in Triton's interpreter.
+TRITON = PYTHONPATH=$(CURDIR)/.venv/triton TRITON_INTERPRET=1
+test-v2-hooks: .venv/triton/installed
+	$(TRITON) .venv/bin/python -m pytest tests/benchmarks/test_v2_hooks.py
 
 # The claims about engines, tests/gpu/claims.jobs, on a GPU: four minutes, with the Python of an environment into which
 # '.[gpu,dev]' is installed. Another list: make test-gpu JOBS=reports. Logs and a summary go to GPU_LOGS. To rehearse the
-# same jobs on a CPU, one after another: make test-gpu REHEARSE=1 GPU_PYTHON=.venv/bin/python (half an hour on two cores)
+# same jobs on a CPU, one after another (half an hour on two cores):
+# make .venv/triton/installed test-gpu REHEARSE=1 GPU_PYTHON=.venv/bin/python
 JOBS ?= claims
 GPU_PYTHON ?= python
 GPU_LOGS ?= results/gpu-$(JOBS)
 CLAIMS = PYTHON=$(GPU_PYTHON) tests/gpu/run_jobs.sh tests/gpu/$(JOBS).jobs $(GPU_LOGS)
 test-gpu:
-	@if [ -n "$(REHEARSE)" ]; then SECONDS_IN_ALL=10800 LIMIT_FACTOR=20 $(CLAIMS); \
+	@if [ -n "$(REHEARSE)" ]; then TRITON="$(TRITON)" SECONDS_IN_ALL=10800 LIMIT_FACTOR=20 $(CLAIMS); \
 	elif $(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; \
 		then AT_ONCE=16 SECONDS_IN_ALL=240 $(CLAIMS); \
 	else echo "No GPU here (or no torch in $(GPU_PYTHON)): nothing tested."; fi
@@ -151,7 +158,7 @@ lint: .venv/installed
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) -r $<
 	touch $@
 
-# Triton (285 MB), whose interpreter runs benchmarks/v2_hooks on a CPU. In the environment vLLM and torch would use it.
+# Triton (285 MB), in a folder of its own: in the environment vLLM and torch would use it.
 .venv/triton/installed: .venv/installed
 	.venv/bin/python -m pip install --quiet --no-deps --upgrade --target $(@D) triton==3.9.0
 	touch $@

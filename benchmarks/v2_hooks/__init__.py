@@ -1,11 +1,8 @@
 """Interventions in vLLM's V2 model runner, with one Triton kernel for attention: see README.md."""
 
 import os
-from importlib.util import find_spec
 from types import SimpleNamespace
 
-if not find_spec("triton"):
-    raise ModuleNotFoundError("the V2 hooks need Triton: pip install triton==3.9.0")
 if "TRITON_INTERPRET" in os.environ:  # so that Triton and vLLM's V2 runner work on a CPU
     from triton.backends import backends
 

@@ -71,7 +71,7 @@ def attend_plainly(*states):
 def attend(states, *interventions, first=0):
     """The attention of prompts, each under an intervention, from the first query on."""
     positions = torch.arange(first, first + states[0].shape[1]).repeat(len(interventions), 1)
-    tabulated = tabulate_changes(interventions, torch.device("cpu"))
+    tabulated = tabulate_changes(interventions, states[0].device)
     return attend_with_changes(*states, FACTOR, positions, tabulated)
 
 
@@ -416,6 +416,14 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     assert outputs.tolist() == [[0, 0], [0, 9], [0, 9]]
 
 
+def engine_arguments(settings, limit):
+    """Engine arguments that name the answers of Hugging Face under all conditions."""
+    plan, _ = plan_requests(settings, limit)
+    reference = ask_reference(plan, print)
+    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
+    return {**gpu_share(), **settings.model_arguments(), "interventions": interventions}
+
+
 @module_fixture
 def engine_options(smollm2):
     """Engine arguments that name the reference of eight prompts of SmolLM2 for each of 32 arms.
@@ -423,11 +431,7 @@ def engine_options(smollm2):
     The run has four times as many prompts, because a quarter of an arm's prompts is checked.
     """
     arguments = {"pretrained": "smollm2", "kv_cache_memory_bytes": 2**30}
-    settings = config(CONDITIONS["arms"], arguments=arguments, **PRODUCTS)
-    plan, _ = plan_requests(settings, 32)
-    reference = ask_reference(plan, print)
-    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
-    return settings.model_arguments() | {"interventions": interventions}
+    return engine_arguments(config(CONDITIONS["arms"], arguments=arguments, **PRODUCTS), 32)
 
 
 @pytest.mark.gpu
@@ -436,7 +440,7 @@ def engine_options(smollm2):
 def test_every_arm_has_hugging_faces_answers_compiled_and_in_chunks(
     engine_options, kernels, changes
 ):
-    arguments = {**gpu_share(), **engine_options, **changes}
+    arguments = engine_options | changes
     with closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         facts = engine.facts()
         agreement = facts["interventions"]
@@ -460,11 +464,7 @@ def test_attention_and_outputs_of_mlps_are_changed_in_other_families(
     conditions = [*CONDITIONS["not activations"]]
     if hasattr(model.model.layers[0].mlp, "act_fn"):
         conditions.append(ARM)
-    settings = config(conditions, arguments=arguments, **PRODUCTS)
-    plan, _ = plan_requests(settings, 4)
-    reference = ask_reference(plan, print)
-    interventions = {"layers": opened_layers(settings.interventions), "reference": reference}
-    arguments = settings.model_arguments() | gpu_share() | {"interventions": interventions}
+    arguments = engine_arguments(config(conditions, arguments=arguments, **PRODUCTS), 4)
     expected = pytest.raises(ModelError, match=refusal) if refusal else nullcontext()
     with expected, closing(VLLMEngine(arguments, has_sampled_requests=False)) as engine:
         assert engine.facts()["interventions"]["largest"] < 1e-3

@@ -13,7 +13,6 @@ from harness.experiment.intervention_settings import TARGET_BY_KIND, Interventio
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
 
-OPEN_WORKER = "harness.engines.interventions.open_worker.OpenWorker"
 CACHE_OPERATIONS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
 """Operations at which vLLM splits graphs unless `splitting_ops` is set. We set it, so they are
 listed here. Each contains the name of its layer, so a graph with one would be compiled again for
@@ -25,6 +24,8 @@ _FEATURE_BY_ARGUMENT = {
     "kv_cache_dtype": "a cache of another type",
     "batch_invariant": "batch invariance",
     "pipeline_parallel_size": "pipeline parallel",
+    "decode_context_parallel_size": "context parallel",
+    "prefill_context_parallel_size": "context parallel",
     "worker_cls": "another worker class",
 }
 """The feature that a model argument switches on, and that excludes open layers."""
@@ -112,6 +113,8 @@ def _find_obstacle(
     max_length = int(arguments.get("max_model_len") or config.max_position_embeddings)
     has_windows = getattr(config, "use_sliding_window", True)
     window = getattr(config, "sliding_window", None) if has_windows else None
+    # in chunked attention no token sees a chunk before its own
+    window = getattr(config, "attention_chunk_size", None) or window
     has_activation = hasattr(getattr(block, "mlp", None), "act_fn")
     is_present_by_obstacle = {
         "no `self_attn` in `model.layers`": attention is None,
@@ -133,9 +136,7 @@ def _find_obstacle(
     )
 
 
-def _refuse_arguments(
-    arguments: Mapping[str, Any], layers_by_use: Mapping[str, Sequence[int]]
-) -> None:
+def _refuse_arguments(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> None:
     for name, feature in _FEATURE_BY_ARGUMENT.items():
         value = arguments.get(name)
         # in Python True equals 1, but 1 is a default of sizes, not of switches
@@ -160,7 +161,7 @@ def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     requests decode.
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # our hooks replace methods of the V1 runner
-    options["worker_cls"] = OPEN_WORKER
+    options["worker_cls"] = "harness.engines.interventions.open_worker.OpenWorker"
     user_config = options.get("additional_config") or {}
     options["additional_config"] = {**user_config, PLUGIN_NAME: layers_by_use}
     if not options.get("enforce_eager"):

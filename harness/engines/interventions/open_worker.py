@@ -19,12 +19,13 @@ class OpenWorker(Worker, WorkerFacts):  # type: ignore[misc]  # vLLM has no type
     This is before vLLM compiles or captures anything.
     """
 
+    make_interventions = WorkerInterventions
+
     def load_model(self, *arguments: Any, **options: Any) -> None:
         """Load the model and open its layers."""
         super().load_model(*arguments, **options)
-        self._interventions = WorkerInterventions(
-            self, self.vllm_config.additional_config[PLUGIN_NAME]
-        )
+        layers_by_use = self.vllm_config.additional_config[PLUGIN_NAME]
+        self._interventions = self.make_interventions(self, layers_by_use)
 
     def determine_available_memory(self) -> int:
         """The memory for vLLM's cache; the rest is for recording and for states stored twice."""

@@ -88,7 +88,7 @@ class WorkerInterventions:
         self._layer_count = text_config.num_hidden_layers
         self._hook_runner()
         self._changed_layers = {*layers_by_use["attention"]}
-        self._recorded_layers = [*layers_by_use.get("recorded", ())]
+        self._recorded_layers = layers_by_use.get("recorded", ())
         self._head_count = self._config.model_config.get_num_attention_heads(
             self._config.parallel_config
         )
@@ -304,10 +304,10 @@ class WorkerInterventions:
         def forward(*arguments: Any, **options: Any) -> Any:
             result = original(*arguments, **options)
             # the arguments are the layer, query, key, value, KV cache and metadata
-            _, query, key, value, _, metadata, *_ = arguments
+            metadata = arguments[5]
             # without metadata, vLLM only measures its memory
-            if self._chunks and metadata is not None:
-                self._record_and_attend(layer, (query, key, value), metadata, options["output"])
+            if metadata is not None:
+                self._record_and_attend(layer, arguments[1:4], metadata, options["output"])
             return result
 
         implementation.forward = forward
