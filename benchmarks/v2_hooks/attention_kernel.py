@@ -144,7 +144,7 @@ def change_attention(
     """
     (key, value), (table, phantoms, rows, count) = cache, changes
     units, group = query.shape[2], query.shape[1] // key.shape[2]
-    # tensor cores multiply matrices of 16 rows and columns or more
+    # tensor cores multiply 16 rows at once; with 8 columns Triton spills more registers
     padded_units = max(16, triton.next_power_of_2(units))
     padded_group = triton.next_power_of_2(group)
     is_decode = metadata.max_query_len == 1
