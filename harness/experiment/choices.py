@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from itertools import chain, repeat
 from string import ascii_uppercase as LETTERS
 from typing import Any, get_args
 
@@ -40,45 +39,50 @@ def read_choices(
     Raises:
         DataError: choices are missing, equal, or in another form.
     """
-    is_letter = re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
-    has_letter_columns = is_letter or {"A", "B", "C"} <= record.keys()
-    cell_by_name = {}
-    for column, cell in record.items():
-        if cell in (None, "", [], {}) or column in used_columns:
-            continue
-        match = _CHOICE_COLUMN.fullmatch(column)
-        if match and (match["word"] or has_letter_columns):
-            cell_by_name[match["name"]] = cell
-    if not cell_by_name:
+    content = _find_content(record, used_columns, answer)
+    if content is None:
         return {}
-    # the name is None if a column has all choices
-    content: Any = cell_by_name.get(None, cell_by_name)
     if isinstance(content, str):
         with suppress(ValueError, SyntaxError):
             content = ast.literal_eval(content.strip())
-    # more labels than there are letters, so that too many choices are refused below
-    labels, texts = chain(LETTERS, repeat("?")), content
-    has_labels = isinstance(content, dict)
-    if has_labels:
-        labels = content.get("label", [*content])
-        texts = content.get("text", [*content.values()])
-    choices = {}
+    labels, texts = _split_labels(content)
     # a text without a label, or a label without a text, would lose a choice
-    is_complete = isinstance(texts, list)
-    if is_complete and has_labels:
-        is_complete = isinstance(labels, list) and len(labels) == len(texts)
-    if is_complete:
-        for label, text in zip(labels, texts, strict=False):
-            if text not in (None, ""):
-                choices[str(label)] = str(text).strip()
+    is_complete = isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts)
+    pairs = zip(labels, texts, strict=True) if is_complete else ()
+    choices = {str(label): str(text).strip() for label, text in pairs if text not in (None, "")}
     is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
-    different_texts = {*choices.values()}
-    if not is_in_order or len(different_texts) < max(2, len(choices)):
+    are_different = len({*choices.values()}) == len(choices) > 1
+    if not (is_complete and is_in_order and are_different):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
             f"from A, got {content!r:.99}."
         )
     return choices
+
+
+def _find_content(record: JsonObject, used_columns: Collection[str | None], answer: Any) -> Any:
+    """The cell with all choices, else the cells of single choices by name; None without choices."""
+    is_letter = re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
+    allows_mere_letters = is_letter or {"A", "B", "C"} <= record.keys()
+    cell_by_name = {}
+    for column, cell in record.items():
+        match = _CHOICE_COLUMN.fullmatch(column)
+        if not match or column in used_columns or cell in (None, "", [], {}):
+            continue
+        if match["word"] or allows_mere_letters:
+            cell_by_name[match["name"]] = cell
+    # the name of a column is None if it has all choices
+    return cell_by_name.get(None, cell_by_name or None)
+
+
+def _split_labels(content: Any) -> tuple[Any, Any]:
+    """The labels of choices and their texts, which are lists unless the data have another form."""
+    if isinstance(content, dict):
+        return content.get("label", [*content]), content.get("text", [*content.values()])
+    if not isinstance(content, list):
+        return None, None
+    # a 27th choice has the label `?`, which is in no order of labels, and so is refused
+    return [*LETTERS.ljust(len(content), "?")][: len(content)], content
 
 
 def find_letters(
@@ -103,25 +107,29 @@ def find_letters(
     letters_by_kind = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):
         letters_by_kind[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in answers]
+    # the kind in which most answers name a choice
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     best_letters = letters_by_kind[best_kind]
     is_guessed_index = not answer_is and best_kind.startswith("index")
-    # other kinds may fit too, if every answer names a choice in them
-    fitting_letters = [*filter(all, letters_by_kind.values())]
+    # a kind may be meant if all answers name a choice in it
+    possible_letters = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(answers):
-        answer_letters = {letters[index] for letters in fitting_letters}
+        answer = f"{location}: the answer {gold!r}"
         choices_text = "; ".join(letter_lines([*choices.values()]))
-        # a number may also be meant as the text of a choice
+        if not best_letters[index]:
+            raise DataError(
+                f"{answer} read as {best_kind} is not one of the {len(choices)} choices: "
+                f"{choices_text}."
+            )
+        # the answer 2 may be the second choice, or the choice with the text `2 apples`
         is_in_text = is_guessed_index and re.search(
             rf"(?<!\w){re.escape(gold)}(?!\w)", choices_text
         )
-        if not best_letters[index]:
-            fault = f"read as {best_kind} is not one of the {len(choices)} choices"
-        elif is_in_text or len(answer_letters) > 1:
-            fault = "is unclear: say --answer-is index0, index1, letter or text. The choices are"
-        else:
-            continue
-        raise DataError(f"{location}: the answer {gold!r} {fault}: {choices_text}.")
+        if is_in_text or len({letters[index] for letters in possible_letters}) > 1:
+            raise DataError(
+                f"{answer} is unclear: say --answer-is index0, index1, letter or text. "
+                f"The choices are: {choices_text}."
+            )
     return [[letter] for letter in best_letters]
 
 

@@ -69,20 +69,26 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     for values in product(*values_by_key.values()):
         settings = dict(zip(values_by_key, values, strict=True))
         # `False` and `0.0` equal 0 as well, and are refused later
-        has_no_filler = type(settings.get("count")) is int and settings["count"] == 0
-        # without a filler only the other changes remain
-        if has_no_filler or all(value in ("", None) for value in values):
-            if names_filler(settings.get("intervention")):
-                del settings["intervention"]
-            keys = (*PROMPT_KEYS, "intervention")
-            settings = {key: settings[key] for key in keys if settings.get(key)}
+        has_zero_count = type(settings.get("count")) is int and settings["count"] == 0
+        if has_zero_count or all(value in ("", None) for value in values):
+            settings = _leave_out_filler(settings)
         words = [_spell_value(key, value, values_by_key[key]) for key, value in settings.items()]
         name = "-".join(filter(None, words))
         entry = {"name": name, **settings} if settings else BASELINE
-        # Several combinations may have the same prompt without filler, which is run once.
-        if entry not in entries or not has_no_filler:
-            entries.append(entry)
+        # The prompt without the filler of `count: 0` is the same for all fillers, and is run once.
+        # Any other two entries are equal because a value is listed twice: both are kept, so that
+        # the config is refused for conditions of the same name.
+        if has_zero_count and entry in entries:
+            continue
+        entries.append(entry)
     return entries
+
+
+def _leave_out_filler(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a combination that do not need its filler."""
+    changes_filler = names_filler(settings.get("intervention"))
+    keys = PROMPT_KEYS if changes_filler else (*PROMPT_KEYS, "intervention")
+    return {key: settings[key] for key in keys if settings.get(key)}
 
 
 def _spell_value(key: str, value: Any, key_values: list[Any]) -> str:
@@ -222,8 +228,11 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
 
 def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """Index the mappings among the entries of `conditions` by name."""
-    mappings = [entry for entry in entries if isinstance(entry, dict)]
-    return {entry["name"]: entry for entry in mappings if isinstance(entry.get("name"), str)}
+    return {
+        entry["name"]: entry
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+    }
 
 
 def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
@@ -232,5 +241,7 @@ def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
     primary = config.get("primary")
     tested_name = read_contrast(primary)[0] if primary else STUDY_CONDITION
     conditions = [as_condition(entry) for entry in config["conditions"]]
-    all_conditions = add_reference_conditions(conditions, config, tested_name)
-    return {condition.name: condition for condition in all_conditions}
+    return {
+        condition.name: condition
+        for condition in add_reference_conditions(conditions, config, tested_name)
+    }

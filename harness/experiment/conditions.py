@@ -24,7 +24,7 @@ from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION
 from harness.errors import ConfigError, list_near
 from harness.experiment.intervention_settings import Intervention, as_list, names_filler
 from harness.experiment.prompts.fillers import estimate_tokens
-from harness.experiment.prompts.template import FILLER, Template, parse_template
+from harness.experiment.prompts.template_parser import FILLER, Template, parse_template
 from harness.yaml_settings import Strict, validate
 
 STUDY_FILLER_TOKENS = 55
@@ -42,6 +42,7 @@ PROMPT_KEYS = ("template", "question", "instruction", "answer_prefix")
 """What a condition without a filler can change in the prompt."""
 
 ReferenceKind = Literal["other text", "positive control"]
+"""A kind of condition that a run adds to those of its config."""
 REFERENCE_FIELDS = ("kind", "of", "number", "family")
 """The recorded fields of a reference condition. Each follows from other keys."""
 ReferenceConditions = Mapping[str, Mapping[str, Any]]
@@ -68,8 +69,11 @@ class Condition(Strict):
     """Without a filler, a condition can change other things in the prompt, or the model."""
 
     filler: ClassVar[str | None] = None
+    """The key of the filler in a config, by which the kind of a condition is recognised."""
     family: ClassVar[str | None] = None
+    """The family of `other_texts` whose texts are of this kind."""
     inner_keys: ClassVar[list[str]] = ["unit", "sentence", "text", "random_ids"]
+    """The keys of fillers, which the message about an unknown key suggests."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-]+$")
     """Its name in tables, such as `mless-10`."""
@@ -148,8 +152,11 @@ class Condition(Strict):
 
     def mentions_filler(self, template: str | None, question: str | None) -> bool:
         """Whether one of `choose_templates` has a filler."""
-        templates = self.choose_templates(template, question)
-        return any(FILLER in parse_template(text).pieces for text in templates if text)
+        return any(
+            FILLER in parse_template(text).pieces
+            for text in self.choose_templates(template, question)
+            if text
+        )
 
     def without_filler(self) -> "Condition":
         """A condition without the filler and the intervention, whose prompts are the reference."""

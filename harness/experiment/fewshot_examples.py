@@ -125,7 +125,8 @@ class FewshotConfig(Strict):
         problems_by_cluster: dict[str, list[Problem]] = {}
         for problem in problems:
             problems_by_cluster.setdefault(problem.cluster_key, []).append(problem)
-        example_ids, requested_sizes = stored_ids, [self.num_fewshot] * self.draws
+        example_ids = stored_ids
+        requested_sizes = [self.num_fewshot] * self.draws
         # Examples are also chosen if the config asks for other numbers than the stored run has. The
         # run is then refused, with a message that names both numbers.
         if example_ids is None or [*map(len, example_ids.example_sets)] != requested_sizes:
@@ -156,11 +157,12 @@ class FewshotConfig(Strict):
     ) -> frozenset[str]:
         """The clusters that are asked with the draw of this index.
 
-        They are assigned in turn, so that all draws have about equally many. Problems that are
-        appended to the file do not change earlier assignments.
+        All draws have about equally many clusters. Problems that are appended to the file do not
+        change earlier assignments.
         """
-        # Each cluster has `draws_per_problem` draws in a row, and the next cluster begins one draw
-        # later. So a draw has the clusters that begin with it or with one of the draws before it.
+        # Cluster number i has the draws i, i + 1 and so on, `draws_per_problem` in all, which begin
+        # again at 0 after the last draw. With 5 draws and 2 for each problem, the draw 3 has the
+        # clusters 3, 8, 13, ..., whose first draw it is, and 2, 7, 12, ..., whose second it is.
         start_indices = [(draw_index - step) % self.draws for step in range(draws_per_problem)]
         return frozenset().union(*(clusters[start :: self.draws] for start in start_indices))
 
@@ -204,6 +206,7 @@ class ExamplesConfig(Strict):
     """A data file with the columns of `dataset`, whose rows are the examples; or a list of ids of
     problems, which are then not asked."""
 
+    # as in `FewshotConfig`, so that a config is read without asking for the form of its `fewshot`
     draws: ClassVar = 1
     instructions: ClassVar = ()
     has_examples: ClassVar = True
@@ -238,8 +241,11 @@ class ExamplesConfig(Strict):
                         f"{example_dataset.source}: the example {example.id} counts with the "
                         f"problem {problem_id} of the dataset. List such examples by id."
                     )
-            example_set = ExampleSet(draw=0, examples=example_dataset.problems)
-            return list(problems), [example_set], ExampleIds(sha256=example_dataset.sha256)
+            return (
+                list(problems),
+                [ExampleSet(draw=0, examples=example_dataset.problems)],
+                ExampleIds(sha256=example_dataset.sha256),
+            )
         ids, known_ids = tuple(self.examples), [problem.id for problem in problems]
         for problem_id in ids:
             if problem_id not in known_ids or ids.count(problem_id) > 1:

@@ -109,10 +109,12 @@ class Sampling:
     @property
     def _changed_parameters(self) -> dict[str, Any]:
         """The parameters besides temperature that are not off."""
-        defaults = Sampling()
-        # the first field is the temperature
-        values = {name: getattr(self, name) for name in _SAMPLING_FIELDS[1:]}
-        return {name: value for name, value in values.items() if value != getattr(defaults, name)}
+        # without the first field, which is the temperature; the class has the default values
+        return {
+            name: getattr(self, name)
+            for name in _SAMPLING_FIELDS[1:]
+            if getattr(self, name) != getattr(Sampling, name)
+        }
 
 
 def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:

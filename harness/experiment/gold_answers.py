@@ -34,9 +34,12 @@ _MISSING_ANSWER = re.compile(
 _MISSING_AMONG_NUMBERS = re.compile(
     rf"{_MISSING_ANSWER.pattern}|\s*(?:None|[Nn]ull|NULL|N/?A|n/?a|[-\u2013\u2014?.]+)\s*"
 )
+"""Matches also words and signs that are missing answers only among numbers: `None`, `n/a`, `-`."""
 _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
+"""Matches the beginning of answers such as `-5`, `$3`, `(1, 2)` and `x = 1`."""
 # Texts without a comma between them are excluded: numpy writes them so, and Python would join them.
 _LISTED_ANSWERS = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
+# such as `["1" "2"]` and `[1 2]`, which are lists as numpy writes them
 _UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
 
 

@@ -65,18 +65,18 @@ def draw_other_answers(
         kind = find_form(english_answer), count_tokens(answer)
         problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
     for kind_problems in problems_by_kind.values():
-        # equal answers are neighbours in this order, so they are dealt to different blocks
+        # equal answers are neighbours in this order, and so come into different blocks
         kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
     for (form, token_count), kind_problems in problems_by_kind.items():
         block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
         for index, problem in enumerate(kind_problems):
             if problem.id in requested_ids:
-                # problems are dealt to blocks like cards to players
+                # the first block has the problems 0, block_count, 2 * block_count and so on
                 block = kind_problems[index % block_count :: block_count]
-                position = index // block_count
+                index_in_block = index // block_count
                 candidates = chain(
-                    block[position + 1 :],
-                    block[:position],
+                    block[index_in_block + 1 :],
+                    block[:index_in_block],
                     _shuffle_nearest(problems_by_kind, form, token_count, f"{seed}:{problem.id}"),
                 )
                 answers_by_id[problem.id] = _choose_answers(problem, candidates)

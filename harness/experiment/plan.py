@@ -29,7 +29,7 @@ from harness.experiment.prompts.built_prompts import AnswerTokens, BuiltPrompt
 from harness.experiment.prompts.chat_template import template_switches
 from harness.experiment.prompts.checked_prompts import ConditionPrompts, build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_prompts, hash_text
-from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.template_parser import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer, encode
 from harness.experiment.run_config import RunConfig
 from harness.reasoning_markers import Markers, find_open_reasoning, read_markers
@@ -81,10 +81,9 @@ class Plan:
     @property
     def completion_count(self) -> int:
         """The number of completions to generate."""
-        prompt_count = sum(
+        return self.config.repeats_per_prompt * sum(
             self.count_replicates(task) * len(task.prompts) for task in self.tasks.values()
         )
-        return prompt_count * self.config.repeats_per_prompt
 
     def count_replicates(self, task: ConditionPrompts) -> int:
         """The number of runs of a condition: 2 with a repeat run."""
@@ -156,8 +155,8 @@ def make_plan(
     lacks_markers = False
     if model is not None:
         thinking = thinking or read_markers(model.template)
-        # Both are parts of names of variables, such as `reasoning_content`. The word "reason" alone
-        # says nothing, because any template may contain "reason step by step".
+        # Such words are parts of the names of a template's variables, as in `reasoning_content`.
+        # The word "reason" says nothing, because any template may say "reason step by step".
         mentions_reasoning = re.search("reasoning_|thinking", model.template)
         lacks_markers = mentions_reasoning is not None and not thinking
         # the tokenizer adds all tokens except the last, which is the letter
@@ -201,11 +200,11 @@ def make_plan(
 def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
     """Raise ConfigError if completions begin inside reasoning, because its first line ends them."""
     for prompt in chain.from_iterable(task.prompts for task in tasks):
-        start, _ = find_open_reasoning(prompt.text, thinking)
-        if start:
+        start_marker, _ = find_open_reasoning(prompt.text, thinking)
+        if start_marker:
             raise ConfigError(
                 f"answer: `line` would end each completion in the first line of its reasoning, "
-                f"because the prompt ends in {start}. Set `answer: box` (--set answer=box)."
+                f"because the prompt ends in {start_marker}. Set `answer: box` (--set answer=box)."
             )
 
 
@@ -283,7 +282,7 @@ def _choose_layouts(
     if not layouts:
         if config.model.applies_own_template:
             layouts, layout_reason = (Layout.CHAT,), "the server applies its chat template"
-        elif model is not None and model.tokenizer.chat_template:
+        elif model is not None and model.template:
             layouts, layout_reason = (Layout.CHAT,), "the tokenizer has a chat template"
         else:
             layouts, layout_reason = (Layout.RAW,), "no chat template is known"
@@ -318,6 +317,7 @@ def _build_tasks(
     With a filler for each sample, every sample has its own prompts under all conditions, so that
     they are compared sample by sample. `settings` are those that all prompts share.
     """
+    # problems, conditions and settings of prompts that have the settings in common
     task_groups = []
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     for layout, example_set, repeat, has_examples in product(
@@ -329,9 +329,9 @@ def _build_tasks(
             for condition in config.all_conditions
             if condition.has_examples == has_examples
         ]
-        problems, draw = example_set.select_problems(dataset.problems), example_set.draw
+        problems = example_set.select_problems(dataset.problems)
         # the number of the only draw is 0, that of the first of several is 1
-        draw_index = max(draw - 1, 0)
+        draw_index = max(example_set.draw - 1, 0)
         instruction = config.instruction
         if config.fewshot and config.fewshot.instructions:
             instruction = config.fewshot.instructions[draw_index]
@@ -343,7 +343,7 @@ def _build_tasks(
             layout=layout,
             instruction=instruction,
             examples=example_set.examples if has_examples else (),
-            draw=draw,
+            draw=example_set.draw,
             sample_number=sample_number,
         )
         task_groups.append((problems, conditions, group_settings))
@@ -447,8 +447,9 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for sample, (task_name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), rows
         ):
-            # Over all draws, so that further samples leave the indices of the first unchanged.
-            # Samples and draws count from 1; 0 means that there is only one.
+            # The first samples of all draws come first, so that further samples leave their
+            # indices unchanged: with 8 draws they have the indices 0 to 7. The numbers of samples
+            # and draws count from 1; 0 means that there is only one.
             sample_index = sample * config.draws + max((task.sample_number or task.draw) - 1, 0)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and

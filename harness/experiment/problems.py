@@ -36,6 +36,7 @@ from harness.yaml_settings import Strict, UserPath, explain
 MOST_MADE_PROBLEMS = 200
 """The largest number of problems that are made if no `count` is given."""
 Operand = Annotated[int, Field(ge=1, le=10**9)]
+"""A factor or a summand of a made problem."""
 OPERATION_WORDS = {"products": ("x", "times"), "sums": ("+", "plus")}
 """The operation of each kind of problem, in a problem's id and in its text."""
 
@@ -271,7 +272,13 @@ AnyDataset = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Problems and their source: a file, a hub name with its revision, or generator settings."""
+    """Problems and their source.
+
+    Attributes:
+        name: The name in those of tasks, such as `math500` or the name of the file.
+        source: A file, a name on the hub with its revision, or the settings of made problems.
+        problems: The problems in order.
+    """
 
     name: str
     source: str
@@ -317,13 +324,15 @@ def open_dataset(
     if path:
         return _read_dataset(DatasetConfig(path=Path(path)), columns, question_columns)
     try:
-        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)), columns, question_columns)
+        return replace(
+            _read_dataset(DatasetConfig(path=Path(MATH500)), columns, question_columns),
+            name="math500",
+        )
     except DataError as error:
         raise DataError(
             f"{error} Or set {PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and "
             "unique_id."
         ) from error
-    return replace(math500, name="math500")
 
 
 def _read_dataset(
@@ -411,26 +420,26 @@ def _make_problems(
     for (location, fields), (answer, *alternatives) in zip(
         located_fields, golds_by_problem, strict=True
     ):
-        fields |= {"answer": answer, "alternatives": alternatives}
+        values = {**fields, "answer": answer, "alternatives": alternatives}
         if settings.decimal == ",":
-            fields["decimal"] = ","
+            values["decimal"] = ","
         # problems may be numbered unless the config names a column of the id
         if settings.id in (None, "unique_id"):
-            fields.setdefault("id", len(problem_by_id))
+            values.setdefault("id", len(problem_by_id))
         try:
-            problem = _PROBLEM_ADAPTER.validate_python(fields)
+            problem = _PROBLEM_ADAPTER.validate_python(values)
         except ValidationError as error:
             raise DataError(explain(error, location)) from None
         if problem.id in problem_by_id:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
         further_texts = [problem.row[name] for name in sorted(question_columns)]
         further_texts += letter_lines(problem.choices)
-        question = " ".join([problem.problem, *further_texts])
         if further_texts:
-            problem = replace(problem, shown_text=fold_text(question))
+            shown_text = fold_text(" ".join([problem.problem, *further_texts]))
+            problem = replace(problem, shown_text=shown_text)
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:
             facts.append(f"cluster {problem.cluster}")
-        refuse_other_golds(facts_by_question, question, facts, location)
+        refuse_other_golds(facts_by_question, problem.question, facts, location)
         problem_by_id[problem.id] = problem
     return tuple(problem_by_id.values())

@@ -32,7 +32,7 @@ from harness.experiment.intervention_settings import Intervention
 from harness.experiment.model_settings import ModelConfig, select_fixed_arguments
 from harness.experiment.problems import AnyDataset
 from harness.experiment.prompts.prompt import PLAIN_INSTRUCTION, Layout
-from harness.experiment.prompts.template import Template, parse_template
+from harness.experiment.prompts.template_parser import Template, parse_template
 from harness.reasoning_markers import Markers
 from harness.yaml_settings import Strict, UserPath, read_values, validate
 
@@ -77,6 +77,8 @@ class RunConfig(Strict):
         "fewshot.num_fewshot",
         "fewshot.examples",
     ]
+    """Keys of inner mappings that the message about an unknown key suggests, because a user may
+    have written only their last part, such as `temperature`."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")
     """The run's name, also that of its folder."""
@@ -86,6 +88,8 @@ class RunConfig(Strict):
     """MATH-500, a data file, or arithmetic problems."""
     conditions: tuple[Annotated[Any, BeforeValidator(as_condition)], ...] = Field(min_length=1)
     """`wo`, `mless`, `mful`, `random`, or mappings."""
+    # None in every config: `_fill_in_defaults` turns a sweep into conditions. The field makes the
+    # key known to the schema and to docs/config.md.
     sweep: None = None
     """A condition for each combination: {unit: ["/", "."], count: [10, 25]}."""
     baseline: str | None = None
@@ -161,11 +165,7 @@ class RunConfig(Strict):
             values.setdefault("repeats", fewshot.get("draws", 1))
         sweep = values.pop("sweep", None)
         if sweep is not None:
-            entries = values.setdefault("conditions", [BASELINE])
-            if isinstance(entries, (list, tuple)):  # the type of any other value is refused later
-                # a condition of the sweep that is also an entry would be refused as a duplicate
-                new_entries = [entry for entry in expand_sweep(sweep) if entry not in entries]
-                values["conditions"] = [*entries, *new_entries]
+            values["conditions"] = _add_sweep(values.get("conditions", [BASELINE]), sweep)
         return values
 
     @model_validator(mode="after")
@@ -396,9 +396,12 @@ class RunConfig(Strict):
             # the identity of a run has the ids or the hash of its examples instead
             del values["fewshot"]
         elif self.fewshot and not self.fewshot.instructions:
+            # A run that was recorded before this key existed lacks it, and can still be continued.
             del values["fewshot"]["instructions"]
-        arguments = select_fixed_arguments(self.model.model_args)
-        values["model"] = {"backend": self.model.backend, "model_args": arguments}
+        values["model"] = {
+            "backend": self.model.backend,
+            "model_args": select_fixed_arguments(self.model.model_args),
+        }
         return values
 
     @property
@@ -461,6 +464,14 @@ class RunConfig(Strict):
         return arguments
 
 
+def _add_sweep(entries: Any, sweep: Any) -> Any:
+    """The entries of `conditions`, and the conditions of a sweep that are not among them."""
+    # the type of any other value is refused later
+    if not isinstance(entries, (list, tuple)):
+        return entries
+    return [*entries, *(entry for entry in expand_sweep(sweep) if entry not in entries)]
+
+
 _WEIGHTS_KEY = re.compile(
     r"model\.model_args(\.(pretrained|model|revision|peft|lora_local_path|delta))?"
 )
@@ -490,9 +501,10 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
     if "conditions" in overrides and isinstance(values["conditions"], list):
         file_entries = read_values(path, "runs").get("conditions")
         entry_by_name = index_by_name(file_entries) if isinstance(file_entries, list) else {}
-        for index, entry in enumerate(values["conditions"]):
-            if isinstance(entry, str):
-                values["conditions"][index] = entry_by_name.get(entry, entry)
+        values["conditions"] = [
+            entry_by_name.get(entry, entry) if isinstance(entry, str) else entry
+            for entry in values["conditions"]
+        ]
         _drop_contrasts(values, {"contrasts", "primary"} - overrides.keys())
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
 
@@ -509,7 +521,7 @@ def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
             values[key] = None
         elif isinstance(contrasts, list) and contrasts:
             remaining = [text for text in contrasts if names.issuperset(read_contrast(text))]
-            values[key] = remaining if remaining else None
+            values[key] = remaining or None
 
 
 def config_of_model(
@@ -523,11 +535,11 @@ def config_of_model(
         ConfigError: a value does not fit; see `load_config`.
     """
     # absolute, because `.` and `..` are not names
-    name_words = [os.path.basename(os.path.abspath(model))]
+    name = os.path.basename(os.path.abspath(model))
     # the dataset of any-model.yaml is MATH-500
     if dataset not in (None, "math500"):
-        name_words.append(Path(str(dataset)).stem)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(name_words))
+        name += "-" + Path(str(dataset)).stem
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
     path = resources.folder("configs") / "runs" / "any-model.yaml"
     model_values = {"name": name, "model.model_args.pretrained": model}
     # an error names the options, because the user has not written the file

@@ -20,7 +20,7 @@ from harness.experiment.conditions import KIND_BY_FILLER, NAMED_CONDITIONS, Cond
 from harness.experiment.problems import open_dataset
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, make_document
-from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.template_parser import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GRADED_VERDICTS, GradeJob, GraderPool
 
@@ -34,18 +34,18 @@ def _make_documents(
     dataset = open_dataset("math500", find_columns(condition.as_entry()))
     model_tokenizer = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
-    layouts = [Layout.AS_PUBLISHED] if has_published_layout else [Layout.RAW]
-    if (
-        model_tokenizer is not None
-        and model_tokenizer.tokenizer.chat_template
-        and not has_published_layout
-    ):
+    layouts = [Layout.RAW]
+    if has_published_layout:
+        layouts = [Layout.AS_PUBLISHED]
+    elif model_tokenizer is not None and model_tokenizer.template:
         layouts.append(Layout.CHAT)
-    max_gen_toks = int(metadata.get("max_gen_toks", MAX_GEN_TOKS))
     for layout in layouts:
-        settings = PromptSettings(layout=layout)
         (condition_prompts,) = build_checked_prompts(
-            dataset.problems, [condition], settings, model_tokenizer, max_gen_toks=max_gen_toks
+            dataset.problems,
+            [condition],
+            PromptSettings(layout=layout),
+            model_tokenizer,
+            max_gen_toks=int(metadata.get("max_gen_toks", MAX_GEN_TOKS)),
         )
     # raw and chat prompts have the same segments and turns, so those of the last layout will do
     if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
@@ -110,10 +110,8 @@ def grade_responses(
                 # The rule of the study's authors reads boxes in the prompt too. A chat template,
                 # which is unknown here, adds none.
                 prompt = doc.get("system", "") + doc.get("user", "")
-                pool.submit(
-                    (doc_index, repeat_index),
-                    GradeJob.of(doc, completion=completion, prompt=prompt),
-                )
+                job = GradeJob.of(doc, completion=completion, prompt=prompt)
+                pool.submit((doc_index, repeat_index), job)
         for (doc_index, repeat_index), grade in pool.drain():
             grade_texts[doc_index][repeat_index] = json.dumps(asdict(grade))
     return grade_texts

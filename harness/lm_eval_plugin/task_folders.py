@@ -19,7 +19,7 @@ from harness.experiment.conditions import NAMED_CONDITIONS, PROMPT_KEYS, Conditi
 from harness.experiment.problems import Problem
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import PromptSettings
-from harness.experiment.prompts.template import find_columns
+from harness.experiment.prompts.template_parser import find_columns
 from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.runs.stored_files import explain_write_errors
 from harness.yaml_settings import parse_option
@@ -91,9 +91,9 @@ def write_wrapped_tasks(
 
 def _make_command(folder: Path, task_names: Sequence[str], model: str | None) -> str:
     """The call of lm-eval that runs the wrapped tasks."""
-    pretrained = smollm2_model.resolve_model(model or "MODEL")
     return (
-        f"lm_eval --model vllm --model_args pretrained={pretrained} \\\n"
+        "lm_eval --model vllm --model_args "
+        f"pretrained={smollm2_model.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
         f"    --tasks {','.join(task_names)}"
     )
@@ -109,9 +109,13 @@ def _make_task_yaml(task_name: str, tokens_text: str, task_keys: Mapping[str, st
         "replaces lm-eval's own.\n"
         f"task: {task_name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
     )
-    settings = {"output_type": _OUTPUT_TYPE, **task_keys}
-    # PyYAML would fold a long filler into several lines, which nobody could read
-    return heading + yaml.safe_dump(settings, allow_unicode=True, sort_keys=False, width=10**6)
+    return heading + yaml.safe_dump(
+        {"output_type": _OUTPUT_TYPE, **task_keys},
+        allow_unicode=True,
+        sort_keys=False,
+        # PyYAML would fold a long filler into several lines, which nobody could read
+        width=10**6,
+    )
 
 
 def _read_conditions(list_text: str | None) -> list[Condition]:
@@ -169,9 +173,10 @@ def _find_task_file(name: str) -> str:
         if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
             generating_names.append(task_name)
     if name not in generating_names:
-        family = name.partition("_")[0]
         related_names = [
-            task_name for task_name in generating_names if task_name.startswith(family)
+            task_name
+            for task_name in generating_names
+            if task_name.startswith(name.partition("_")[0])
         ]
         similar_names = list_near(name, related_names or generating_names, 3)
         raise ConfigError(

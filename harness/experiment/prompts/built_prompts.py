@@ -151,9 +151,10 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
     example_positions = parts["demonstration"]
     if example_positions:
         # with the separators between the examples
-        positions = range(example_positions[0], example_positions[-1] + 1)
         example_positions = [
-            position for position in positions if position not in parts["inserted"]
+            position
+            for position in range(example_positions[0], example_positions[-1] + 1)
+            if position not in parts["inserted"]
         ]
     return parts | {"first": [0], "examples": example_positions}
 
@@ -181,8 +182,8 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
         originals[:] = ABSENT
         # `autojunk` would ignore the tokens that occur most often in a long prompt
         matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
-        for start, position, size in matcher.get_matching_blocks():
-            originals[position : position + size] = np.arange(start, start + size)
+        for baseline_start, start, size in matcher.get_matching_blocks():
+            originals[start : start + size] = np.arange(baseline_start, baseline_start + size)
     return originals
 
 

@@ -19,8 +19,9 @@ Span = tuple[Role, tuple[int, int]]
 PINNED_DATE = date(2024, 7, 26)
 """The date that chat templates print as today's: the default date of Llama 3.1's template."""
 
-_CODE_LETTERS = "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ"
-_FORMAT_CODES = map("".join, product("%", ["", *"-_0^#"], _CODE_LETTERS))
+_FORMAT_CODES = map(
+    "".join, product("%", ["", *"-_0^#"], "aAbBcCdDeFfgGhHIjklmMnpPrRStTuUVwWxXyYzZ")
+)
 """All format codes of `strftime`. Flags such as that of `%-d` are GNU's."""
 
 # `%%` is set aside first, so that the `%d` of `%%d` is not read as a day

@@ -95,9 +95,10 @@ def build_checked_prompts(
             the context.
     """
     if model is not None:
-        accepts_system = has_system_turn(model.tokenizer, model.switches)
         # a template that drops the system turn would drop the instruction
-        settings = replace(settings, has_system_turn=accepts_system)
+        settings = replace(
+            settings, has_system_turn=has_system_turn(model.tokenizer, model.switches)
+        )
     build = partial(_build_prompts, problems, settings=settings, model=model)
     # conditions with the same other changes share their prompts without a filler
     build_reference = cache(build)

@@ -23,7 +23,7 @@ from harness.errors import ConfigError, PromptMismatchError
 from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import REFERENCE_FIELDS, Condition, FilledCondition, Placement
 from harness.experiment.problems import Problem
-from harness.experiment.prompts.template import (
+from harness.experiment.prompts.template_parser import (
     CHOICES,
     FILLER,
     PROBLEM,
@@ -262,9 +262,12 @@ def _fill(
 ) -> list[Segment]:
     """The segments of pieces of a template for one problem."""
     text_by_name = {f"row.{column}": text for column, text in problem.row.items()}
-    text_by_name |= {"problem": problem.problem, "answer": problem.answer}
-    text_by_name["choices"] = "\n".join(letter_lines(problem.choices))
-    text_by_name["filler"] = fill_columns(filler_text, problem.row)
+    text_by_name |= {
+        "problem": problem.problem,
+        "answer": problem.answer,
+        "choices": "\n".join(letter_lines(problem.choices)),
+        "filler": fill_columns(filler_text, problem.row),
+    }
     segments = []
     for piece in pieces:
         role: Role = "format"
@@ -315,11 +318,11 @@ def _insert_at_random(
     A boundary is a single blank between two words, since a cut there does not change the tokens on
     either side, or the boundary after the instruction.
     """
-    problem_index = [segment.role for segment in body_segments].index("problem")
+    problem_segment_index = [segment.role for segment in body_segments].index("problem")
     # Each has a list of segments, the index of a segment and a position in its text. The first is
     # the boundary after the instruction.
     boundaries = [(body_segments, 0, 0)]
-    for segments, index in ((system_segments, 0), (body_segments, problem_index)):
+    for segments, index in ((system_segments, 0), (body_segments, problem_segment_index)):
         for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
             boundaries.append((segments, index, match.start()))
     split_segments, split_index, position = random.Random(seed).choice(boundaries)
@@ -327,9 +330,9 @@ def _insert_at_random(
         body_segments[:0] = insertion
         return
     role, text = split_segments[split_index].role, split_segments[split_index].text
-    start, rest = Segment(role, text[:position]), Segment(role, text[position:])
+    before, after = Segment(role, text[:position]), Segment(role, text[position:])
     # `insertion` ends with a separator; another one stands before the filler
-    split_segments[split_index : split_index + 1] = [start, insertion[-1], *insertion, rest]
+    split_segments[split_index : split_index + 1] = [before, insertion[-1], *insertion, after]
 
 
 _DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}
@@ -403,5 +406,6 @@ def refuse_other_text(text: str, sha256: str, location: str) -> None:
 
 def hash_prompts(prompts: Iterable[Any]) -> str:
     """Hash over the texts and token ids of all prompts, built or stored, in order."""
-    hashes = [f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts]
-    return hash_text("\n".join(hashes))
+    return hash_text(
+        "\n".join(f"{prompt.prompt_sha256} {prompt.prompt_token_sha256}" for prompt in prompts)
+    )
