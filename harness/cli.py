@@ -126,7 +126,7 @@ def main() -> None:
         return
     except HarnessError as error:
         # the error may quote a file or a model, whose hidden characters could change the terminal
-        message = visible(" ".join(str(error).split()), kept_characters="")
+        message = visible(" ".join(str(error).split()))
         if isinstance(error, RunInterrupted):
             exit_code = INTERRUPTED_EXIT_CODE
     except OSError as error:

@@ -131,8 +131,8 @@ def average_curve(
             "stands at the shaded positions"
         )
     clusters = traces.clusters([trace.problem_id for trace in condition_traces])
-    weights = settings.read_weights(header, condition_traces)
-    points = average_columns(weights, clusters).rename_axis("x").reset_index()
+    averages = average_columns(settings.read_weights(header, condition_traces), clusters)
+    points = averages.rename_axis("x").reset_index()
     points = points[points["count"] > 0]
     return points.assign(
         condition=condition,
@@ -158,8 +158,9 @@ def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
     """
     columns = pandas.DataFrame(table)
     low, high = bootstrap_band(table, clusters)
-    averages = {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
-    return pandas.DataFrame(averages)
+    return pandas.DataFrame(
+        {"mean": columns.mean(), "low": low, "high": high, "count": columns.count()}
+    )
 
 
 def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:

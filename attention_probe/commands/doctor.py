@@ -30,8 +30,7 @@ def doctor(
     ]
     # several checks may need the same packages
     fixes = [*dict.fromkeys(check.fix for check in checks.values() if check.fix)]
-    columns = [*map(text_column, rows[0])]
-    page = render([Table("Installation", rows, columns, fixes)])
+    page = render([Table("Installation", rows, [*map(text_column, rows[0])], fixes)])
     typer.echo(page)
     has_failed = any(check.result == "FAIL" for check in checks.values())
     if model and not has_failed:

@@ -48,16 +48,11 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     """
     problem_ids = chosen_problems(traces, _CONDITIONS)
     clusters = traces.clusters(problem_ids)
-    measure_names = list(traces.get(problem_ids[0], BASELINE).activations)
-    bin_starts = _BIN_EDGES[:-1].tolist()
-    quantities = pandas.DataFrame(
-        {
-            "quantity": measure_names + ["histogram"] * len(bin_starts),
-            "x": [np.nan] * len(measure_names) + bin_starts,
-            "unit": [*map(activation_unit, measure_names)]
-            + ["share of activations"] * len(bin_starts),
-        }
-    )
+    # in the order of `_read_numbers`
+    measures = traces.get(problem_ids[0], BASELINE).activations
+    quantities = [(name, np.nan, activation_unit(name)) for name in measures]
+    quantities += [("histogram", start, "share of activations") for start in _BIN_EDGES[:-1]]
+    quantity_table = pandas.DataFrame(quantities, columns=["quantity", "x", "unit"])
     # [prompt, quantity] by condition
     table_by_condition = {
         condition: pandas.DataFrame(
@@ -71,11 +66,13 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     averages = []
     for condition, table in table_by_condition.items():
         points = average_columns(table.to_numpy(), clusters)
-        averages.append(quantities.assign(condition=condition).join(points))
+        averages.append(quantity_table.assign(condition=condition).join(points))
     all_averages = pandas.concat(averages, ignore_index=True)
     all_averages.loc[all_averages["condition"] == _CONTRAST_NAME, "unit"] = "relative change"
-    titles = [panel.title for panel in config.models if panel.model == model]
-    panels = pandas.concat([all_averages.assign(panel=title) for title in titles])
+    # a model has several panels if they have different c
+    panels = pandas.concat(
+        all_averages.assign(panel=panel.title) for panel in config.models if panel.model == model
+    )
     return panels.assign(model=traces.header.model, prompts=len(problem_ids))
 
 
@@ -123,8 +120,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
     all_heights = heights * len(config.models)
     with figure_style.drawing(0.6 + sum(all_heights), note) as figure:
         all_axes = figure.subplots(len(all_heights), height_ratios=all_heights)
-        axes_pairs = all_axes.reshape(-1, 2).tolist()
-        for model, axes_pair in zip(config.models, axes_pairs, strict=True):
+        for model, axes_pair in zip(config.models, all_axes.reshape(-1, 2).tolist(), strict=True):
             points = table[table["panel"] == model.title]
             if config.kind == "histogram":
                 _draw_histogram(axes_pair, points)
@@ -133,8 +129,9 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
             level_axes, change_axes = axes_pair
             level_axes.set_title(model.title, pad=3)
             level_axes.set_ylabel(y_label)
-            baseline_name = figure_style.wrapped_label(BASELINE)
-            change_axes.set_ylabel(f"Relative change\nfrom {baseline_name} (%)")
+            change_axes.set_ylabel(
+                f"Relative change\nfrom {figure_style.wrapped_label(BASELINE)} (%)"
+            )
             change_axes.axhline(0, color=figure_style.MUTED, linewidth=0.6)
             for axes in axes_pair:
                 figure_style.tidy(axes, grid="y")

@@ -46,9 +46,8 @@ def draw_figure(
     """
     first_row = int(bars is not None)  # the row above is that of the bars
     row_count = first_row + len(config.rows)
-    height = 0.7 + 1.5 * row_count  # in inches
     note = " ".join(_explain_figure(config, curves, bars))
-    with figure_style.drawing(height, note, title=config.title) as figure:
+    with figure_style.drawing(0.7 + 1.5 * row_count, note, title=config.title) as figure:
         grid = figure.add_gridspec(row_count, len(config.heads))
         for panel in config.panels:
             panel_points = select_points(panel, curves)
@@ -63,7 +62,7 @@ def draw_figure(
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
             warning = "" if (bars["kind"] == "bar").all() else "published numbers"
-            stamp(axes, visible(config.bars.title, kept_characters=""), warning)
+            stamp(axes, visible(config.bars.title), warning)
     return figure
 
 
@@ -174,15 +173,12 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
             label=figure_style.wrapped_label(condition),
             error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
         )
-        number_format = "{:.1f}" if is_measured else "{:g}"
-        axes.bar_label(bars, fmt=number_format, padding=1)
+        axes.bar_label(bars, fmt="{:.1f}" if is_measured else "{:g}", padding=1)
     axes.set_ylim(y_limits)
     # The name of a model is wrapped to the width of its bars. All bars together take four fifths of
     # the figure's width, and an inch has 72 points.
     letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
-    wrapped_names = [
-        textwrap.fill(visible(name, kept_characters=""), letters_per_line) for name in models
-    ]
+    wrapped_names = [textwrap.fill(visible(name), letters_per_line) for name in models]
     axes.set_xticks(range(len(models)), wrapped_names)
     interval = "\n95 % score interval" if is_measured else ""
     axes.set_ylabel(f"Accuracy (%){interval}\naxis starts at {y_limits[0]:g}")
@@ -195,6 +191,22 @@ def _explain_figure(
     """Sentences on the number of prompts, and on the meaning of every mark in the figure."""
     prompt_counts = curves.groupby(["row", "column"])["prompts"].max().unique()
     yield f"n = {', '.join(map(str, prompt_counts))} prompts a panel."
+    yield from _explain_lines(config, curves)
+    if curves["on_outcome"].any():
+        flip = config.prompts.flip
+        yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
+    for note in curves["note"].dropna().unique():
+        yield f"{note[0].upper()}{note[1:]}."
+    yield EXPLANATION_BY_DEFINITION[config.definition]
+    if bars is not None:
+        problem_count = bars["count"].min()
+        yield f"Bars: {problem_count} problems." if problem_count else "Bars: published numbers."
+    if config.note:
+        yield config.note
+
+
+def _explain_lines(config: FigureConfig, curves: pandas.DataFrame) -> Iterator[str]:
+    """Sentences on bands, dotted lines and lines that are cut off, if there are any."""
     panels_and_points = [(panel, select_points(panel, curves)) for panel in config.panels]
     visible_points = pandas.concat(
         panel_points[panel_points["x"].between(*(panel.x_limits or (0, np.inf)))]
@@ -211,14 +223,3 @@ def _explain_figure(
         for panel, panel_points in panels_and_points
     ):
         yield "Axes with fixed ends cut off what lies above."
-    if curves["on_outcome"].any():
-        flip = config.prompts.flip
-        yield f"Selected on outcome: {flip.replace('_', ' ')}." if flip else "Selected on outcome."
-    for note in curves["note"].dropna().unique():
-        yield f"{note[0].upper()}{note[1:]}."
-    yield EXPLANATION_BY_DEFINITION[config.definition]
-    if bars is not None:
-        problem_count = bars["count"].min()
-        yield f"Bars: {problem_count} problems." if problem_count else "Bars: published numbers."
-    if config.note:
-        yield config.note

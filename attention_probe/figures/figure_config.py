@@ -19,7 +19,7 @@ from harness.yaml_settings import Strict, UserPath, read_values, validate
 Limits = tuple[float, float]
 """The lower and the upper end of an axis."""
 MODEL_KEYS = ("model_name", "note", "bars", "y_limits", "title", "c")
-"""Keys whose values hold only for the model that a config names."""
+"""Keys whose values are right only for the model that a config names."""
 
 NumberFromOne = Annotated[StrictInt, Field(ge=1)]
 """Number of a layer or a head."""
@@ -110,7 +110,16 @@ class ActivationModel(Strict):
 
 
 class Panel(NamedTuple):
-    """One panel of curves: a head with its model, and the config of its row."""
+    """One panel of curves.
+
+    Attributes:
+        row: The index of the row among the config's rows.
+        column: The index of the head among the config's heads.
+        head: The head, with its model, and with the model's name if the panel's title has it.
+        row_config: The config of the row.
+        look_by_condition: The looks of the lines, in the order of the config.
+        x_limits: The first and the last position that are drawn; None for all.
+    """
 
     row: int
     column: int
@@ -133,8 +142,9 @@ class Panel(NamedTuple):
     @property
     def y_limits(self) -> Limits | None:
         """The ends of its axis, if the config has them."""
-        x_limits = self.row_config.y_limits
-        return x_limits[self.column % len(x_limits)] if x_limits else None
+        row_limits = self.row_config.y_limits
+        # one pair is for all heads, otherwise each head has its pair
+        return row_limits[self.column % len(row_limits)] if row_limits else None
 
 
 class FigureConfig(Strict):
@@ -172,36 +182,30 @@ class FigureConfig(Strict):
     """A line below the figure."""
 
     @model_validator(mode="after")
-    def _refuse_contradictions(self) -> Self:
-        has_curves = self.kind == "curves"
-        if has_curves:
-            needed_keys = "`heads` and `rows`"
-            is_complete = bool(self.heads and self.rows and not self.models)
-        else:
-            needed_keys, is_complete = "`models`", bool(self.models and not self.heads)
+    def _refuse_incomplete_panels(self) -> Self:
         for index, row in enumerate(self.rows):
             if len(row.y_limits) not in (0, 1, len(self.heads)):
                 raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
         for index, head in enumerate(self.heads):
             if not (head.model or self.model):
                 raise ValueError(f"heads.{index}: needs `model`, here or for the whole figure")
-        for is_wrong, message in (
-            (not is_complete, f"kind: {self.kind} needs {needed_keys}, and these only"),
-            (
-                self.traces and not has_curves,
-                "traces: activations are measured, the engine does not record them",
-            ),
-            (
-                self.prompts.controls,
-                "prompts: a figure shows no matched problems: expected no `controls`",
-            ),
-            (
-                self.prompts.flip and not has_curves,
-                "prompts: activations are shown of problems with any outcome: expected no `flip`",
-            ),
-        ):
-            if is_wrong:
-                raise ValueError(message)
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_other_keys(self) -> Self:
+        if self.kind == "curves":
+            if self.models or not (self.heads and self.rows):
+                raise ValueError("kind: curves needs `heads` and `rows`, and these only")
+        elif self.heads or not self.models:
+            raise ValueError(f"kind: {self.kind} needs `models`, and these only")
+        elif self.traces:
+            raise ValueError("traces: activations are measured, the engine does not record them")
+        if self.prompts.controls:
+            raise ValueError("prompts: a figure shows no matched problems: expected no `controls`")
+        if self.prompts.flip and self.kind != "curves":
+            raise ValueError(
+                "prompts: activations are shown of problems with any outcome: expected no `flip`"
+            )
         return self
 
     @property
@@ -283,21 +287,29 @@ def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
 
 
 def _drop_model_values(values: Any, file_values: Any) -> None:
-    """Drop unchanged names, limits, bars and notes if any model differs from the file's."""
-    # what is not a mapping is left for the schema to refuse
-    if not isinstance(values, dict):
+    """Drop the values of MODEL_KEYS if any model differs from the file's.
+
+    They describe the file's model, so they would be wrong for another. Values that differ from the
+    file's were overridden, so they remain.
+    """
+    pairs = _pair_sections(values, file_values)
+    if all(section.get("model") == file_section.get("model") for section, file_section in pairs):
         return
-    pairs = [(values, file_values)]
-    for key in ("heads", "models", "rows"):
-        entries, file_entries = values.get(key), file_values.get(key)
-        if isinstance(entries, list) and isinstance(file_entries, list):
-            pairs += zip(entries, file_entries, strict=False)
-    pairs = [pair for pair in pairs if all(isinstance(entry, dict) for entry in pair)]
-    if all(entry.get("model") == file_entry.get("model") for entry, file_entry in pairs):
-        return
-    for entry, file_entry in pairs:
+    for section, file_section in pairs:
         # `name` is the model's name in a head, but the figure's own name at the top level
-        keys = MODEL_KEYS if entry is values else (*MODEL_KEYS, "name")
+        keys = MODEL_KEYS if section is values else (*MODEL_KEYS, "name")
         for key in keys:
-            if entry.get(key) == file_entry.get(key):
-                entry.pop(key, None)
+            if section.get(key) == file_section.get(key):
+                section.pop(key, None)
+
+
+def _pair_sections(values: Any, file_values: Any) -> list[tuple[Any, Any]]:
+    """The mappings that may contain MODEL_KEYS or a model, each with that of the file."""
+    pairs = [(values, file_values)]
+    if isinstance(values, dict):
+        for key in ("heads", "models", "rows"):
+            sections, file_sections = values.get(key), file_values.get(key)
+            if isinstance(sections, list) and isinstance(file_sections, list):
+                pairs += zip(sections, file_sections, strict=False)
+    # what is not a mapping is left for the schema to refuse
+    return [pair for pair in pairs if all(isinstance(section, dict) for section in pair)]

@@ -44,16 +44,17 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
         )
         for condition in conditions:
             curve = average_curve(traces, settings, condition=condition, problem_ids=problem_ids)
-            labelled_curve = curve.assign(
-                row=panel.row,
-                kind="curve",
-                on_outcome=traces.header.flip is not None,
-                legend=panel.name(condition),
-                model=model,
-                panel=panel.title,
-                column=panel.column,
+            curves.append(
+                curve.assign(
+                    row=panel.row,
+                    kind="curve",
+                    on_outcome=traces.header.flip is not None,
+                    legend=panel.name(condition),
+                    model=model,
+                    panel=panel.title,
+                    column=panel.column,
+                )
             )
-            curves.append(labelled_curve)
     return pandas.concat(curves, ignore_index=True)
 
 

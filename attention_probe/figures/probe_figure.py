@@ -69,14 +69,14 @@ def make_figure(
         figure = draw_figure(config, points, bars)
     else:
         figure = draw_activations(config, points)
-    # `concat` leaves out None, which stands for a figure without bars
-    points_and_bars = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
+    # `concat` leaves out None, which `bars` is without bars
+    numbers = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
     receipt = {
         "figure": config.model_dump(mode="json"),
         "probes": receipts,
         **versions_and_hashes.software_facts(),
     }
-    return write_figure(figure, points_and_bars, folder, config.name, receipt)
+    return write_figure(figure, numbers, folder, config.name, receipt)
 
 
 def _refuse_missing_heads(config: FigureConfig) -> None:

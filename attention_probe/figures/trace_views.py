@@ -54,28 +54,31 @@ def read_view(path: Path) -> AttentionView:
                     },
                 }
             )
-            prompts = {
+            prompt_by_condition = {
                 name: describe_prompt(
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
                 )
                 for name, trace in trace_by_condition.items()
             }
-            packed_prompts.append(pack(prompts))
+            packed_prompts.append(pack(prompt_by_condition))
     notes = [NO_FINDING_NOTE]
     if not header.options.get("rows"):
         notes.append(NO_ROWS_NOTE)
-    facts = {
-        "name": path.absolute().name,
-        "model": label_model(header.model),
-        "layers": [layer + 1 for layer in header.layers],
-        "queried": "problem",
-        "conditions": describe_conditions(conditions),
-        "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
-        "notes": notes,
-        "selection": traces.receipt.get("selection"),
-        "problems": problems,
-    }
-    return AttentionView(facts=facts, prompts=packed_prompts, receipt=traces.receipt)
+    return AttentionView(
+        facts={
+            "name": path.absolute().name,
+            "model": label_model(header.model),
+            "layers": [layer + 1 for layer in header.layers],
+            "queried": "problem",
+            "conditions": describe_conditions(conditions),
+            "meanings": [MEASURES[f"mass_{region}"].definition for region in TOKEN_REGIONS],
+            "notes": notes,
+            "selection": traces.receipt.get("selection"),
+            "problems": problems,
+        },
+        prompts=packed_prompts,
+        receipt=traces.receipt,
+    )
 
 
 def _list_masses(trace: Trace) -> list[Any]:

@@ -27,8 +27,9 @@ def measure_in_engine(
         averaged_sets.append(query_sets(prompt, common_by_condition[condition]))
         query_rows = averaged_sets[-1].astype(int).tolist()
         query_rows += single_query_sets(options.count_rows(prompt), len(prompt), most_rows)
-        token_ids = prompt.token_ids.tolist()
-        requests.append(recording_request(token_ids, query_rows, condition, prompt.intervention))
+        requests.append(
+            recording_request(prompt.token_ids.tolist(), query_rows, condition, prompt.intervention)
+        )
     fields_by_condition = {}
     sums_by_prompt = record_sums(engine, requests)
     for prompt, sets, sums in zip(prompts.values(), averaged_sets, sums_by_prompt, strict=True):

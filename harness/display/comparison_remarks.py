@@ -55,18 +55,11 @@ def explain_comparison(
     board: Leaderboard, rows: Sequence[Row]
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """The facts that the legends name, the warnings, and the remarks: the important ones first."""
-    warnings = [*warn_of_ungraded(board), *_warn_of_runs(board)]
-    if board.score:
-        kind, _, _ = board.score.partition("@")
-        warnings.insert(0, f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}.")
-    if board.omitted_count:
-        warnings.append(
-            f"{board.omitted_count} problems are left out, because not all models or conditions "
-            "have them."
-        )
+    warnings = [*_warn_of_data(board)]
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     if not compared_rows:
         return {}, warnings, ["There is only one condition, so nothing is compared."]
+    tested_rows = [row for row in compared_rows if row["role"] == "tested"]
     problem_count = min(row["problems"] for row in rows)
     cluster_count = min(board.cluster_count or problem_count, problem_count)
     cluster_noun = "clusters" if board.cluster_count else "problems"
@@ -74,44 +67,64 @@ def explain_comparison(
         warnings.append(
             f"Only a very large difference can be shown with {cluster_count} {cluster_noun}."
         )
+    warnings += _describe_places(board, tested_rows)
     # what is said about all rows must hold for the one with the fewest draws
     draw_count = min(row["draws"] for row in compared_rows)
     examples_text, example_remarks = _describe_examples(board, draw_count)
+    remarks = [*_remark_tests(board, compared_rows, tested_rows), *example_remarks]
+    if board.score != NUMBER:
+        remarks += _remark_sample_size(tested_rows, cluster_count, cluster_noun, draw_count)
+    if not board.by:
+        for remark, is_warning in remark_noise(board):
+            destination = warnings if is_warning else remarks
+            destination.append(remark)
     facts = {
         "baseline": label(board.baseline),
         "flips": define_flips(max(row["repeats"] for row in compared_rows)),
         "unit": "" if board.score == NUMBER else ", in points",
     }
-    tested_rows = [row for row in compared_rows if row["role"] == "tested"]
-    margin = compared_rows[0]["margin"]
+    # without tests, the legends of p and verdict are left out because they lack these facts
     if tested_rows:
-        # without tests, the legends of p and verdict are left out because they lack these facts
+        margin = tested_rows[0]["margin"]
         facts |= {
             "adjustment": _describe_adjustment(board, tested_rows),
             "examples": examples_text,
             "margin": margin,
             "fewest": f", on at least {fewest_problems(margin / 100)} {cluster_noun}",
         }
-    remarks = [*_remark_tests(board, compared_rows, tested_rows), *example_remarks]
+    return facts, warnings, remarks
+
+
+def _warn_of_data(board: Leaderboard) -> Iterator[str]:
+    """Another score, ungraded samples, remarkable runs, problems that are left out."""
+    if board.score:
+        kind, _, _ = board.score.partition("@")
+        yield f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}."
+    yield from warn_of_ungraded(board)
+    yield from _warn_of_runs(board)
+    if board.omitted_count:
+        yield (
+            f"{board.omitted_count} problems are left out, because not all models or conditions "
+            "have them."
+        )
+
+
+def _remark_sample_size(
+    tested_rows: Sequence[Row], cluster_count: int, cluster_noun: str, draw_count: int
+) -> Iterator[str]:
+    """The sample that would make an inconclusive contrast equivalent, if none is large enough."""
     sample_sizes = [
-        estimate_sample(row, margin, cluster_count, sides=2)
+        estimate_sample(row, row["margin"], cluster_count, sides=2)
         for row in tested_rows
         if row["verdict"] == "inconclusive"
     ]
-    if sample_sizes and min(sample_sizes) > cluster_count and board.score != NUMBER:
-        sample_text = f"{min(sample_sizes):,} {cluster_noun}"
-        if draw_count >= FEWEST_DRAWS:
-            sample_text += " and as many times the draws"
-        remarks.append(
-            f"inconclusive: equivalence within {points(margin)} would need about {sample_text}; "
-            f"here are {cluster_count:,}."
+    least_size = min(sample_sizes, default=0)
+    if least_size > cluster_count:
+        draws_text = " and as many times the draws" if draw_count >= FEWEST_DRAWS else ""
+        yield (
+            f"inconclusive: equivalence within {points(tested_rows[0]['margin'])} would need about "
+            f"{least_size:,} {cluster_noun}{draws_text}; here are {cluster_count:,}."
         )
-    warnings += _describe_places(board, tested_rows)
-    if not board.by:
-        for remark, is_warning in remark_noise(board):
-            destination = warnings if is_warning else remarks
-            destination.append(remark)
-    return facts, warnings, remarks
 
 
 def _describe_examples(board: Leaderboard, draw_count: int) -> tuple[str, list[str]]:
@@ -150,8 +163,8 @@ def _describe_places(board: Leaderboard, tested_rows: Sequence[Row]) -> Iterator
     for row in tested_rows:
         place = describe_place(board, row)
         if place and (row["primary"] or not board.primary):
-            setting = f"{row['model']}, {row['layout']}, " if has_settings else ""
-            yield f"{setting}{label(row['condition'])}: {place}."
+            setting_text = f"{row['model']}, {row['layout']}, " if has_settings else ""
+            yield f"{setting_text}{label(row['condition'])}: {place}."
 
 
 def find_families(text_rows: Iterable[Row], contrast_row: Mapping[Any, Any]) -> list[Row]:
@@ -281,9 +294,10 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
 
 
 def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
-    """How the ungraded samples ended, in each model and layout.
+    """How samples ended, in each model and layout.
 
-    Only the conditions with the fewest and the most are named.
+    Next questions and missing replies are counted in every condition. Of the ungraded samples, only
+    the conditions with the fewest and the most are named, if the most are many.
     """
     rows_by_setting: dict[str, list[Row]] = {}
     for row in records(board.side_tables["mediators"]):
@@ -300,24 +314,31 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             if count_texts:
                 yield f"Samples {phrase}{setting_text}: {', '.join(count_texts)}."
         # the sort is stable: if conditions have equal sums, the first and the last are named
-        rows.sort(key=_sum_endings)
-        least_row, most_row = rows[0], rows[-1]
-        if _sum_endings(most_row) < MANY_UNGRADED_PERCENT:
-            continue
-        extremes_text = f"most in {_list_endings(most_row)}"
-        if least_row is not most_row:
-            extremes_text = f"least in {_list_endings(least_row)}; {extremes_text}"
-        ending = max(COLUMN_BY_ENDING, key=lambda name: most_row[COLUMN_BY_ENDING[name].key])
-        if ending == "unfinished" and 2 * most_row["cut_reasoning"] <= most_row["unfinished"]:
-            ending += " before the limit"
-        yield f"Not graded{setting_text}: {extremes_text}. {ADVICE_BY_ENDING[ending]}"
+        sorted_rows = sorted(rows, key=_sum_ungraded)
+        least_row, most_row = sorted_rows[0], sorted_rows[-1]
+        if _sum_ungraded(most_row) >= MANY_UNGRADED_PERCENT:
+            extremes_text = f"most in {_list_endings(most_row)}"
+            if least_row is not most_row:
+                extremes_text = f"least in {_list_endings(least_row)}; {extremes_text}"
+            yield f"Not graded{setting_text}: {extremes_text}. {_advise(most_row)}"
 
 
-def _sum_endings(row: Row) -> float:
+def _advise(row: Row) -> str:
+    """What a user can do about the most frequent ending of the ungraded samples of a row."""
+    ending = max(COLUMN_BY_ENDING, key=lambda name: row[COLUMN_BY_ENDING[name].key])
+    # a higher limit helps only if most of the unfinished reasoning was cut off by it
+    if ending == "unfinished" and 2 * row["cut_reasoning"] <= row["unfinished"]:
+        ending += " before the limit"
+    return ADVICE_BY_ENDING[ending]
+
+
+def _sum_ungraded(row: Row) -> float:
+    """The percentage of ungraded samples."""
     return float(sum(row[column.key] for column in COLUMN_BY_ENDING.values()))
 
 
 def _list_endings(row: Row) -> str:
+    """The condition of a row, with the percentage of each ending of its ungraded samples."""
     endings = [
         f"{ending} {row[column.key]:.1f} %"
         for ending, column in COLUMN_BY_ENDING.items()
@@ -333,11 +354,10 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
     needs no warning, because tests and intervals allow for the noise of samples.
     """
     for row in records(board.comparison):
-        setting = f"{row['model']}, {row['layout']}"
         if row["aa_difference"] is not None:
             remark = (
-                f"A/A, {setting}, {label(row['condition'])} and its baseline: "
-                f"{describe_repeat(row)}."
+                f"A/A, {row['model']}, {row['layout']}, {label(row['condition'])} and its "
+                f"baseline: {describe_repeat(row)}."
             )
             if not all(receipt.get("greedy") for receipt in board.receipts):
                 remark += " The samples of both have the same seeds, and the repeat run has others."
@@ -351,7 +371,7 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
             if is_detected:
                 outcome_text = "detected, so grader and pairing work"
             yield (
-                f"Positive control, {setting} ({row['condition']}): "
+                f"Positive control, {row['model']}, {row['layout']} ({row['condition']}): "
                 f"{difference(row['difference'], row['low'], row['high'])}, "
                 f"p {p_value(row['p'])}: {outcome_text}.",
                 not is_detected,

@@ -22,8 +22,8 @@ from harness.display.comparison_remarks import explain_comparison
 from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import describe_clusters, mean, plural
 
-_TITLE_NOUN_BY_COLUMN = {"model": "", "layout": "", "problems": "problem", "repeats": "sample"}
-"""Columns that the title replaces if all rows agree. A column of counts has the noun it counts."""
+_TITLE_COLUMNS = ("model", "layout", "problems", "repeats")
+"""Columns that are left out if all rows agree: their value is in the title instead."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
@@ -38,9 +38,7 @@ def show_comparison(board: Leaderboard) -> Table:
     if board.score == NUMBER:
         accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=mean)
     # a terminal of 80 columns is too narrow for flips and answered samples together
-    last_column = FLIP_COLUMN
-    if any(_depends_on_format(row) for row in rows):
-        last_column = ANSWERED_COLUMN
+    last_column = ANSWERED_COLUMN if any(map(_depends_on_format, rows)) else FLIP_COLUMN
     number_columns = [
         accuracy_column,
         DIFFERENCE_COLUMN,
@@ -54,7 +52,7 @@ def show_comparison(board: Leaderboard) -> Table:
 
 
 def _depends_on_format(row: Row) -> bool:
-    """Whether the difference among answered samples is another than that among all samples.
+    """Whether the difference among answered samples differs from that among all samples.
 
     A tenth of the interval's length is too little to report.
     """
@@ -75,22 +73,25 @@ def split_shared_values(
 ) -> tuple[list[str], list[Column]]:
     """The values that all rows share, as texts, and the columns of text in which rows differ.
 
-    Columns of conditions, fillers and splits count as differing, as they usually have several
-    values.
+    Args:
+        rows: The rows.
+        names: The columns of text. Conditions, fillers and splits remain columns even if all rows
+            agree, as they usually have several values.
+        cluster_counts: The numbers of clusters and of copies among the problems.
     """
     texts, columns = [], []
     for name in names:
         values = {row[name] for row in rows} - {None}
-        if name not in _TITLE_NOUN_BY_COLUMN or len(values) > 1:
+        if name not in _TITLE_COLUMNS or len(values) > 1:
             columns.append(text_column(name))
         elif values:
             (value,) = values
-            noun = _TITLE_NOUN_BY_COLUMN[name]
-            text = f"{value} {plural(noun, value)}" if noun else str(value)
+            text = str(value)
             if name == "problems":
-                text += describe_clusters(value, *cluster_counts)
+                clusters_text = describe_clusters(value, *cluster_counts)
+                text = f"{value} {plural('problem', value)}{clusters_text}"
             elif name == "repeats":
-                text += " each"
+                text = f"{value} {plural('sample', value)} each"
             texts.append(text)
     return texts, columns
 

@@ -19,6 +19,7 @@ from harness.experiment.choices import letter_lines
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL, contrast_name
 from harness.experiment.plan import Plan, group_name
 from harness.experiment.problems import Problem
+from harness.experiment.prompts.built_prompts import BuiltPrompt
 from harness.experiment.prompts.chat_template import template_switches
 from harness.experiment.prompts.checked_prompts import ConditionPrompts
 from harness.experiment.prompts.prompt import Layout
@@ -33,7 +34,7 @@ PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
 MOST_LISTED_READINGS = 3
-"""The number of gold answers of the least usual form that are listed."""
+"""The number of gold answers that a dry run lists, those of the rarest forms first."""
 
 ANSWER_TEXT_BY_KEY = {
     "box": "box: the last \\boxed{{}} of a completion, as the instruction demands",
@@ -58,8 +59,7 @@ def describe_plan(plan: Plan, further_lines: Sequence[str] = ()) -> str:
         *describe_power(plan.config, cluster_count),
         *further_lines,
     ]
-    text = fold(lines, indent=10)
-    return f"{text}\n\n{render([_make_prompt_table(plan)])}"
+    return f"{fold(lines, indent=10)}\n\n{render([_make_prompt_table(plan)])}"
 
 
 def show_prompts(plan: Plan) -> str:
@@ -69,24 +69,27 @@ def show_prompts(plan: Plan) -> str:
     """
     lines = []
     for (name, layout), group in _group_prompts(plan).items():
-        condition_prompts = group[0]
-        prompt = condition_prompts.prompts[0]
-        text = ""
-        previous_end = 0
-        for filler_start, filler_end in prompt.filler_ranges:
-            filler = prompt.text[filler_start:filler_end]
-            words = filler.split()
-            if len(words) > 8:
-                filler = f"{words[0]} {words[1]} ... {words[-1]}"
-            text += f"{prompt.text[previous_end:filler_start]}«{filler}»"
-            previous_end = filler_end
-        text += prompt.text[previous_end:]
+        prompt = group[0].prompts[0]
         token_count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {token_count} tokens"
         if prompt.filler_ranges:
-            heading += f", {_describe_filler_length([condition_prompts])} of them for the filler"
-        lines += [heading, *text.split("\n"), ""]
+            heading += f", {_describe_filler_length(group[:1])} of them for the filler"
+        lines += [heading, *_mark_filler(prompt).split("\n"), ""]
     return fold(lines, indent=0)
+
+
+def _mark_filler(prompt: BuiltPrompt) -> str:
+    """The text of a prompt with the filler in guillemets, of a long filler some words only."""
+    text = ""
+    previous_end = 0
+    for start, end in prompt.filler_ranges:
+        filler = prompt.text[start:end]
+        words = filler.split()
+        if len(words) > 8:
+            filler = f"{words[0]} {words[1]} ... {words[-1]}"
+        text += f"{prompt.text[previous_end:start]}«{filler}»"
+        previous_end = end
+    return text + prompt.text[previous_end:]
 
 
 def _group_prompts(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
@@ -116,17 +119,16 @@ def _count_prompt_tokens(plan: Plan) -> int:
 
     A prompt counts once for each answer whose log-probability is measured.
     """
-    token_count = sum(
+    return plan.config.repeats_per_prompt * sum(
         plan.count_replicates(condition_prompts)
         * max(1, len(prompt.answers))
         * len(prompt.token_ids or ())
         for _, condition_prompts, _, prompt in plan.rows
     )
-    return token_count * plan.config.repeats_per_prompt
 
 
 def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
-    """The model, the dataset, and what is remarkable about gold answers and prompts."""
+    """The model, the dataset, gold answers, how answers are read, and layouts, with notes."""
     config, problems = plan.config, plan.dataset.problems
     yield f"model     {config.model.display_name} through {config.model.backend}"
     for name, switch_value in template_switches(config.model.model_args).items():
@@ -135,6 +137,21 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
         f"dataset   {plan.dataset.name}, {_describe_problem_counts(plan, cluster_count)}, "
         f"{plan.dataset.source}"
     )
+    yield from _note_copies(problems)
+    yield from _describe_golds(problems)
+    answer_key = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
+    chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
+    yield f"answer    {ANSWER_TEXT_BY_KEY[answer_key].format(chance)}"
+    yield from _note_conditions(plan)
+    yield from _note_lost_answers(plan, answer_key)
+    layouts_text = f"{', '.join(config.layouts)}: {plan.layout_reason}"
+    if {*config.layouts} != {Layout.CHAT}:
+        layouts_text += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
+    yield f"layouts   {layouts_text}"
+
+
+def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
+    """A note on questions that are probably copies of others."""
     questions = {(problem.cluster_key, problem.answer) for problem in problems}
     # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
     # other signs are probably copies, which would count as independent problems.
@@ -147,10 +164,10 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
             f"note      {copy_count} {plural('question', copy_count)} may be a copy: another "
             "differs in case, blanks or $ alone; give copies one `cluster`"
         )
-    yield from _describe_golds(problems)
-    answer_key = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
-    chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
-    yield f"answer    {ANSWER_TEXT_BY_KEY[answer_key].format(chance)}"
+
+
+def _note_conditions(plan: Plan) -> Iterator[str]:
+    """The notes on prompts, each with the conditions that have it."""
     names_by_note: dict[str, list[str]] = {}
     for condition_prompts in plan.tasks.values():
         if notes := condition_prompts.notes:
@@ -161,6 +178,11 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
         yield f"note      {NO_MARKERS_NOTE}"
+
+
+def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
+    """Notes on settings with which right answers would not be read."""
+    config = plan.config
     if plan.thinking and (answer_key == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
     raw_prompts = [prompt for _, prompts, _, prompt in plan.rows if prompts.layout != Layout.CHAT]
@@ -171,10 +193,6 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
         )
     if answer_key == "box" and config.fewshot and "boxed" not in (config.template or ""):
         yield "note      the examples show answers without a box, which models copy"
-    layouts_text = f"{', '.join(config.layouts)}: {plan.layout_reason}"
-    if {*config.layouts} != {Layout.CHAT}:
-        layouts_text += f"; before text outside a chat: {plan.raw_prefix or 'no BOS token'}"
-    yield f"layouts   {layouts_text}"
 
 
 def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
@@ -203,17 +221,16 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
             if reason := describe_gold(gold):
                 refusals.append(f"{answer_text} ({reason.removeprefix('gold answer: ')})")
             else:
-                # numbers and words of any length have the same form
+                # The form of an answer: numbers of any length are one sign, and so are words.
                 form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
                 elements = read_elements(gold)
                 if problem.choices:
                     elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
                 readings.append((form, f"{answer_text} is read as {' and '.join(elements)}"))
     if refusals:
-        refusal_text = f"{len(refusals)} of {len(problems)} gold answers cannot be compared"
         yield (
-            f"golds     {refusal_text}: only an identical text is correct. "
-            f"{list_first(refusals, 5)}"
+            f"golds     {len(refusals)} of {len(problems)} gold answers cannot be compared: only "
+            f"an identical text is correct. {list_first(refusals, 5)}"
         )
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
@@ -225,6 +242,7 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
+    """Sampling, and the numbers of requests, of arms with interventions, and of tokens."""
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
         yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
@@ -236,47 +254,51 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
     if config.other_texts:
         family_texts = [f"{count} {name}" for name, count in config.other_texts.items()]
         prompt_count = sum(prompts.condition.kind == OTHER_TEXT for _, prompts, *_ in plan.rows)
-        text_request_count = prompt_count * config.repeats_per_prompt
-        details.append(f"{text_request_count} of {' and '.join(family_texts)}".replace("_", " "))
+        detail = f"{prompt_count * config.repeats_per_prompt} of {' and '.join(family_texts)}"
+        details.append(detail.replace("_", " "))
     details_text = f": {', '.join(details)}" if details else ""
     yield f"requests  {plan.completion_count}{details_text}"
-    if condition_count := len(config.interventions):
-        checked_prompt_count = count_checked(len(plan.dataset.problems))
+    if arm_count := len(config.interventions):
         yield (
-            f"arms      {condition_count} {plural('condition', condition_count)} with an "
-            f"intervention, each checked on {checked_prompt_count} prompts"
+            f"arms      {arm_count} {plural('condition', arm_count)} with an "
+            f"intervention, each checked on {count_checked(len(plan.dataset.problems))} prompts"
         )
-    if prompt_tokens := _count_prompt_tokens(plan):
-        most_tokens = plan.completion_count * config.max_gen_toks
-        yield f"tokens    {prompt_tokens:,} in prompts, at most {most_tokens:,} generated"
+    if prompt_token_count := _count_prompt_tokens(plan):
+        yield (
+            f"tokens    {prompt_token_count:,} in prompts, at most "
+            f"{plan.completion_count * config.max_gen_toks:,} generated"
+        )
     else:
         yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
 
 
 def _make_prompt_table(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
-    unknown_row = {column.key: "?" for column in PROMPT_TABLE_COLUMNS}
-    rows = []
-    for (name, layout), group in _group_prompts(plan).items():
-        row = unknown_row | {"condition": name, "layout": layout}
-        lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
-        if lengths:
-            prompt = group[0].prompts[0]
-            position = "-"
-            if prompt.filler_span:
-                position = "{}-{}".format(*prompt.filler_span)
-            if len(prompt.filler_ranges) > 1:
-                position += f" in {len(prompt.filler_ranges)} parts"
-            row |= {
-                "filler": _describe_filler_length(group),
-                "position": position,
-                "least": str(min(lengths)),
-                "median": f"{statistics.median(lengths):.0f}",
-                "most": str(max(lengths)),
-            }
-        rows.append(row)
-    title = "Tokens of the filler, its position, tokens of the prompt"
-    return Table(title, rows, PROMPT_TABLE_COLUMNS)
+    rows = [
+        {"condition": name, "layout": layout} | _count_group_tokens(group)
+        for (name, layout), group in _group_prompts(plan).items()
+    ]
+    return Table(
+        "Tokens of the filler, its position, tokens of the prompt", rows, PROMPT_TABLE_COLUMNS
+    )
+
+
+def _count_group_tokens(group: Sequence[ConditionPrompts]) -> dict[str, str]:
+    """The cells of a row of the table of prompts that need a tokenizer, else question marks."""
+    lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
+    if not lengths:
+        return dict.fromkeys(("filler", "position", "least", "median", "most"), "?")
+    prompt = group[0].prompts[0]
+    position = "{}-{}".format(*prompt.filler_span) if prompt.filler_span else "-"
+    if len(prompt.filler_ranges) > 1:
+        position += f" in {len(prompt.filler_ranges)} parts"
+    return {
+        "filler": _describe_filler_length(group),
+        "position": position,
+        "least": str(min(lengths)),
+        "median": f"{statistics.median(lengths):.0f}",
+        "most": str(max(lengths)),
+    }
 
 
 def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
@@ -292,18 +314,17 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
     yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
     # the primary contrast is tested first, so it alone has the full alpha
     if config.primary_contrast:
-        contrasts = [contrast_name(*config.primary_contrast)]
+        contrasts = [contrast_name(*config.primary_contrast)]  # the effect is only of this one
     if contrasts:
         # Bonferroni, the safe choice for Holm: the plan has no p-values yet
         test_count = len(contrasts) * max(1, len(config.layouts))
-        alpha_text = f"alpha {ALPHA:g}"
-        if test_count > 1:
-            alpha_text += f" / {test_count}"
-        alpha = ALPHA / test_count
-        effect_text, assumption_text = _describe_smallest_effect(config, problem_count, alpha)
+        divisor_text = f" / {test_count}" if test_count > 1 else ""
+        effect_text, assumption_text = _describe_smallest_effect(
+            config, problem_count, ALPHA / test_count
+        )
         yield (
             f"detects   smallest difference: {effect_text} ({', '.join(contrasts)}; "
-            f"{100 * POWER:.0f} % power, {alpha_text}, {assumption_text})"
+            f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, {assumption_text})"
         )
 
 
@@ -312,12 +333,12 @@ def _describe_smallest_effect(
 ) -> tuple[str, str]:
     """The smallest effect that a test detects, and what this assumes."""
     draw_count, spread_text = 1, ""
-    # from FEWEST_DRAWS on, the test is for new draws too
+    # With FEWEST_DRAWS draws of examples or more, the test is also for new draws.
     if config.draws >= FEWEST_DRAWS:
         draw_count = config.draws
         spread_text = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-    # With few problems only a difference above the planned discordance is detectable. No effect
-    # exceeds the discordance, so higher ones are tried.
+    # No effect exceeds the discordance. With few problems only a larger effect than the planned
+    # discordance is detectable, so higher ones are tried.
     for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
         effect = minimal_detectable_effect(
             problem_count=problem_count,

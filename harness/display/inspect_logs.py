@@ -34,7 +34,6 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     for task, samples in samples_by_task.items():
         are_right = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
         accuracy = {"name": "accuracy", "value": fmean(are_right)}
-        score = {"name": GRADER_NAME, "scorer": GRADER_NAME, "metrics": {"accuracy": accuracy}}
         log = EvalLog(
             status="success",
             eval={
@@ -47,7 +46,9 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
             results={
                 "total_samples": len(samples),
                 "completed_samples": len(samples),
-                "scores": [score],
+                "scores": [
+                    {"name": GRADER_NAME, "scorer": GRADER_NAME, "metrics": {"accuracy": accuracy}}
+                ],
             },
             samples=samples,
         )

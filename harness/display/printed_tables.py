@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.constants import SIGNIFICANT_VERDICTS, Row, TableFormat
@@ -41,8 +41,11 @@ _ESCAPES_BY_FORMAT = {
 """Characters that a format writes in another way, by format. Plain text has a hyphen for minus and
 for a missing value, so that programs can read it."""
 _ALIGNMENTS = {"text": "<>", "markdown": ("---", "---:"), "latex": "lr"}
-"""The signs of a column on the left and of one on the right, by format. `False` is the index of the
-first, for text, and `True` that of the second, for numbers."""
+"""How each format aligns a column: first the sign for texts, on the left, then that for numbers, on
+the right. `Column.numeric` is the index."""
+
+Lines = Sequence[Sequence[str]]
+"""The texts of cells, line by line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +161,7 @@ def render(
     for table in tables:
         notes = table.notes if explain else table.short_notes
         new_notes = [note for note in notes if note not in previous_notes]
+        # A note that is too long for the short notes of one table is not shown below the next.
         previous_notes.update(table.notes)
         title = fold([table.title], form=form)
         blocks += [title, _write_table(table, form), fold(new_notes, form=form)]
@@ -188,24 +192,13 @@ def _escape(text: str, form: TableFormat, kept_characters: str = "") -> str:
 
 
 def _write_table(table: Table, form: TableFormat) -> str:
-    """Header and rows.
-
-    In plain text that is too wide, headings take two lines, optional columns are left out, and the
-    texts of the first columns (such as a model's name) become headings of groups of rows.
-    """
+    """Header and rows."""
     grid = [[_escape(heading, form) for heading in table.header]]
     for cells in table.cells:
         grid.append([_escape(cell.text, form) for cell in cells])
-    numeric_flags = [column.numeric for column in table.columns]
     if form == "text":
-        header = _fit_width(grid, numeric_flags)
-        required_columns = [column for column in table.columns if not column.optional]
-        has_group_headings = len(header[0]) < len(numeric_flags)
-        # before a column becomes a heading, optional columns are left out
-        if has_group_headings and len(required_columns) < len(numeric_flags):
-            return _write_table(replace(table, columns=required_columns), form)
-        return "\n".join(_align(grid[1:], header, numeric_flags))
-    alignments = [_ALIGNMENTS[form][numeric] for numeric in numeric_flags]
+        return _write_plain_text(table, grid)
+    alignments = [_ALIGNMENTS[form][column.numeric] for column in table.columns]
     if form == "markdown":
         grid.insert(1, alignments)
         return "\n".join(f"| {' | '.join(row)} |" for row in grid)
@@ -214,15 +207,39 @@ def _write_table(table: Table, form: TableFormat) -> str:
     return "\n".join([rf"\begin{{tabular}}{{{''.join(alignments)}}}", *lines, r"\end{tabular}"])
 
 
-def _align(
-    rows: Sequence[Sequence[str]], header: Sequence[Sequence[str]], numeric_flags: Sequence[bool]
-) -> list[str]:
-    """The lines of header and rows. Columns that the header lacks are headings of groups."""
+def _write_plain_text(table: Table, grid: Lines) -> str:
+    """Header and rows, as wide as the terminal at most.
+
+    To fit, headings take two lines, optional columns are left out, and the texts of the first
+    columns (such as a model's name) become headings of groups of rows.
+
+    Args:
+        table: The table.
+        grid: The texts of its header, then those of each row.
+    """
+    numeric_flags = [column.numeric for column in table.columns]
+    header = _choose_header(_list_headers(grid, numeric_flags))
+    required_columns = [column for column in table.columns if not column.optional]
+    has_group_headings = len(header[0]) < len(numeric_flags)
+    # before a column becomes a heading of groups, optional columns are left out
+    if has_group_headings and len(required_columns) < len(numeric_flags):
+        return _write_table(replace(table, columns=required_columns), "text")
+    return "\n".join(_align(grid[1:], header, numeric_flags))
+
+
+def _align(rows: Lines, header: Lines, numeric_flags: Sequence[bool]) -> list[str]:
+    """The lines of header and rows. The first columns, if the header lacks them, head groups.
+
+    Args:
+        rows: The texts of all columns.
+        header: From `_choose_header`.
+        numeric_flags: For each column, whether it contains numbers.
+    """
     group_column_count = len(numeric_flags) - len(header[0])
-    # such as `{:<12}  {:>5}`
     cell_formats = []
     for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True):
         cell_formats.append(f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}")
+    # such as `{:<12}  {:>5}`
     line_format = "  ".join(cell_formats)
     lines = [line_format.format(*row).rstrip() for row in header]
     previous_group = ""
@@ -235,29 +252,34 @@ def _align(
     return lines
 
 
-def _fit_width(grid: Sequence[Sequence[str]], numeric_flags: Sequence[bool]) -> list[Sequence[str]]:
-    """The lines of the header, without the columns that must become headings of groups.
+def _choose_header(headers: Iterable[Lines]) -> Lines:
+    """The first header with which the table fits the terminal; if none does, the last."""
+    width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
+    for header in headers:
+        # two blanks separate columns
+        if len("  ".join(header[-1])) <= width:
+            return header
+    return header
 
-    Columns of text before the first column of numbers can become such headings. A table of text
-    only, such as one with paths, may be wider than the terminal.
+
+def _list_headers(grid: Lines, numeric_flags: Sequence[bool]) -> Iterator[Lines]:
+    """The possible headers, the widest first: one or two lines of headings, then underlines.
+
+    They have all columns, then not the first one, then not the first two and so on. Only columns of
+    text before the first column of numbers can be left out, as their texts become headings of
+    groups. So a table of text only, such as one with paths, may be wider than the terminal.
     """
     most_group_columns = numeric_flags.index(True) if any(numeric_flags) else 0
-    width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
     for group_column_count in range(most_group_columns + 1):
         headings, *body = [row[group_column_count:] for row in grid]
-        two_line_header = [*zip(*map(_break_heading, headings), strict=True)]
-        for header in ([headings], two_line_header):
-            columns = zip(*header, *body, strict=True)
-            underlines = ["-" * max(map(len, column)) for column in columns]
-            # two blanks separate columns
-            if len("  ".join(underlines)) <= width:
-                return [*header, underlines]
-    # even the narrowest header is wider than the terminal
-    return [*header, underlines]
+        two_lines = [*zip(*map(_break_heading, headings), strict=True)]
+        for heading_lines in ([headings], two_lines):
+            columns = zip(*heading_lines, *body, strict=True)
+            yield [*heading_lines, ["-" * max(map(len, column)) for column in columns]]
 
 
 def _break_heading(heading: str) -> tuple[str, str]:
-    """A heading in two lines whose lengths differ as little as possible."""
+    """A heading in two lines, of which the longer one is as short as possible."""
     line_pairs = [("", heading)]
     for separator in re.finditer("[ _]", heading):
         line_pairs.append((heading[: separator.end()].strip(), heading[separator.end() :]))

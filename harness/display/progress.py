@@ -125,13 +125,16 @@ class Progress:
         """Print a line for a log now."""
         self._last_line_time = time.monotonic()
         task_texts = [
-            f"{name} {_count_samples(task)} {_format_accuracy(task)}"
+            f"{name} {task.completed:.0f}/{task.total:.0f} {_format_accuracy(task)}"
             for name, task in self._task_by_name.items()
         ]
-        summary = f"{_count_samples(self._total_task)} samples, {self.describe_speed()}"
-        print_message(f"{summary} | {', '.join(task_texts)}")
+        print_message(
+            f"{self._total_task.completed:.0f}/{self._total_task.total:.0f} samples, "
+            f"{self.describe_speed()} | {', '.join(task_texts)}"
+        )
 
     def _count(self, name: str, advance: int = 0, **counts: int) -> None:
+        """Add to the counts of a task and of all tasks together."""
         for task in (self._task_by_name[name], self._total_task):
             for field, count in counts.items():
                 task.fields[field] += count
@@ -171,6 +174,7 @@ class Progress:
         if finished_samples:
             tokens_per_sample = finished_tokens / finished_samples
         remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
+        # the remaining work as a multiple of the finished work
         remaining_ratio = 0.0
         if generated_tokens:
             remaining_ratio = remaining_tokens / generated_tokens
@@ -213,10 +217,6 @@ def _make_bars(
         disable=quiet or not console.is_terminal,
         transient=transient,
     )
-
-
-def _count_samples(task: Task) -> str:
-    return f"{task.completed:.0f}/{task.total:.0f}"
 
 
 def _format_accuracy(task: Task) -> str:

@@ -21,9 +21,9 @@ from harness.display.value_texts import (
     difference,
     estimate,
     interval,
-    name_score,
     number,
     p_value,
+    replace_accuracy,
     signed_number,
 )
 
@@ -161,8 +161,12 @@ def show_side_tables(
         if rows and (is_requested or not side_table.on_request):
             _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
             columns += _select_filled_columns(side_table, rows, board.score)
-            title = name_score(side_table.heading, board.score)
-            table_by_key[key] = Table(title, rows, columns, side_table.remarks)
+            table_by_key[key] = Table(
+                replace_accuracy(side_table.heading, board.score),
+                rows,
+                columns,
+                side_table.remarks,
+            )
     return table_by_key
 
 
@@ -177,4 +181,4 @@ def _select_filled_columns(
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
             legend = column.legend or side_table.meaning_by_column.get(field, "")
-            yield replace(column, legend=name_score(legend, score))
+            yield replace(column, legend=replace_accuracy(legend, score))

@@ -24,6 +24,10 @@ LABEL_BY_CONDITION = {
 """The labels of conditions in the study."""
 LEVEL_TEXT = f"{100 * (1 - ALPHA):g} %"
 """Level of the intervals in tables and figures."""
+HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories of characters that a terminal or a browser would obey rather than show:
+control, format (directions, widths), half surrogate pairs, private and unassigned characters, and
+separators of lines and paragraphs."""
 
 
 def label(condition: Any) -> str:
@@ -54,10 +58,13 @@ def interval(low: Any, high: Any, *, has_sign: bool = False) -> str:
 
 
 def count_digits(low: Any, high: Any) -> int:
-    """The digits after the point of an interval: none from 10 points on, two below half a point."""
-    if _is_missing(low, high):
+    """The digits after the point of an interval: the shorter the interval, the more.
+
+    Two below a length of half a point, none from 10 points on, otherwise one.
+    """
+    if _is_missing(low, high) or 0.5 <= high - low < 10:
         return 1
-    return 1 + int(high - low < 0.5) - int(high - low >= 10)
+    return 2 if high - low < 0.5 else 0
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
@@ -151,8 +158,8 @@ def points(margin: float) -> str:
     return f"{margin:g} {plural('point', margin)}"
 
 
-def name_score(text: str, score: str | None) -> str:
-    """A text about accuracy, for another score."""
+def replace_accuracy(text: str, score: str | None) -> str:
+    """A text with the name of another score, if there is one, for the word accuracy."""
     return re.sub("accuracy", score, text, flags=re.IGNORECASE) if score else text
 
 
@@ -173,22 +180,13 @@ def _is_missing(*values: Any) -> bool:
     return any(value is None or math.isnan(value) for value in values)
 
 
-HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Unicode categories of characters that a terminal or a browser would obey rather than show:
-control, format (directions, widths), half surrogate pairs, private and unassigned characters, and
-separators of lines and paragraphs."""
-
-
 def name_character(character: str) -> str:
     """A character by its number, as `<U+202E>`."""
     return f"<U+{ord(character):04X}>"
 
 
-def visible(text: object, *, kept_characters: str = "\n\t") -> str:
-    """The text with hidden characters spelt out, except those in `kept_characters`.
-
-    For text on a single line `kept_characters` must be empty.
-    """
+def visible(text: object, *, kept_characters: str = "") -> str:
+    """The text with hidden characters spelt out, except those in `kept_characters`."""
     text = str(text)
     if text.isprintable():  # Nearly every text is, and this is fast.
         return text

@@ -227,7 +227,7 @@ def test_no_character_of_a_label_controls_a_terminal():
 
 def test_no_text_is_markup_in_markdown():
     texts = [*read_data("hostile_texts"), r"*a* _b_ `c` | [d](e) ~~f~~ \| # g", "# h"]
-    expected = [visible(text, kept_characters="") for text in texts]
+    expected = [visible(text) for text in texts]
     grid = make_grid(["%|"], *[[text] for text in texts], title="*T*", notes=["# *n*"])
     page = render([grid], ["> _r_"], form="markdown")
     tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(page)

@@ -8,10 +8,9 @@ from matplotlib.text import Text
 
 from harness.analysis.result_tables import Leaderboard, join_conditions, records
 from harness.constants import FigureKind
-from harness.display.figures.figure_style import without_reference_conditions
 from harness.display.figures.forest_figure import draw_forest
 from harness.display.figures.sweep_figure import draw_dose, find_sweeps
-from harness.display.value_texts import name_score
+from harness.display.value_texts import replace_accuracy
 from harness.errors import ComparisonError
 from harness.runs.run_reader import Run
 
@@ -28,27 +27,27 @@ def draw_figures(
             runs.
     """
     run_names = " ".join(run.name for run in runs)
-    table = without_reference_conditions(board.comparison)
-    if table["difference"].isna().all():
+    comparison = board.comparison
+    if comparison.loc[comparison["role"] != "reference", "difference"].isna().all():
         raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
     for kind in dict.fromkeys(kinds or FigureKind):
-        if kind == FigureKind.DOSE and not find_sweeps(conditions):
-            if not kinds:
-                continue
+        if kind == FigureKind.FOREST:
+            numbers = comparison
+            figure = draw_forest(numbers, records(board.side_tables["texts"]))
+        elif find_sweeps(conditions):
+            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
+            # the axis shows differences from the baseline, so contrasts with others are left out
+            rows = comparison[comparison["baseline"] == board.baseline]
+            numbers = rows.merge(pandas.DataFrame(fields), on="condition", how="left")
+            figure = draw_dose(numbers, conditions)
+        elif kinds:
             raise ComparisonError(
                 f"{run_names}: no filler has two lengths, so there is no such figure to draw."
             )
-        numbers = board.comparison
-        if kind == FigureKind.FOREST:
-            figure = draw_forest(numbers, records(board.side_tables["texts"]))
         else:
-            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
-            # the axis shows differences from the baseline, which all other contrasts are not
-            numbers = numbers[numbers["baseline"] == board.baseline]
-            numbers = numbers.merge(pandas.DataFrame(fields), on="condition", how="left")
-            figure = draw_dose(numbers, conditions)
+            continue
         # the figure's texts say accuracy, although the runs may be compared by another score
         for text in figure.findobj(Text):
-            text.set_text(name_score(text.get_text(), board.score))
+            text.set_text(replace_accuracy(text.get_text(), board.score))
         yield kind, (figure, numbers)

@@ -30,7 +30,7 @@ class FigureRow(NamedTuple):
         value: The position of the mark.
         low: The lower end of the interval; NaN if there is no interval.
         high: The upper end of the interval.
-        filled: Whether the mark is filled; if not, it is white.
+        is_filled: Whether the mark is filled; if not, it is white.
         bands: Ends of grey bands behind the mark, by name, one below the other.
     """
 
@@ -40,14 +40,13 @@ class FigureRow(NamedTuple):
     value: float = np.nan
     low: float = np.nan
     high: float = np.nan
-    filled: bool = True
+    is_filled: bool = True
     bands: Mapping[str, tuple[float, float]] = {}
 
     @property
     def height(self) -> float:
-        """The height of the row in inches, from the lines of its texts."""
-        line_breaks = max(text.count("\n") for text in (self.name, *self.cells.values()))
-        return ROW_HEIGHT + LINE_HEIGHT * line_breaks
+        """The height of the row in inches. Only names have several lines."""
+        return ROW_HEIGHT + LINE_HEIGHT * self.name.count("\n")
 
 
 def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
@@ -81,30 +80,25 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
 
 def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     """The name to the left of the axes and the cells to the right, at a distance in inches."""
-    text_options: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+    options: dict[str, Any] = {"textcoords": "offset points", "va": "center", "color": colour}
     # x is a share of the width of the axes, and y a position of the data
     margin_transform = axes.get_yaxis_transform()
     for name, offset_inches in CELL_OFFSETS_INCHES.items():
-        cell = row.cells.get(name, "")
         # an offset in points, of which an inch has 72
-        axes.annotate(
-            cell, (1, y), (72 * offset_inches, 0), margin_transform, color=colour, **text_options
-        )
+        offset = (72 * offset_inches, 0)
+        axes.annotate(row.cells.get(name, ""), (1, y), offset, margin_transform, **options)
     if row.look:
-        axes.annotate(
-            row.name, (0, y), (-4, 0), margin_transform, ha="right", color=INK, **text_options
-        )
+        axes.annotate(row.name, (0, y), (-4, 0), margin_transform, ha="right", **options)
     else:
         axes.annotate(
             row.name,
             (0, y),
-            xytext=(2, 0),
-            xycoords=("figure fraction", "data"),
-            color=INK,
+            (2, 0),
+            ("figure fraction", "data"),
             # a heading reaches into the axes, whose lines would strike it through
             backgroundcolor="white",
             in_layout=False,
-            **text_options,
+            **options,
         )
 
 
@@ -115,8 +109,8 @@ def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
     for index, (low, high) in enumerate(row.bands.values()):
         top = y + BAND_HEIGHT * (index / len(row.bands) - 0.5)
         bottom = top + BAND_HEIGHT / len(row.bands)
-        colour = BAND_COLOURS[index % len(BAND_COLOURS)]
-        axes.fill_between([low, high], top, bottom, color=colour, linewidth=0, zorder=0.5)
+        band_colour = BAND_COLOURS[index % len(BAND_COLOURS)]
+        axes.fill_between([low, high], top, bottom, color=band_colour, linewidth=0, zorder=0.5)
     colour = row.look.colour
     if not np.isnan(row.low):
         axes.plot([row.low, row.high], [y, y], color=colour, linewidth=1.2, solid_capstyle="butt")
@@ -125,7 +119,7 @@ def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
         [y],
         row.look.marker,
         color=colour,
-        markerfacecolor=colour if row.filled else "white",
+        markerfacecolor=colour if row.is_filled else "white",
         markersize=0.62 * FONT_POINTS,
         zorder=4,
     )

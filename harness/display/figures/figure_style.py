@@ -33,7 +33,7 @@ LINE_HEIGHT = 1.35 * FONT_POINTS / 72
 
 
 class Look(NamedTuple):
-    """Colour, marker and dashes of a condition in every figure."""
+    """Colour, marker and dashes (matplotlib's `linestyle`) of a condition in every figure."""
 
     colour: str
     marker: str
@@ -75,7 +75,7 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     in every figure. Conditions of one colour have different markers and dashes.
     """
     dashes = [look.dashes for look in LOOKS.values()]
-    # 5 markers and 4 dashes have no common divisor, so a colour has 20 looks before one is repeated
+    # 5 markers and 4 dashes have no common divisor, so 20 looks of a colour are different
     spare_looks_by_colour = {
         colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
         for colour in _SPARE_COLOURS
@@ -90,14 +90,14 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
 
 def wrapped_label(condition: str) -> str:
     """The label of a condition, or an instruction, in lines of NAME_LINE_LETTERS."""
-    return textwrap.fill(visible(label(condition), kept_characters=""), NAME_LINE_LETTERS)
+    return textwrap.fill(visible(label(condition)), NAME_LINE_LETTERS)
 
 
 def spell(text: str) -> str:
     """A filler in a figure; one of blanks and line breaks only has the names of its characters."""
     if not text.strip():
         return " ".join(map(name_character, text))
-    return visible(text, kept_characters="")
+    return visible(text)
 
 
 def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
@@ -106,13 +106,8 @@ def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     rows_by_setting = {}
     for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True):
         name = f"{model}, {layout}" if has_layouts else model
-        rows_by_setting[visible(name, kept_characters="")] = rows
+        rows_by_setting[visible(name)] = rows
     return rows_by_setting
-
-
-def without_reference_conditions(table: pandas.DataFrame) -> pandas.DataFrame:
-    """A table without the rows of reference conditions."""
-    return table[table["role"] != "reference"]
 
 
 @contextmanager
@@ -125,9 +120,9 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
         title: The title of the figure.
     """
     note = textwrap.fill(note, NOTE_LINE_LETTERS, break_on_hyphens=False)
-    size = (FIGURE_INCHES, height + LINE_HEIGHT * note.count("\n"))
+    full_height = height + LINE_HEIGHT * note.count("\n")
     with matplotlib.rc_context(_MATPLOTLIB_SETTINGS):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(FIGURE_INCHES, full_height), layout="constrained")
         yield figure
         handle_by_name = {}
         for axes in figure.axes:
@@ -146,7 +141,7 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
             )
         elif title:
             figure.suptitle(title)
-        # matplotlib makes room below the axes for this label, as for no other text
+        # The note is this label because matplotlib makes room for it below the axes.
         figure.supxlabel(note, x=0.01, ha="left", color=MUTED)
 
 

@@ -13,7 +13,6 @@ from harness.display.figures.figure_rows import FigureRow, draw_rows
 from harness.display.figures.figure_style import (
     Look,
     split_settings,
-    without_reference_conditions,
     wrapped_label,
 )
 from harness.display.value_texts import LEVEL_TEXT, estimate, interval, points
@@ -26,7 +25,7 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
         table: From `harness.analysis.compare`. Rows of reference conditions are left out.
         text_rows: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
-    table = without_reference_conditions(table)
+    table = table[table["role"] != "reference"]
     looks = figure_style.looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
@@ -45,6 +44,7 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
             f" Grey bands: {LEVEL_TEXT} range of one more text of the filler's length "
             f"({', then '.join(families)})."
         )
+    # models can have different baselines
     baselines = table.loc[table["role"] == "baseline", "condition"].unique()
     baseline_labels = " / ".join(map(wrapped_label, baselines))
     figure = draw_rows(rows, note, f"Difference in accuracy from {baseline_labels} (points)")
@@ -65,7 +65,7 @@ def _make_setting_rows(
             # a repeat run has no interval, so its column shows the number of changed completions
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
         name = f"{wrapped_label(row['condition'])} (A/A)"
-        yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], filled=False)
+        yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], is_filled=False)
     for row in table[table["role"] != "baseline"].to_dict("records"):
         # without a verdict the role says why there is none
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
@@ -75,10 +75,18 @@ def _make_setting_rows(
             "interval": interval(low, high, has_sign=True),
             "verdict": verdict,
         }
-        name, look = wrapped_label(row["condition"]), looks[row["condition"]]
         bands = {
             family["kind"]: (family["range_low"], family["range_high"])
             for family in find_families(text_rows, row)
             if family["place"] != NOT_SHOWN
         }
-        yield FigureRow(name, cells, look, value, low, high, verdict in SIGNIFICANT_VERDICTS, bands)
+        yield FigureRow(
+            wrapped_label(row["condition"]),
+            cells,
+            looks[row["condition"]],
+            value,
+            low,
+            high,
+            verdict in SIGNIFICANT_VERDICTS,
+            bands,
+        )

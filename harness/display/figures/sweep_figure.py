@@ -23,10 +23,10 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], di
     number of tokens has no length.
     """
     sweep_by_filler: dict[tuple[str, ...], dict[int, str]] = {}
-    unfilled_by_changes: dict[str, str] = {}
+    unfilled_name_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler is None:
-            unfilled_by_changes.setdefault(condition.other_changes, name)
+            unfilled_name_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             description = condition.describe()
             filler = (description["filler"], description["placement"], condition.other_changes)
@@ -34,8 +34,8 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], di
             sweep_by_filler.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     sweeps = {filler: sweep for filler, sweep in sweep_by_filler.items() if len(sweep) > 1}
     for (*_, changes), sweep in sweeps.items():
-        if changes in unfilled_by_changes:
-            sweep[0] = unfilled_by_changes[changes]
+        if changes in unfilled_name_by_changes:
+            sweep[0] = unfilled_name_by_changes[changes]
     return sweeps
 
 
@@ -52,8 +52,8 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     looks = figure_style.looks(conditions)
     rows_by_setting = figure_style.split_settings(table)
     baseline_label = figure_style.wrapped_label(table["baseline"].iloc[0])
-    most_tokens = max(map(max, sweeps.values()))
-    step = 0.012 * most_tokens
+    # the distance between intervals at the same length, 1.2 % of the axis
+    step = 0.012 * max(map(max, sweeps.values()))
     # the legend states placement and other changes only if they differ between fillers
     placements_differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
@@ -67,7 +67,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             axes.set_ylabel(f"Difference from {baseline_label} (points)")
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
-            differences = figure_style.without_reference_conditions(rows).set_index("condition")
+            differences = rows[rows["role"] != "reference"].set_index("condition")
             # The baseline has no difference from itself, but its point lies on the line at 0.
             differences = differences.fillna({"difference": 0.0})
             for index, (filler, sweep) in enumerate(sweeps.items()):

@@ -69,16 +69,19 @@ def make_page(views: Sequence[AttentionView]) -> str:
         "levels": WEIGHT_LEVELS,
         "missing": MISSING_KEY,
     }
-    receipts = [
-        (view.facts["name"], json.dumps(view.receipt, indent=1)) for view in views if view.receipt
-    ]
-    variables = {
-        "title": " + ".join(view.facts["name"] for view in views),
-        "attention_facts": pack(facts),
-        "attention_prompts": list(chain.from_iterable(view.prompts for view in views)),
-        "receipts": receipts,
-    }
-    return fill_template("attention_page.html.jinja", variables)
+    return fill_template(
+        "attention_page.html.jinja",
+        {
+            "title": " + ".join(view.facts["name"] for view in views),
+            "attention_facts": pack(facts),
+            "attention_prompts": list(chain.from_iterable(view.prompts for view in views)),
+            "receipts": [
+                (view.facts["name"], json.dumps(view.receipt, indent=1))
+                for view in views
+                if view.receipt
+            ],
+        },
+    )
 
 
 def describe_prompt(
@@ -97,7 +100,7 @@ def describe_prompt(
     Args:
         tokens: Their texts, from `token_texts`.
         means: [layer, head, key] NaN where there is no later query.
-        rows: [layer, head, query, key] The weights of the last queries; empty without rows.
+        rows: [layer, head, query, key] The weights of the last queries; no layer without queries.
         roles: Indices into TOKEN_ROLES.
         original_positions: The number that a token shares with the same token under other
             conditions; below 0 if there is none.

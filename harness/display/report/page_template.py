@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,13 @@ def fill_template(name: str, facts: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = visible
+    environment.filters["visible"] = partial(visible, kept_characters="\n\t")
     code_variables: dict[str, str] = {}
     for kind, file_names in CODE_FILES.items():
-        texts = [
+        source = "".join(
             files(TEMPLATE_PACKAGE).joinpath(file_name).read_text(encoding="utf-8")
             for file_name in file_names
-        ]
-        source = "".join(texts)
+        )
         digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
         # Our own code is not escaped. The page's policy runs only code with this hash.
         code_variables[kind] = Markup(source)

@@ -30,9 +30,9 @@ from harness.display.value_texts import (
     define_flips,
     difference,
     label,
-    name_score,
     p_value,
     points,
+    replace_accuracy,
     verdict,
 )
 from harness.errors import list_first
@@ -136,18 +136,7 @@ def _embed_figure(figure: Figure, name: str) -> dict[str, str]:
 def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
-    compared_rows = [row for row in rows if row["role"] != "baseline"]
-    card_rows = compared_rows
-    if board.primary:
-        # the question is about one condition: its primary contrast comes first, then its others
-        condition, _ = read_contrast(board.primary)
-        condition_rows = [
-            row
-            for row in compared_rows
-            if row["role"] == "tested" and _name_condition(row) == condition
-        ]
-        condition_rows.sort(key=lambda row: not row["primary"])
-        card_rows = condition_rows or compared_rows
+    card_rows = _choose_card_rows(board, rows)
     models = {str(row["model"]) for row in rows}
     models_text = models.pop() if len(models) == 1 else f"{len(models)} models"
     # logs do not name their datasets
@@ -160,7 +149,6 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             f"Does {list_first(list(quoted_labels), MOST_CARD_ROWS)} change the accuracy of "
             f"{subject_text}?"
         )
-    question = name_score(question, board.score)
     has_settings = has_several_settings(card_rows)
     findings = []
     for row in card_rows[:MOST_CARD_ROWS]:
@@ -169,16 +157,41 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             text += f". {place[0].upper()}{place[1:]}"
         if has_settings:
             text = f"{row['model']}, {row['layout']}, {text}"
-        kind = row["role"] if row["verdict"] is None else row["verdict"]
-        finding = {"kind": kind, "verdict": _describe_verdict(row), "text": text}
-        findings.append({key: name_score(value, board.score) for key, value in finding.items()})
+        finding = {
+            "kind": row["role"] if row["verdict"] is None else row["verdict"],
+            "verdict": _describe_verdict(row),
+            "text": replace_accuracy(text, board.score),
+        }
+        findings.append(finding)
     noise_text = " ".join(remark for remark, _ in remark_noise(board))
     if not noise_text:
         noise_text = (
             "No repeat run and no positive control were made, so noise and sensitivity are unknown."
         )
     facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise_text}
-    return {"question": question, "findings": findings, "facts": facts}
+    return {
+        "question": replace_accuracy(question, board.score),
+        "findings": findings,
+        "facts": facts,
+    }
+
+
+def _choose_card_rows(board: Leaderboard, rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows that answer the question: all contrasts, or those of the primary condition.
+
+    The primary contrast comes first, then the other tested ones of its condition.
+    """
+    compared_rows = [row for row in rows if row["role"] != "baseline"]
+    if not board.primary:
+        return compared_rows
+    condition, _ = read_contrast(board.primary)
+    condition_rows = [
+        row
+        for row in compared_rows
+        if row["role"] == "tested" and _name_condition(row) == condition
+    ]
+    condition_rows.sort(key=lambda row: not row["primary"])
+    return condition_rows or compared_rows
 
 
 def _name_condition(row: Row) -> str:
@@ -189,7 +202,7 @@ def _name_condition(row: Row) -> str:
 def _describe_verdict(row: Row) -> str:
     """The verdict for a sentence, with its margin."""
     margin = row["margin"]
-    if row["verdict"] == "equivalent" and margin:
+    if row["verdict"] == "equivalent":
         return f"equivalent within {points(margin)}"
     # the place among other texts is in the sentence beside it, so it is left out here
     return verdict(row["verdict"], row["role"], row["within_margin"], margin, row["by_format"])

@@ -40,13 +40,13 @@ def read_samples(runs: Sequence[Run]) -> list[Row]:
     """
     samples: list[Row] = []
     for run in runs:
-        rows = records(run.samples)
         prompt_by_sample = {}
         for prompt in run.prompts:
             for sample, _ in prompt.graded_samples:
-                key = (prompt.layout, str(prompt.condition), sample.problem_id)
-                prompt_by_sample[*key, sample.sample_index] = prompt
-        for row in rows:
+                prompt_by_sample[
+                    prompt.layout, str(prompt.condition), sample.problem_id, sample.sample_index
+                ] = prompt
+        for row in records(run.samples):
             prompt = prompt_by_sample[
                 row["layout"], row["condition"], row["problem_id"], row["sample_index"]
             ]
@@ -111,7 +111,7 @@ def pack_samples(
 
 
 def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
-    """A problem in the list, with what it is filtered by.
+    """The entry of a problem in the list: the fields that the page shows and filters by.
 
     `right` has the number of correct samples of the first run of each group, and the number of all.
     """
@@ -139,9 +139,12 @@ def _describe_samples(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObje
     prompt_by_group: JsonObject = {}
     fields_by_group: JsonObject = {}
     for group, samples in samples_by_group.items():
-        parts, token_count = samples[0]["prompt"].roles_and_texts, samples[0]["prompt_tokens"]
-        prompt_by_group[group] = {"parts": parts, "tokens": token_count}
-        fields_by_group[group] = []
-        for sample in samples:
-            fields_by_group[group].append({name: sample.get(name) for name in REPORTED_COLUMNS})
+        # the samples of a group have the same prompt
+        prompt_by_group[group] = {
+            "parts": samples[0]["prompt"].roles_and_texts,
+            "tokens": samples[0]["prompt_tokens"],
+        }
+        fields_by_group[group] = [
+            {name: sample.get(name) for name in REPORTED_COLUMNS} for sample in samples
+        ]
     return {"prompts": prompt_by_group, "samples": fields_by_group}
