@@ -109,7 +109,8 @@ def test_a_batch_of_all_arms_has_the_answers_of_hugging_face(options, count, sta
         agreement = engine.facts()["interventions"]
         metrics = {metric.name: metric for metric in engine._engine.get_metrics()}
     report(f"log-probabilities differ by at most {agreement['largest']:.1g}")
-    assert agreement["largest"] < 1e-4 and metrics[f"vllm:{count}"].value > 0
+    bound = 1e-4 if HAS_GPU else 2e-5
+    assert agreement["largest"] < bound and metrics[f"vllm:{count}"].value > 0
 
 
 @with_cases
