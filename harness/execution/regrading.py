@@ -159,16 +159,9 @@ def regrade_logs(
         DataError: the file cannot be read, or gold answers are missing, have another form, or
             differ between copies of a problem.
     """
-    logs = find_logs(path)
-    if path.is_file() and find_kind(path) == LM_EVAL:
-        logs = [path]
-    if logs and columns:
-        raise ConfigError("--columns: expected a table, got logs of lm-eval.")
     rows_and_jobs = []
-    for log in logs:
-        rows_and_jobs += _make_jobs([*_read_log(log, metric)], log, decimal_sign)
-    if not logs:
-        rows_and_jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
+    for file, logged_completions in _read_completions(path, metric, columns):
+        rows_and_jobs += _make_jobs(logged_completions, file, decimal_sign)
     if not rows_and_jobs:
         raise ConfigError(f"{path} holds no completion.")
     with GraderPool() as pool:
@@ -179,6 +172,21 @@ def regrade_logs(
             row, _ = rows_and_jobs[number]
             row |= {"answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
     return pandas.DataFrame([row for row, _ in rows_and_jobs])
+
+
+def _read_completions(
+    path: Path, metric: str | None, columns: str | None
+) -> Iterator[tuple[Path, list[LoggedCompletion]]]:
+    """Each log or table with its completions."""
+    logs = find_logs(path)
+    if path.is_file() and find_kind(path) == LM_EVAL:
+        logs = [path]
+    if not logs:
+        yield path, list(_read_table(path, metric, columns))
+    elif columns:
+        raise ConfigError("--columns: expected a table, got logs of lm-eval.")
+    for log in logs:
+        yield log, list(_read_log(log, metric))
 
 
 def _make_jobs(

@@ -94,7 +94,7 @@ class _Session:
         self._held_replies = HeldReplies(plan)
         self._last_served: JsonObject | None = None
         """The server's description of the model in the last session."""
-        count_by_line = Counter(self._line(key) for key in self._request_by_key)
+        count_by_line = Counter(self._progress_line(key) for key in self._request_by_key)
         self._progress = Progress(count_by_line, most_tokens=sampling.max_tokens, quiet=quiet)
 
     def grade_recorded(self, scorer: Scorer) -> None:
@@ -163,9 +163,9 @@ class _Session:
     def show_scores(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
         for score in scores:
-            self._progress.count_graded(self._line(score.key), score.verdict)
+            self._progress.count_graded(self._progress_line(score.key), score.verdict)
 
-    def _line(self, key: str) -> str:
+    def _progress_line(self, key: str) -> str:
         """The line of the display that counts a sample."""
         return self._line_by_task[self._request_by_key[key].task]
 
@@ -195,37 +195,45 @@ class _Session:
 
     def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
         """Store and grade the sample of a completion, if all answers of the sample are scored."""
-        key, token_count = sample_key(request, self._setting_hash), completion.completion_tokens
-        text = add_reasoning(completion.text, completion.reasoning, self._plan.thinking)
         if not (self._plan.thinking or self._plan.lacks_markers or self._has_reasoning):
             self._has_reasoning = skip_reasoning(completion.text) != completion.text
+        key = sample_key(request, self._setting_hash)
         sample = Sample.of(
             self._request_by_key[key],
             key,
-            text,
-            completion_tokens=token_count,
+            add_reasoning(completion.text, completion.reasoning, self._plan.thinking),
+            completion_tokens=completion.completion_tokens,
             finish_reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
         )
+        processed_tokens = completion.completion_tokens
         if request.scored_tokens:
             # nothing is generated: the time goes into the prompt, which ends with the answer
-            token_count = len(request.prompt_token_ids or ())
-            score_by_answer = self._answer_scores[key]
-            score_by_answer[request.answer_index] = list(
-                completion.prompt_logprobs[-request.scored_tokens :]
-            )
-            if len(score_by_answer) < len(request.answers):
-                self.timing["tokens"] += token_count
-                return
-            answer_scores = [score_by_answer[index] for index in sorted(score_by_answer)]
-            sample.answer_score = AnswerScore.of(answer_scores, request.other_answer_count)
-            del self._answer_scores[key]
+            processed_tokens = len(request.prompt_token_ids or ())
+            sample.answer_score = self._score_answers(key, request, completion.prompt_logprobs)
+        self.timing["tokens"] += processed_tokens or 0
+        if request.scored_tokens and sample.answer_score is None:
+            return
         # before it is graded: a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
-        self._progress.count_finished(self._line(key), token_count)
+        self._progress.count_finished(self._progress_line(key), processed_tokens)
         self.timing["samples"] += 1
-        self.timing["tokens"] += token_count or 0
+
+    def _score_answers(
+        self, key: str, request: Request, prompt_scores: TokenScores
+    ) -> AnswerScore | None:
+        """Note the scores of a request's answer; the sample's score if it was the last answer.
+
+        `prompt_scores` are those of all tokens of the prompt, which ends with the answer.
+        """
+        scores_by_answer = self._answer_scores[key]
+        scores_by_answer[request.answer_index] = list(prompt_scores[-request.scored_tokens :])
+        if len(scores_by_answer) < len(request.answers):
+            return None
+        del self._answer_scores[key]
+        answer_scores = [scores_by_answer[index] for index in sorted(scores_by_answer)]
+        return AnswerScore.of(answer_scores, request.other_answer_count)
 
 
 def session_facts(plan: Plan) -> JsonObject:

@@ -161,7 +161,7 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
     """
     runs_by_name = {run.name: run for run in runs}
     for old_run, new_run in combinations(runs_by_name.values(), 2):
-        reason = describe_problem_differences(old_run, new_run)
+        reason = _describe_problem_differences(old_run, new_run)
         changes = _list_changes(old_run, new_run)
         paths = Path(old_run.name), Path(new_run.name)
         if not reason and changes:
@@ -206,15 +206,14 @@ def join_samples(runs: Sequence[Run]) -> pandas.DataFrame:
         ComparisonError: a run is given twice, two runs are of different problems, task or grader
             versions, or two runs share a model's label and differ in more than the condition.
     """
-    for index, later_run in enumerate(runs):
-        for earlier_run in runs[:index]:
-            if Path(later_run.name).resolve() == Path(earlier_run.name).resolve():
-                raise ComparisonError(f"{later_run.name} is given twice.")
-            if reason := _describe_disagreement(earlier_run, later_run):
-                raise ComparisonError(
-                    f"{later_run.name} cannot be compared with {earlier_run.name}: {reason}. "
-                    "Use a separate command for each."
-                )
+    for earlier_run, later_run in combinations(runs, 2):
+        if Path(later_run.name).resolve() == Path(earlier_run.name).resolve():
+            raise ComparisonError(f"{later_run.name} is given twice.")
+        if reason := _describe_disagreement(earlier_run, later_run):
+            raise ComparisonError(
+                f"{later_run.name} cannot be compared with {earlier_run.name}: {reason}. "
+                "Use a separate command for each."
+            )
     if len(runs) == 1:
         return runs[0].samples
     # a run with a single draw of examples has no column `draw`
@@ -233,7 +232,7 @@ def join_samples(runs: Sequence[Run]) -> pandas.DataFrame:
     return pandas.DataFrame(joined_columns)
 
 
-def describe_problem_differences(old_run: Run, new_run: Run) -> str:
+def _describe_problem_differences(old_run: Run, new_run: Run) -> str:
     """How the problems or endpoints of two runs differ.
 
     Empty if they are the same, as far as is known.
@@ -245,25 +244,10 @@ def describe_problem_differences(old_run: Run, new_run: Run) -> str:
         if old_dataset == new_dataset:
             return ""
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
-    old_golds, new_golds = old_run.problems.get("gold", {}), new_run.problems.get("gold", {})
-    shared_golds = {old_golds[name] for name in old_golds if name in new_golds}
+    # in this order, because questions are compared with the knowledge that gold answers agree
     for role in ("cluster", HASH_KEY, "gold", "question"):
-        old_texts, new_texts = old_run.problems.get(role, {}), new_run.problems.get(role, {})
-        shared_ids = [name for name in old_texts if name in new_texts]
-        if old_texts and new_texts and not shared_ids:
-            return "they have no problem in common"
-        changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
-        # Gold answers are compared before questions. If they agree and all questions differ, the
-        # questions are prompts of the same problems.
-        may_be_prompts = role == "question" and len(shared_golds) > 1
-        if may_be_prompts and changed_ids == shared_ids:
-            continue
-        if changed_ids:
-            first_id = changed_ids[0]
-            reason = f"different {role}s have the ids {list_first(changed_ids)}"
-            if role == HASH_KEY:
-                return reason
-            return f"{reason}: {old_texts[first_id]!r:.60} and {new_texts[first_id]!r:.60}"
+        if reason := _describe_text_differences(old_run, new_run, role):
+            return reason
     are_numbered = old_run.about.get("is_index") and new_run.about.get("is_index")
     shared_roles = old_run.problems.keys() & new_run.problems
     if are_numbered and shared_roles <= {"cluster"} and old_run.name != new_run.name:
@@ -274,9 +258,34 @@ def describe_problem_differences(old_run: Run, new_run: Run) -> str:
     return ""
 
 
+def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
+    """How the texts of a role, such as `gold`, differ for problems that both runs have.
+
+    Empty if they are the same, or if a run has no such texts.
+    """
+    old_texts, new_texts = old_run.problems.get(role, {}), new_run.problems.get(role, {})
+    shared_ids = [name for name in old_texts if name in new_texts]
+    if old_texts and new_texts and not shared_ids:
+        return "they have no problem in common"
+    changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
+    if not changed_ids:
+        return ""
+    # If several gold answers agree and all questions differ, the problems are the same, and what
+    # the runs call questions are their prompts.
+    golds = new_run.problems.get("gold", {})
+    shared_golds = {golds[name] for name in golds.keys() & old_run.problems.get("gold", {})}
+    if role == "question" and changed_ids == shared_ids and len(shared_golds) > 1:
+        return ""
+    reason = f"different {role}s have the ids {list_first(changed_ids)}"
+    if role == HASH_KEY:
+        return reason
+    first_id = changed_ids[0]
+    return f"{reason}: {old_texts[first_id]!r:.60} and {new_texts[first_id]!r:.60}"
+
+
 def _describe_disagreement(old_run: Run, new_run: Run) -> str:
     """Why two runs may not stand in one table; empty if they may."""
-    if reason := describe_problem_differences(old_run, new_run):
+    if reason := _describe_problem_differences(old_run, new_run):
         return reason
     changes = _list_changes(old_run, new_run)
     if old_run.about["model"] != new_run.about["model"]:

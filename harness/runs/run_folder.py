@@ -13,6 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
+from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs.journal import (
     Journal,
@@ -61,33 +62,12 @@ class RunFolder:
 
     def __init__(self, path: Path, identity: Identity, prompts: Sequence[StoredPrompt]) -> None:
         self.path, self.identity, self.prompts = path, identity, prompts
-        journal_path = path / JOURNAL
         with explain_write_errors(path), ExitStack() as stack:
             refuse_unusable_folder(path)
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(lock_folder(path).release)
             files = RunFiles(path)
-            is_new = not files.has_sample
-            if not is_new:
-                self.identity = extend_identity(files, identity, prompts)
-            header = as_json(self.identity)
-            unpack_files(path)
-            if is_new:  # a run may have begun here, but without a sample nothing needs protection
-                for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
-                    (path / name).unlink(missing_ok=True)
-            elif files.identity != self.identity:
-                # an extended run is unfinished again, and a receipt would say that it is finished
-                (path / RECEIPT).unlink(missing_ok=True)
-                with open_atomic(path / PROMPTS) as file:
-                    _write_prompts(file, prompts)
-                    # The old prompts are replaced only when this block ends. If the disk is too
-                    # full for the header's copy, the old run stays whole.
-                    replace_header(journal_path, header)
-            else:
-                # The stored header may have fields that this version does not know. A journal
-                # cannot be opened with another header than its own.
-                header = files.journal.header
-            self.journal = stack.enter_context(Journal(journal_path, header))
+            self.journal = stack.enter_context(Journal(path / JOURNAL, self._prepare_files(files)))
             try:
                 read_prompts(path, self.identity)
             except JournalError:
@@ -99,6 +79,31 @@ class RunFolder:
                 Journal(path / SCORES, as_json(current_score_versions()))
             )
             self._resources = stack.pop_all()
+
+    def _prepare_files(self, files: RunFiles) -> JsonObject:
+        """Make the stored files those of this run, and return the header of its journal."""
+        if not files.has_sample:
+            # A run may have begun here, but without a sample nothing needs protection. Compressed
+            # files are unpacked first, so that they are removed too.
+            unpack_files(self.path)
+            for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
+                (self.path / name).unlink(missing_ok=True)
+            return as_json(self.identity)
+        self.identity = extend_identity(files, self.identity, self.prompts)
+        unpack_files(self.path)
+        if files.identity == self.identity:
+            # The stored header may have fields that this version does not know. A journal cannot
+            # be opened with another header than its own.
+            return files.journal.header
+        # an extended run is unfinished again, and a receipt would say that it is finished
+        (self.path / RECEIPT).unlink(missing_ok=True)
+        header = as_json(self.identity)
+        with open_atomic(self.path / PROMPTS) as file:
+            _write_prompts(file, self.prompts)
+            # The old prompts are replaced only when this block ends. If the disk is too full for
+            # the header's copy, the old run stays whole.
+            replace_header(self.path / JOURNAL, header)
+        return header
 
     def note(self, key_prefix: str, facts: Mapping[str, Any]) -> None:
         """Note in the journal that a session begins, or its timing; the prefix says which."""
@@ -212,45 +217,71 @@ def extend_identity(
 def _describe_changes(
     files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
 ) -> list[str]:
-    """Each setting that may not change when a run continues, with its old and new value.
+    """Each setting that may not change when a run continues, with its old and new value."""
+    prompt_changes = _list_prompt_changes(files.prompts, prompts)
+    requested_header = as_json(identity)
+    # compared with the header after its permitted growth, so that growth is not listed
+    grown_header = _grow_header(
+        as_json(files.identity), requested_header, keeps_prompts=not prompt_changes
+    )
+    return [*prompt_changes, *list_differences(grown_header, requested_header)]
 
-    The requested identity is compared with the stored one after permitted growth, so that growth is
-    not listed.
-    """
-    stored_identity = files.identity
-    grown_header, requested_header = as_json(stored_identity), as_json(identity)
+
+def _list_prompt_changes(
+    stored_prompts: Sequence[StoredPrompt], requested_prompts: Sequence[StoredPrompt]
+) -> list[str]:
+    """The changes of stored prompts. One that several conditions have is named once."""
     requested_prompt_by_task_and_id = {
-        (prompt.task, prompt.doc["id"]): prompt for prompt in prompts
+        (prompt.task, prompt.doc["id"]): prompt for prompt in requested_prompts
     }
-    # the keys of a dict, because several conditions give the same change and it is named once
-    prompt_changes: dict[str, None] = {}
-    for prompt in files.prompts:
+    changes: list[str] = []
+    for prompt in stored_prompts:
         problem_id = prompt.doc["id"]
         requested_prompt = requested_prompt_by_task_and_id.get((prompt.task, problem_id))
         if requested_prompt is None:
-            prompt_changes[f"{prompt.task}: problem {problem_id} is not asked any more"] = None
+            changes.append(f"{prompt.task}: problem {problem_id} is not asked any more")
         elif requested_prompt != prompt:
-            for change in list_differences(as_json(prompt), as_json(requested_prompt)):
-                prompt_changes[f"problem {problem_id}, {change}"] = None
-    has_higher_limit = (identity.limit or math.inf) > (stored_identity.limit or math.inf)
-    # a higher limit is permitted, and a lower one too as long as it leaves out no stored prompt
-    if has_higher_limit or not prompt_changes:
-        grown_header["limit"] = identity.limit
-    if not prompt_changes:
-        grown_header["prompts_sha256"] = identity.prompts_sha256
-        dataset_name = stored_identity.dataset.name
-        grown_header["dataset"] = requested_header["dataset"] | {"name": dataset_name}
-        # a header has its tasks under the key `arms`
-        grown_tasks, requested_tasks = grown_header["arms"], requested_header["arms"]
-        for task_name, task in grown_tasks.items():
-            for key in ("samples", "replicates"):
-                task[key] = max(task[key], requested_tasks[task_name][key])
-        # the stored tasks have not changed, so these keys of the config have only added tasks
-        if all(requested_tasks[task_name] == task for task_name, task in grown_tasks.items()):
-            grown_header["arms"] = requested_tasks
-            for key in EXTENSION_KEYS:
-                grown_header["config"][key] = requested_header["config"].get(key)
-    return [*prompt_changes, *list_differences(grown_header, requested_header)]
+            differences = list_differences(as_json(prompt), as_json(requested_prompt))
+            changes += [f"problem {problem_id}, {difference}" for difference in differences]
+    return list(dict.fromkeys(changes))
+
+
+def _grow_header(
+    stored_header: JsonObject, requested_header: JsonObject, *, keeps_prompts: bool
+) -> JsonObject:
+    """The stored header with the values of the requested one where growth is permitted.
+
+    Args:
+        stored_header: The journal's first line.
+        requested_header: That of the run as which it is continued.
+        keeps_prompts: Whether the requested run has every stored prompt unchanged.
+    """
+    grown_header = dict(stored_header)
+    # More problems: a higher limit, or a lower one that leaves out no stored prompt.
+    limit = requested_header["limit"]
+    if keeps_prompts or (limit or math.inf) > (stored_header["limit"] or math.inf):
+        grown_header["limit"] = limit
+    if not keeps_prompts:
+        return grown_header
+    # More prompts, of more problems of the dataset, which keeps its name.
+    grown_header["prompts_sha256"] = requested_header["prompts_sha256"]
+    dataset_name = stored_header["dataset"]["name"]
+    grown_header["dataset"] = {**requested_header["dataset"], "name": dataset_name}
+    # More samples and repeat runs of a task; a header has its tasks under the key `arms`.
+    requested_tasks, grown_tasks = requested_header["arms"], {}
+    for task_name, task in stored_header["arms"].items():
+        counts = {
+            key: max(task[key], requested_tasks[task_name][key])
+            for key in ("samples", "replicates")
+        }
+        grown_tasks[task_name] = {**task, **counts}
+    grown_header["arms"] = grown_tasks
+    # More tasks. If no stored task changed otherwise, `EXTENSION_KEYS` have only added tasks.
+    if grown_tasks.items() <= requested_tasks.items():
+        grown_header["arms"] = requested_tasks
+        extensions = {key: requested_header["config"].get(key) for key in EXTENSION_KEYS}
+        grown_header["config"] = {**stored_header["config"], **extensions}
+    return grown_header
 
 
 def set_old_scores_aside(files: RunFiles) -> None:

@@ -131,28 +131,34 @@ class Run:
         """
         if not isinstance(path, str | Path | Mapping):
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
-        is_folder = not isinstance(path, Mapping) and Path(path).is_dir()
-        name = str(path)
-        conditions_and_files: list[tuple[str | None, Path]] = []
         if isinstance(path, Mapping):
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            conditions_and_files = [(condition, Path(file)) for condition, file in path.items()]
-        elif not is_folder:
-            conditions_and_files = [(None, Path(path))]
-        elif not has_run_files(Path(path)):
-            conditions_and_files = [(None, file) for file in find_logs(Path(path))]
-        # a single file may be of any kind, but in a folder only lm-eval's logs were looked for
-        if len(conditions_and_files) == 1 and not is_folder:
-            ((condition, file),) = conditions_and_files
-            if find_kind(file) != LM_EVAL:
-                table = read_scores(file, metric, columns)
-                return cls(**describe_scores(str(file), condition or file.stem, table))
-        if conditions_and_files:
-            return cls(**read_logs(name, conditions_and_files, metric=metric))
-        run = cls.of(RunFiles(Path(name)))
+            file_by_condition = path
+        elif Path(path).is_dir():
+            return cls._of_folder(str(path), metric)
+        else:
+            name, file_by_condition = str(path), {None: path}
+        logs = [(condition, Path(file)) for condition, file in file_by_condition.items()]
+        if not logs:
+            raise ConfigError("Expected a log for each condition, got none.")
+        # several files are logs of lm-eval, but a single one may be of any kind
+        condition, file = logs[0]
+        if len(logs) == 1 and find_kind(file) != LM_EVAL:
+            table = read_scores(file, metric, columns)
+            return cls(**describe_scores(str(file), condition or file.stem, table))
+        return cls(**read_logs(name, logs, metric=metric))
+
+    @classmethod
+    def _of_folder(cls, name: str, metric: str | None) -> Run:
+        """The run of a folder of mless, or of a folder of lm-eval's logs."""
+        folder = Path(name)
+        logs = [] if has_run_files(folder) else find_logs(folder)
+        if logs:
+            return cls(**read_logs(name, [(None, log) for log in logs], metric=metric))
+        run = cls.of(RunFiles(folder))
         if metric not in (None, run.metric):
             raise ConfigError(
-                f"--metric {metric}: {path} is a run of mless, which has verdicts instead of "
+                f"--metric {metric}: {name} is a run of mless, which has verdicts instead of "
                 "metrics."
             )
         return run
@@ -171,7 +177,7 @@ class Run:
         problem_hashes = {
             problem_id: hash_problem(doc, doc["answer"]) for problem_id, doc in doc_by_id.items()
         }
-        # the weights of a served model are not here, but a tokenizer may be named
+        # of a served model only the tokenizer may be here, so its name is the last choice
         model_names = [model_arguments.get(name) for name in ("pretrained", "model", "tokenizer")]
         return cls(
             name=str(files.path),

@@ -170,47 +170,20 @@ def _read_prompt(
     completions: list[str] = []
     if is_generated:
         completions = [reasoning_start + text for text in read_completions(line.resps, origin)]
-    try:
-        answer, *alternatives = read_golds(line.target)
-    except ValidationError:  # `mless table` needs no gold answer
-        answer, alternatives = "", []
-    doc = {
-        **line.doc,
-        "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
-        "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
-        "level": read_level(line.doc.get("level")),
-        "answer": answer,
-    }
+    doc = _read_document(line, results)
     document_texts: list[str] = []
-    if is_ours(doc):
-        condition = doc["condition"]
-        prompt = document_prompt(doc)
+    if is_ours(line.doc):
+        condition, layout = doc["condition"], _find_layout(doc, prompt_text, results)
         if not results.task_config.num_fewshot:
-            document_texts = [segment.text for segment in prompt.segments]
-        # without a results file only the text shows whether a template was applied
-        has_template = prompt_text != prompt.text
-        if results.config.model is not None:
-            has_template = not prompt_text or bool(results.chat_template)
-        if has_template:
-            layout = Layout.CHAT
-        elif doc["layout"] == Layout.AS_PUBLISHED:
-            layout = Layout.AS_PUBLISHED
-        else:
-            layout = Layout.RAW
+            document_texts = [segment.text for segment in document_prompt(doc).segments]
     else:
         layout = Layout.CHAT if results.chat_template else Layout.RAW
         metadata = results.task_config.metadata or {}
-        condition = metadata.get("filler_condition") or ""
-        filler = metadata.get("filler")
+        condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
         if filler is not None:
             document_texts = [str(filler)]
-        has_segments = prompt_text and filler is not None
-        doc["segments"] = _split_text(prompt_text, line.doc, str(filler)) if has_segments else []
-        doc["system"] = ""
-        # another task may use the names of these fields for something else
-        doc["alternatives"] = alternatives
-        doc["question_of_log"] = _read_question(line, results)
-        doc.pop("cluster", None)
+        if document_texts and prompt_text:
+            doc = {**doc, "segments": _split_text(prompt_text, line.doc, str(filler))}
     return AnsweredPrompt(
         task=origin,
         condition=condition,
@@ -224,6 +197,42 @@ def _read_prompt(
             f"{origin}: problem {doc['id']}", sent_text, document_texts
         ),
     )
+
+
+def _read_document(line: LogLine, results: ResultsFile) -> JsonObject:
+    """The document of a line, with the fields of a `records.Document` that every problem needs."""
+    try:
+        answer, *alternatives = read_golds(line.target)
+    except ValidationError:  # `mless table` needs no gold answer
+        answer, alternatives = "", []
+    doc = {
+        **line.doc,
+        "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
+        "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
+        "level": read_level(line.doc.get("level")),
+        "answer": answer,
+    }
+    if not is_ours(doc):
+        # another task may use the names of these fields for something else
+        doc |= {
+            "alternatives": alternatives,
+            "question_of_log": _read_question(line, results),
+            "segments": [],
+            "system": "",
+            "cluster": "",
+        }
+    return doc
+
+
+def _find_layout(doc: JsonObject, prompt_text: str, results: ResultsFile) -> Layout:
+    """The layout of a prompt of our tasks."""
+    # without a results file only the text shows whether a template was applied
+    has_template = prompt_text != document_prompt(doc).text
+    if results.config.model is not None:
+        has_template = not prompt_text or bool(results.chat_template)
+    if has_template:
+        return Layout.CHAT
+    return Layout.AS_PUBLISHED if doc["layout"] == Layout.AS_PUBLISHED else Layout.RAW
 
 
 def _remove_document_texts(

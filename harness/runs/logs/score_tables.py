@@ -100,11 +100,11 @@ def read_table(
     assignments = [pair.partition("=") for pair in filter(None, (columns or "").split(","))]
     chosen_column_by_role = {role: column for role, _, column in assignments}
     column_by_role = _find_columns(name, list(records[0][1]), chosen_column_by_role, needed_roles)
-    guessed_column_by_role = {
-        role: column_by_role[role] for role in column_by_role if role not in chosen_column_by_role
-    }
-    # a column that is named as its role was not guessed, so no message is needed
-    if any(role != column for role, column in guessed_column_by_role.items()):
+    # a column that the user chose, or that is named as its role, needs no message
+    if any(
+        column not in (role, chosen_column_by_role.get(role))
+        for role, column in column_by_role.items()
+    ):
         columns_text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
         print_message(f"{name} is read with --columns {columns_text}.")
     rows = [
