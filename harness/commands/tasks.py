@@ -29,9 +29,8 @@ def tasks(
     from harness.errors import ConfigError
     from harness.lm_eval_plugin.task_folders import write_wrapped_tasks
 
-    lacks_one = (wrap is None) != (output is None)
-    lacks_wrap = wrap is None and (conditions or model)
-    if lacks_one or lacks_wrap:
+    is_incomplete = (wrap is None) != (output is None)
+    if is_incomplete or (wrap is None and (conditions or model)):
         raise ConfigError(
             "Expected --wrap TASK with --output DIR; --conditions and --model need both."
         )

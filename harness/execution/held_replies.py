@@ -46,10 +46,9 @@ class HeldReplies:
             return
         self._server_counts.add(sample.server_tokens)
         self._sample_by_difference.setdefault(sample.added_tokens, sample)
-        has_constant_count = (
-            self._plan.config.model.applies_own_template and len(self._server_counts) == 1
-        )
-        if not has_constant_count:
+        is_chat_server = self._plan.config.model.applies_own_template
+        # a chat server that reports one number for all prompts does not count
+        if len(self._server_counts) > 1 or not is_chat_server:
             self._refuse_differences()
 
     def hold(self, stream: Any) -> Iterator[FinishedRequests]:
@@ -91,12 +90,17 @@ class HeldReplies:
         yield held_completions
 
     def _may_be_cut(self) -> bool:
-        """Whether all prompts have one count, which is too low for some and too high for none."""
+        """Whether the server may have cut all prompts to one length.
+
+        Then it counts the same number for all of them, which is less than was sent for some, and
+        more than was sent for none.
+        """
         # a difference is the server's count less the number of tokens that were sent
         differences = self._sample_by_difference
         return len(self._server_counts) == 1 and min(differences) < 0 and max(differences) <= 0
 
     def _refuse_differences(self) -> None:
+        """Raise EngineError unless the server's count and ours differ by one constant number."""
         differences = self._sample_by_difference
         lowest_difference, highest_difference = min(differences), max(differences)
         if lowest_difference == highest_difference:

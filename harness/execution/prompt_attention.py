@@ -127,8 +127,8 @@ def attention(
     tokenized_prompts = [_tokenize(prompt, model_tokenizer.tokenizer) for prompt in prompts]
     row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized_prompts]
     if layers == "all":
-        layer_count = load_model_config(arguments["pretrained"], arguments).num_hidden_layers
-        layers = f"1-{layer_count}"
+        model_config = load_model_config(arguments["pretrained"], arguments)
+        layers = f"1-{model_config.num_hidden_layers}"
     layer_numbers = sorted(parse_numbers(layers, "layers"))
     most_rows = max(row_counts, default=0)
     requests = []

@@ -79,8 +79,8 @@ def regrade(files: RunFiles) -> str:
     finally:
         new_scores_path.unlink(missing_ok=True)
         file_lock.release()
-    heading = f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}"
-    return f"{heading}: {_describe_changes(samples, old_verdicts, files.scores)}"
+    changes_text = _describe_changes(samples, old_verdicts, files.scores)
+    return f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}: {changes_text}"
 
 
 def _describe_changes(
@@ -117,7 +117,7 @@ class LoggedCompletion(NamedTuple):
         question: The problem's text.
         completion: Its text.
         location: The location of its gold answers, for messages.
-        golds: The gold answers.
+        gold_cell: The gold answers as the file has them.
         filter_answer: The answer that the log's filter extracted; empty without one.
         is_right: Whether it is right by the log's metric, if this is known.
         metric: The name of the log's metric.
@@ -127,7 +127,7 @@ class LoggedCompletion(NamedTuple):
     question: str
     completion: str
     location: str
-    golds: Any
+    gold_cell: Any
     filter_answer: str
     is_right: bool | None
     metric: str | None
@@ -159,34 +159,35 @@ def regrade_logs(
         DataError: the file cannot be read, or gold answers are missing, have another form, or
             differ between copies of a problem.
     """
-    rows_and_jobs = []
-    for file, logged_completions in _read_completions(path, metric, columns):
-        rows_and_jobs += _make_jobs(logged_completions, file, decimal_sign)
-    if not rows_and_jobs:
-        raise ConfigError(f"{path} holds no completion.")
-    with GraderPool() as pool:
-        for number, (_, job) in enumerate(rows_and_jobs):
-            pool.submit(number, job)
-        grade: Any
-        for number, grade in pool.drain():
-            row, _ = rows_and_jobs[number]
-            row |= {"answer": grade.answer, "verdict": grade.verdict, "by_mless": grade.correct}
-    return pandas.DataFrame([row for row, _ in rows_and_jobs])
-
-
-def _read_completions(
-    path: Path, metric: str | None, columns: str | None
-) -> Iterator[tuple[Path, list[LoggedCompletion]]]:
-    """Each log or table with its completions."""
     logs = find_logs(path)
     if path.is_file() and find_kind(path) == LM_EVAL:
         logs = [path]
-    if not logs:
-        yield path, list(_read_table(path, metric, columns))
-    elif columns:
+    if logs and columns:
         raise ConfigError("--columns: expected a table, got logs of lm-eval.")
+    rows_and_jobs = []
     for log in logs:
-        yield log, list(_read_log(log, metric))
+        rows_and_jobs += _make_jobs([*_read_log(log, metric)], log, decimal_sign)
+    if not logs:
+        rows_and_jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
+    if not rows_and_jobs:
+        raise ConfigError(f"{path} holds no completion.")
+    return _grade_rows(rows_and_jobs)
+
+
+def _grade_rows(rows_and_jobs: Sequence[tuple[JsonObject, GradeJob]]) -> pandas.DataFrame:
+    """The rows of `regrade_logs`, completed by the grades of their jobs."""
+    rows = [row for row, _ in rows_and_jobs]
+    with GraderPool() as pool:
+        for index, (_, job) in enumerate(rows_and_jobs):
+            pool.submit(index, job)
+        grade: Any
+        for index, grade in pool.drain():
+            rows[index] |= {
+                "answer": grade.answer,
+                "verdict": grade.verdict,
+                "by_mless": grade.correct,
+            }
+    return pandas.DataFrame(rows)
 
 
 def _make_jobs(
@@ -200,7 +201,7 @@ def _make_jobs(
     rows_and_jobs = []
     golds_by_question: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start([logged.completion for logged in logged_completions])
-    gold_cells = [(logged.location, logged.golds) for logged in logged_completions]
+    gold_cells = [(logged.location, logged.gold_cell) for logged in logged_completions]
     gold_lists = read_gold_column(gold_cells, path, decimal_sign)
     for logged, golds in zip(logged_completions, gold_lists, strict=True):
         refuse_other_golds(golds_by_question, logged.question, golds, logged.location)
@@ -211,10 +212,10 @@ def _make_jobs(
         if conclusion is None:  # the grader sees that the reasoning did not end
             answer = completion
         elif logged.filter_answer:
-            is_in_text = _has_word(completion, logged.filter_answer)
             # A filter may write an answer in another form, which is not in the text. But an answer
             # that is in the reasoning alone does not count.
-            if not is_in_text or _has_word(conclusion, logged.filter_answer):
+            is_in_text = _contains_answer(completion, logged.filter_answer)
+            if not is_in_text or _contains_answer(conclusion, logged.filter_answer):
                 form, answer = LOG_FORM, logged.filter_answer
         job = GradeJob(
             completion=" ".join(answer.split()),
@@ -235,8 +236,8 @@ def _make_jobs(
     return rows_and_jobs
 
 
-def _has_word(text: str, answer: str) -> bool:
-    """Whether an answer stands in a text, and not as a part of another word or number."""
+def _contains_answer(text: str, answer: str) -> bool:
+    """Whether an answer is in a text, and not only as a part of another word or number."""
     return bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
 
 

@@ -162,9 +162,8 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
     """All that must be the same for a run to be continued: the first line of its journal."""
     config, dataset = plan.config, plan.full_dataset
     arguments = config.model.model_args
-    tasks = {}
-    for name, task in plan.tasks.items():
-        tasks[name] = Task(
+    tasks = {
+        name: Task(
             condition=task.condition.name,
             layout=str(task.layout),
             samples=config.repeats_per_prompt,
@@ -172,6 +171,8 @@ def run_identity(plan: Plan, sampling: Sampling) -> Identity:
             sampling=sampling,
             intervention=task.condition.model_dump(mode="json")["intervention"] or None,
         )
+        for name, task in plan.tasks.items()
+    }
     return Identity(
         format=RUN_FORMAT,
         config=config.identity(),

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +77,10 @@ class _Session:
                 f"{folder.path} holds {len(unknown_keys)} samples that are not this run's, "
                 f"such as {unknown_keys[0]}."
             )
-        unsampled_requests = [
-            request
-            for key, request in self._request_by_key.items()
-            if key not in folder.journal.keys
-        ]
-        self.missing_requests = [
-            *chain.from_iterable(map(Request.split_by_answer, unsampled_requests))
-        ]
+        self.missing_requests: list[Request] = []
+        for key, request in self._request_by_key.items():
+            if key not in folder.journal.keys:
+                self.missing_requests += request.split_by_answer()
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities by the sample's key and the answer's index."""
@@ -141,7 +136,8 @@ class _Session:
             )
             engine_facts = backend.facts()  # waits for the first of several engines
             served = engine_facts.get("served")
-            # a server can give another model the same name; a longer context changes no sample
+            # A server can give another model the same name, so `root` is compared. Other facts,
+            # such as the length of the context, change no sample.
             if served and self._last_served and served["root"] != self._last_served["root"]:
                 raise changed_settings_error(
                     folder / JOURNAL, list_differences(self._last_served, served, "served")
@@ -177,8 +173,10 @@ class _Session:
             print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("arms") as advance:
                 reference = ask_reference(self._plan, advance)
-            layers = opened_layers(config.interventions)
-            arguments["interventions"] = {"layers": layers, "reference": reference}
+            arguments["interventions"] = {
+                "layers": opened_layers(config.interventions),
+                "reference": reference,
+            }
         return arguments
 
     def _take_completions(self, stream: Iterable[Sequence[Any]], scorer: Scorer) -> None:
@@ -208,7 +206,7 @@ class _Session:
         )
         processed_tokens = completion.completion_tokens
         if request.scored_tokens:
-            # nothing is generated: the time goes into the prompt, which ends with the answer
+            # Nothing is generated. The prompt ends with the answer, so its tokens are counted.
             processed_tokens = len(request.prompt_token_ids or ())
             sample.answer_score = self._score_answers(key, request, completion.prompt_logprobs)
         self.timing["tokens"] += processed_tokens or 0

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pandas
 from pandas.api.types import union_categoricals
@@ -89,10 +88,10 @@ def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
     for old_run, new_run in combinations(runs, 2):
         if old_run.name == new_run.name:
             raise ComparisonError(f"{old_run.name} is given twice.")
-        old_conditions, new_conditions = (
-            run.samples["condition"].unique() for run in (old_run, new_run)
-        )
-        shared_conditions = [name for name in old_conditions if name in new_conditions]
+        new_conditions = new_run.samples["condition"].unique()
+        shared_conditions = [
+            name for name in old_run.samples["condition"].unique() if name in new_conditions
+        ]
         if not shared_conditions:
             continue
         changes = _list_changes(old_run, new_run)
@@ -218,7 +217,7 @@ def join_samples(runs: Sequence[Run]) -> pandas.DataFrame:
         return runs[0].samples
     # a run with a single draw of examples has no column `draw`
     frames = [run.samples.assign(draw=run.samples.get("draw", 1)) for run in runs]
-    joined_columns: dict[str, Any] = {}
+    joined_columns = {}
     for name in frames[0].columns:
         columns_of_runs = [frame[name] for frame in frames]
         if isinstance(columns_of_runs[0].dtype, pandas.CategoricalDtype):

@@ -85,18 +85,14 @@ class Journal:
             os.fsync(self._file_descriptor)
         self._last_sync_time = time.monotonic()
 
-    def close(self) -> None:
-        """Sync and close."""
-        try:
-            self.sync()
-        finally:
-            os.close(self._file_descriptor)
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.sync()
+        finally:
+            os.close(self._file_descriptor)
 
     def _recover(self, header: JsonObject) -> None:
         """Read the keys, cut off a torn last line, and write the header into an empty file."""

@@ -171,10 +171,12 @@ def build_source(
     )
     prompts = []
     for condition_prompts in prompts_of_conditions:
-        for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True):
-            prompts.append(
-                AnsweredPrompt.of(dataset.source, condition_prompts, problem, built_prompt)
+        prompts += [
+            AnsweredPrompt.of(dataset.source, condition_prompts, problem, built_prompt)
+            for problem, built_prompt in zip(
+                dataset.problems, condition_prompts.prompts, strict=True
             )
+        ]
     return Source(
         name=f"{dataset.name} ({dataset.source})",
         kind="dataset",

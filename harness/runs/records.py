@@ -47,7 +47,7 @@ class KeyedRecord(Struct):
 
 
 class Document(Struct):
-    """A problem under a condition, as `prompt.make_document` makes it."""
+    """A problem under a condition, as `prompt.make_document` makes it: the fields that are read."""
 
     id: str
     problem: str
@@ -69,11 +69,15 @@ class StoredPrompt(Struct, omit_defaults=True):
 
     Attributes:
         task: lm-eval's name of the task; for a log its file and line.
+        condition, layout: Their names.
         prompt: The text; empty where only a server knew it.
+        prompt_sha256: Hash of the text.
+        prompt_token_sha256: Hash of its token ids; None where only a server knew them.
         doc: The document that lm-eval gets: a `Document`, or that of another task.
         answer_prefix: The beginning of the answer at the prompt's end, which the model continues.
         thinking: The model's markers of reasoning; see `Plan`.
         read: Where the answer is read: `box` or `line`.
+        draw: The number of its draw of examples, from 1; 0 if there is a single draw.
         other_answers: The answers whose log-probability is measured besides the gold answer's.
         sample: The number of the only sample with this prompt; see `PromptSettings`.
         intervention: The changes of the model while it answers; None for nothing.
@@ -171,8 +175,7 @@ class StoredPrompt(Struct, omit_defaults=True):
     @property
     def question(self) -> str:
         """The problem as the baseline shows it; in another task's log, the text of all copies."""
-        field_names = ("question_of_log", "shown", "problem")
-        texts = (self.doc.get(name) for name in field_names)
+        texts = (self.doc.get(name) for name in ("question_of_log", "shown", "problem"))
         return fold_text(next(filter(None, texts)))
 
     @property
@@ -329,7 +332,7 @@ class Task(Struct, kw_only=True):
     Attributes:
         condition, layout: Their names.
         samples: Number of samples of each problem.
-        replicates: How often these are generated.
+        replicates: How often each sample is generated: more than once in repeat runs (A/A).
         sampling: The parameters in force, and which of them are from the model's generation_config.
         intervention: What is done to the model while it generates; None for nothing.
     """
@@ -351,7 +354,7 @@ class Fingerprint(Struct, omit_defaults=True):
 
 
 class Engine(Struct):
-    """The backend that generated."""
+    """The backend that generated; see `run_execution.engine_identity`."""
 
     name: str
     version: str | None

@@ -68,13 +68,11 @@ class RunFiles:
         if not self.path.exists():
             raise RunError(f"{self.path} does not exist.{name_similar_files(self.path)}")
         if not receipt_path.is_file():
+            remedy = (
+                f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl; name tables one by one"
+            )
             if is_stored(self.path / JOURNAL):
                 remedy = "repeat the command that began it"
-            else:
-                remedy = (
-                    f"expected {RECEIPT} in it, or lm-eval's samples_*.jsonl; name tables one by "
-                    "one"
-                )
             raise RunError(f"{self.path} has no finished run: {remedy}.")
         try:
             receipt = msgspec.json.decode(receipt_path.read_bytes(), type=JsonObject)

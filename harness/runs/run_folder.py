@@ -13,7 +13,6 @@ import msgspec
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
-from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs.journal import (
     Journal,
@@ -67,7 +66,28 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(lock_folder(path).release)
             files = RunFiles(path)
-            self.journal = stack.enter_context(Journal(path / JOURNAL, self._prepare_files(files)))
+            is_new = not files.has_sample
+            if not is_new:
+                self.identity = extend_identity(files, identity, prompts)
+            unpack_files(path)
+            header = as_json(self.identity)
+            if is_new:
+                # a run may have begun here, but without a sample nothing needs protection
+                for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
+                    (path / name).unlink(missing_ok=True)
+            elif files.identity == self.identity:
+                # The stored header may have fields that this version does not know. A journal
+                # cannot be opened with another header than its own.
+                header = files.journal.header
+            else:
+                # an extended run is unfinished again, and a receipt would say that it is finished
+                (path / RECEIPT).unlink(missing_ok=True)
+                with open_atomic(path / PROMPTS) as file:
+                    _write_prompts(file, prompts)
+                    # The old prompts are replaced only when this block ends. If the disk is too
+                    # full for the header's copy, the old run stays whole.
+                    replace_header(path / JOURNAL, header)
+            self.journal = stack.enter_context(Journal(path / JOURNAL, header))
             try:
                 read_prompts(path, self.identity)
             except JournalError:
@@ -79,31 +99,6 @@ class RunFolder:
                 Journal(path / SCORES, as_json(current_score_versions()))
             )
             self._resources = stack.pop_all()
-
-    def _prepare_files(self, files: RunFiles) -> JsonObject:
-        """Make the stored files those of this run, and return the header of its journal."""
-        if not files.has_sample:
-            # A run may have begun here, but without a sample nothing needs protection. Compressed
-            # files are unpacked first, so that they are removed too.
-            unpack_files(self.path)
-            for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
-                (self.path / name).unlink(missing_ok=True)
-            return as_json(self.identity)
-        self.identity = extend_identity(files, self.identity, self.prompts)
-        unpack_files(self.path)
-        if files.identity == self.identity:
-            # The stored header may have fields that this version does not know. A journal cannot
-            # be opened with another header than its own.
-            return files.journal.header
-        # an extended run is unfinished again, and a receipt would say that it is finished
-        (self.path / RECEIPT).unlink(missing_ok=True)
-        header = as_json(self.identity)
-        with open_atomic(self.path / PROMPTS) as file:
-            _write_prompts(file, self.prompts)
-            # The old prompts are replaced only when this block ends. If the disk is too full for
-            # the header's copy, the old run stays whole.
-            replace_header(self.path / JOURNAL, header)
-        return header
 
     def note(self, key_prefix: str, facts: Mapping[str, Any]) -> None:
         """Note in the journal that a session begins, or its timing; the prefix says which."""
@@ -193,13 +188,19 @@ def extend_identity(
         return extended_identity
     if {*stored_identity.contrasts} <= {*requested_identity.contrasts}:
         # a contrast of an added condition is exploratory, so it cannot become the primary one
-        is_primary_stored = requested_identity.primary in stored_identity.contrasts
-        primary = requested_identity.primary if is_primary_stored else stored_identity.primary
+        primary = requested_identity.primary
+        if primary not in stored_identity.contrasts:
+            primary = stored_identity.primary
         extended_identity = replace(
             extended_identity, contrasts=stored_identity.contrasts, primary=primary
         )
-    changes = _describe_changes(files, extended_identity, prompts)
-    if changes:
+    prompt_changes = _list_prompt_changes(files.prompts, prompts)
+    # compared after permitted growth, so that growth is not listed
+    grown_identity = _grow_identity(
+        stored_identity, extended_identity, keeps_prompts=not prompt_changes
+    )
+    differences = list_differences(as_json(grown_identity), as_json(extended_identity))
+    if changes := [*prompt_changes, *differences]:
         raise changed_settings_error(files.path / JOURNAL, changes)
     # counted by condition and not by task, because each sample can have a task of its own
     stored_prompt_counts = Counter(prompt.condition for prompt in files.prompts)
@@ -214,19 +215,6 @@ def extend_identity(
     return extended_identity
 
 
-def _describe_changes(
-    files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
-) -> list[str]:
-    """Each setting that may not change when a run continues, with its old and new value."""
-    prompt_changes = _list_prompt_changes(files.prompts, prompts)
-    requested_header = as_json(identity)
-    # compared with the header after its permitted growth, so that growth is not listed
-    grown_header = _grow_header(
-        as_json(files.identity), requested_header, keeps_prompts=not prompt_changes
-    )
-    return [*prompt_changes, *list_differences(grown_header, requested_header)]
-
-
 def _list_prompt_changes(
     stored_prompts: Sequence[StoredPrompt], requested_prompts: Sequence[StoredPrompt]
 ) -> list[str]:
@@ -234,7 +222,7 @@ def _list_prompt_changes(
     requested_prompt_by_task_and_id = {
         (prompt.task, prompt.doc["id"]): prompt for prompt in requested_prompts
     }
-    changes: list[str] = []
+    changes = []
     for prompt in stored_prompts:
         problem_id = prompt.doc["id"]
         requested_prompt = requested_prompt_by_task_and_id.get((prompt.task, problem_id))
@@ -246,42 +234,39 @@ def _list_prompt_changes(
     return list(dict.fromkeys(changes))
 
 
-def _grow_header(
-    stored_header: JsonObject, requested_header: JsonObject, *, keeps_prompts: bool
-) -> JsonObject:
-    """The stored header with the values of the requested one where growth is permitted.
+def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool) -> Identity:
+    """The stored identity with the values of the requested one where growth is permitted.
 
-    Args:
-        stored_header: The journal's first line.
-        requested_header: That of the run as which it is continued.
-        keeps_prompts: Whether the requested run has every stored prompt unchanged.
+    `keeps_prompts` says whether the requested run has every stored prompt unchanged.
     """
-    grown_header = dict(stored_header)
     # More problems: a higher limit, or a lower one that leaves out no stored prompt.
-    limit = requested_header["limit"]
-    if keeps_prompts or (limit or math.inf) > (stored_header["limit"] or math.inf):
-        grown_header["limit"] = limit
+    if keeps_prompts or (requested.limit or math.inf) > (stored.limit or math.inf):
+        stored = replace(stored, limit=requested.limit)
     if not keeps_prompts:
-        return grown_header
+        return stored
     # More prompts, of more problems of the dataset, which keeps its name.
-    grown_header["prompts_sha256"] = requested_header["prompts_sha256"]
-    dataset_name = stored_header["dataset"]["name"]
-    grown_header["dataset"] = {**requested_header["dataset"], "name": dataset_name}
-    # More samples and repeat runs of a task; a header has its tasks under the key `arms`.
-    requested_tasks, grown_tasks = requested_header["arms"], {}
-    for task_name, task in stored_header["arms"].items():
-        counts = {
-            key: max(task[key], requested_tasks[task_name][key])
-            for key in ("samples", "replicates")
-        }
-        grown_tasks[task_name] = {**task, **counts}
-    grown_header["arms"] = grown_tasks
+    dataset = replace(requested.dataset, name=stored.dataset.name)
+    # More samples and repeat runs of a task.
+    tasks = {}
+    for name, task in stored.tasks.items():
+        requested_task = requested.tasks[name]
+        tasks[name] = replace(
+            task,
+            samples=max(task.samples, requested_task.samples),
+            replicates=max(task.replicates, requested_task.replicates),
+        )
     # More tasks. If no stored task changed otherwise, `EXTENSION_KEYS` have only added tasks.
-    if grown_tasks.items() <= requested_tasks.items():
-        grown_header["arms"] = requested_tasks
-        extensions = {key: requested_header["config"].get(key) for key in EXTENSION_KEYS}
-        grown_header["config"] = {**stored_header["config"], **extensions}
-    return grown_header
+    config = stored.config
+    if tasks.items() <= requested.tasks.items():
+        tasks = requested.tasks
+        config = config | {key: requested.config.get(key) for key in EXTENSION_KEYS}
+    return replace(
+        stored,
+        prompts_sha256=requested.prompts_sha256,
+        dataset=dataset,
+        tasks=tasks,
+        config=config,
+    )
 
 
 def set_old_scores_aside(files: RunFiles) -> None:

@@ -133,12 +133,13 @@ class Run:
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            file_by_condition = path
+            logs: list[tuple[str | None, Path]] = [
+                (condition, Path(file)) for condition, file in path.items()
+            ]
         elif Path(path).is_dir():
             return cls._of_folder(str(path), metric)
         else:
-            name, file_by_condition = str(path), {None: path}
-        logs = [(condition, Path(file)) for condition, file in file_by_condition.items()]
+            name, logs = str(path), [(None, Path(path))]
         if not logs:
             raise ConfigError("Expected a log for each condition, got none.")
         # several files are logs of lm-eval, but a single one may be of any kind
@@ -209,11 +210,9 @@ class Run:
     @property
     def baseline(self) -> str:
         """The baseline of its config, or of two sides that are compared; `wo` for logs."""
-        condition_names = [
-            name for name, condition in self.conditions.items() if not condition.kind
-        ]
         return find_baseline(
-            condition_names, self.receipt.get("config", self.about).get("baseline")
+            [name for name, condition in self.conditions.items() if not condition.kind],
+            self.receipt.get("config", self.about).get("baseline"),
         )
 
     @property
@@ -300,7 +299,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         metric=run.metric,
         model_arguments=run.model_arguments,
         is_vllm=bool(run.receipt) and run.receipt["config"]["model"]["backend"] == "vllm",
-        fingerprint=run.receipt["model"] if run.receipt else {},
+        fingerprint=run.receipt.get("model", {}),
     )
 
 
@@ -315,10 +314,12 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     # the identity names the form of answers only if it is not the default, a box
     if "answer" in identity.config:
         sampling["answer"] = "line"
-    arguments = select_fixed_arguments(model_settings["model_args"])
     settings = {
         "backend": model_settings["backend"],
-        "model_args": {name: str(value) for name, value in arguments.items()},
+        "model_args": {
+            name: str(value)
+            for name, value in select_fixed_arguments(model_settings["model_args"]).items()
+        },
         "instruction": config.get("instruction"),
         "seed": config["seed"],
         "limit": receipt.get("limit"),
@@ -329,9 +330,10 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         served_model = (session.get("engine") or {}).get("served") or {}
         if "root" in served_model:
             settings["served_root"] = served_model["root"]
-    entry_by_condition = index_by_name(config["conditions"])
     if fresh_by_condition := {
-        name: entry["fresh"] for name, entry in entry_by_condition.items() if "fresh" in entry
+        name: entry["fresh"]
+        for name, entry in index_by_name(config["conditions"]).items()
+        if "fresh" in entry
     }:
         settings["fresh"] = fresh_by_condition
     engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
@@ -375,8 +377,7 @@ def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
             (sample, score) for sample, score in graded_samples if not sample.replicate
         ]
         first_samples.sort(key=lambda pair: pair[0].sample_index)
-        prompt_fields = structs.asdict(prompt)
         answered_prompts.append(
-            AnsweredPrompt(**prompt_fields, graded_samples=tuple(first_samples))
+            AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(first_samples))
         )
     return answered_prompts

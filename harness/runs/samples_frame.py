@@ -61,8 +61,11 @@ def load_run(
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
-        conditions = read_conditions(files.receipt["config"])
-        hidden_names = [name for name, condition in conditions.items() if condition.kind]
+        hidden_names = [
+            name
+            for name, condition in read_conditions(files.receipt["config"]).items()
+            if condition.kind
+        ]
         frame = frame[~frame["condition"].isin(hidden_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
@@ -97,9 +100,9 @@ def make_frame(
         prompts: All prompts.
         graded_samples_of_prompts: Those of each prompt.
     """
-    samples: list[Sample] = []
-    scores: list[Score] = []
-    completion_rows: list[tuple[int, str, bool]] = []
+    samples = []
+    scores = []
+    completion_rows = []
     for prompt_index, (prompt, graded_samples) in enumerate(
         zip(prompts, graded_samples_of_prompts, strict=True)
     ):
@@ -111,8 +114,9 @@ def make_frame(
             samples.append(sample)
             scores.append(score)
     # as objects, because every selection of rows would copy completions of pandas' type `str`
-    columns = ["prompt_index", "completion", "next_question"]
-    frame = pandas.DataFrame(completion_rows, columns=columns, dtype=object)
+    frame = pandas.DataFrame(
+        completion_rows, columns=["prompt_index", "completion", "next_question"], dtype=object
+    )
     frame = frame.astype({"prompt_index": int, "next_question": bool})
     for records, field_names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
         for name in field_names:
@@ -121,11 +125,10 @@ def make_frame(
     frame["completion_tokens"] = pandas.to_numeric(frame["completion_tokens"])
     if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
         answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
-        frame[ANSWER_LOGPROB] = [answer_score.logprob for answer_score in answer_scores]
-        frame[ANSWER_SHARE] = [answer_score.log_share for answer_score in answer_scores]
-        token_counts = [len(answer_score.tokens) for answer_score in answer_scores]
-        frame["answer_tokens"] = np.array(token_counts, np.int32)
-        frame["chance"] = [100 / (1 + len(answer_score.others)) for answer_score in answer_scores]
+        frame[ANSWER_LOGPROB] = [score.logprob for score in answer_scores]
+        frame[ANSWER_SHARE] = [score.log_share for score in answer_scores]
+        frame["answer_tokens"] = np.array([len(score.tokens) for score in answer_scores], np.int32)
+        frame["chance"] = [100 / (1 + len(score.others)) for score in answer_scores]
     frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")

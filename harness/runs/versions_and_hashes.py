@@ -135,8 +135,11 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
     if receipt.get("greedy"):
         return "greedy"
     sampling = receipt.get("sampling") or {}
-    parameter_names = [name for name in ("temperature", "top_p", "top_k") if sampling.get(name)]
-    parameter_texts = [f"{name} {sampling[name]:g}" for name in parameter_names]
+    parameter_texts = [
+        f"{name} {sampling[name]:g}"
+        for name in ("temperature", "top_p", "top_k")
+        if sampling.get(name)
+    ]
     # a server that is sent no temperature uses its own, which is recorded as None
     if sampling.get("temperature", 0) is None:
         parameter_texts.insert(0, "the server's temperature")

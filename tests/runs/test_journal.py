@@ -52,7 +52,8 @@ def test_a_journal_that_ends_at_any_byte_of_its_header_begins_again(path):
     header = path.read_bytes().splitlines(keepends=True)[0]
     for end in range(len(header)):
         path.write_bytes(header[:end])
-        Journal(path, HEADER).close()
+        with Journal(path, HEADER):
+            pass
         assert path.read_bytes() == header
 
 

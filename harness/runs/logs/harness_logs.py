@@ -39,15 +39,15 @@ def find_kind(path: Path) -> str:
     if not head and path.suffix == ".eval":
         return INSPECT
     kind = next((kind for kind, pattern in _PATTERN_BY_KIND.items() if pattern.match(head)), TABLE)
-    if kind == LIGHTEVAL:
-        from pyarrow.lib import ArrowException
-        from pyarrow.parquet import read_schema
+    if kind != LIGHTEVAL:
+        return kind
+    from pyarrow.lib import ArrowException
+    from pyarrow.parquet import read_schema
 
-        with suppress(ArrowException):  # a damaged file counts as a table, whose reader refuses it
-            if {"doc", "metric", "model_response"} <= {*read_schema(path).names}:
-                return kind
-        return TABLE
-    return kind
+    with suppress(ArrowException):  # a damaged file counts as a table, whose reader refuses it
+        if {"doc", "metric", "model_response"} <= {*read_schema(path).names}:
+            return LIGHTEVAL
+    return TABLE
 
 
 def read_scores(

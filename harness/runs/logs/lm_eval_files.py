@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from harness.constants import JsonObject
 from harness.errors import TABLE_HINT, RunError, name_similar_files
-from harness.experiment.model_settings import label_model
 from harness.runs.records import as_record
 from harness.runs.stored_files import open_stored
 
@@ -95,11 +94,6 @@ class ResultsFile(Struct, kw_only=True):
         """Name or folder of the model that was loaded."""
         name = self.arguments.get("pretrained") or self.arguments.get("model")
         return None if name is None else str(name)
-
-    @property
-    def label(self) -> str:
-        """The model's name in tables."""
-        return label_model(str(self.model_name or self.model or "model"))
 
 
 def find_logs(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ import pandas
 from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import NAMED_CONDITIONS, REFERENCE_FIELDS
+from harness.experiment.model_settings import label_model
 from harness.experiment.plan import hash_json
 from harness.experiment.prompts.prompt import is_ours
 from harness.runs.journal import list_shared_differences
@@ -81,12 +82,13 @@ def _describe_logs(
     first_results = logs[0].results
     creation_time = None
     if first_results.date:
-        utc_time = datetime.fromtimestamp(first_results.date, UTC)
-        creation_time = utc_time.isoformat(timespec="seconds")
+        creation_time = datetime.fromtimestamp(first_results.date, UTC).isoformat(
+            timespec="seconds"
+        )
     return {
         "source": "lm-eval",
         "run": name,
-        "model": first_results.label,
+        "model": label_model(str(first_results.model_name or first_results.model or "model")),
         "problems": problem_count,
         "task_version": task_versions.pop() if len(task_versions) == 1 else None,
         "metric": ", ".join(metric_names),

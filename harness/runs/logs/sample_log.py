@@ -68,11 +68,13 @@ class SampleLog:
         results = self.results
         if results.config.model is None:
             return {}
-        arguments = select_fixed_arguments(results.arguments)
         settings = {
             "backend": results.config.model,
             "model": results.model,
-            "model_args": {name: str(value) for name, value in arguments.items()},
+            "model_args": {
+                name: str(value)
+                for name, value in select_fixed_arguments(results.arguments).items()
+            },
             "system_instruction": results.system_instruction or "",
             "num_fewshot": results.task_config.num_fewshot,
             "generation_kwargs": results.task_config.generation_kwargs,
@@ -98,7 +100,7 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     results = read_results(path)
     metric_name, _, filter_name = (metric or "").partition(",")
     prompt_by_problem_id: dict[str, AnsweredPrompt] = {}
-    problem_hashes: dict[str, str] = {}
+    problem_hashes = {}
     gold_by_question: dict[str, tuple[str, str]] = {}
     filter_names: dict[str, None] = {}
     for origin, line_values, line in read_lines(path):
@@ -112,8 +114,12 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
         if prompt.problem_id in prompt_by_problem_id:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompt_by_problem_id[prompt.problem_id] = prompt
-        location = f"{origin}: problem {prompt.problem_id}"
-        refuse_other_golds(gold_by_question, prompt.question, prompt.golds, location)
+        refuse_other_golds(
+            gold_by_question,
+            prompt.question,
+            prompt.golds,
+            f"{origin}: problem {prompt.problem_id}",
+        )
         problem_hashes[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
     expected_count = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))

@@ -124,12 +124,12 @@ def _find_columns(
     columns_text = list_first(available_columns, MOST_COLUMNS_SHOWN)
     chosen_columns = {*chosen_column_by_role.values()}
     has_known_roles = chosen_column_by_role.keys() <= COLUMN_NAMES_BY_ROLE.keys()
-    if not has_known_roles or not chosen_columns <= {*available_columns, ""}:
+    if not (has_known_roles and chosen_columns <= {*available_columns, ""}):
         raise ConfigError(
             f"--columns: expected ROLE=COLUMN with the roles {', '.join(COLUMN_NAMES_BY_ROLE)}, "
             f"and the columns of {name}, which are {columns_text}."
         )
-    column_by_role: dict[str, str] = {}
+    column_by_role = {}
     unclear_roles = []
     for role, column_names in COLUMN_NAMES_BY_ROLE.items():
         fitting_columns = [
@@ -232,23 +232,23 @@ def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
 
 def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
     """One row per sample, with the columns of `samples_frame.make_frame` that tables read."""
-    role_columns = pandas.DataFrame([row for _, row in table.rows])
-    item_ids = [str(row["item"]) for _, row in table.rows]
+    rows = [row for _, row in table.rows]
+    role_columns = pandas.DataFrame(rows)
     scores = pandas.Series([parse_score(location, row) for location, row in table.rows])
     for location, row in table.rows:
         for role in row.keys() & {"item", "condition"}:
             if not _read_text(row, role):
                 raise DataError(f"{location}: the {role} is missing.")
-    questions = [_read_text(row, "question") or str(row["item"]) for _, row in table.rows]
-    clusters = [_read_text(row, "cluster") for _, row in table.rows]
+    questions = [_read_text(row, "question") or str(row["item"]) for row in rows]
     columns = {
         "model": role_columns.get("model", table.about.get("model") or "unknown model"),
         "layout": table.source,
         "condition": role_columns.get("condition", condition),
-        "problem_id": item_ids,
+        "problem_id": [str(row["item"]) for row in rows],
         "replicate": 0,
         "cluster": [
-            cluster or question for cluster, question in zip(clusters, questions, strict=True)
+            _read_text(row, "cluster") or question
+            for row, question in zip(rows, questions, strict=True)
         ],
         "question": questions,
         SCORE_COLUMN: scores,
