@@ -137,8 +137,8 @@ def regrade_logs(
     path: Path,
     *,
     metric: str | None,
-    columns: str | None = None,
-    decimal_sign: DecimalSign | None = None,
+    columns: str | None,
+    decimal_sign: DecimalSign | None,
 ) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
@@ -180,7 +180,6 @@ def _grade_rows(rows_and_jobs: Sequence[tuple[JsonObject, GradeJob]]) -> pandas.
     with GraderPool() as pool:
         for index, (_, job) in enumerate(rows_and_jobs):
             pool.submit(index, job)
-        grade: Any
         for index, grade in pool.drain():
             rows[index] |= {
                 "answer": grade.answer,

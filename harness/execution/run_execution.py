@@ -219,8 +219,9 @@ def engine_identity(
         return Engine(name=backend, version=None, device="server")
     import torch
 
-    packages = ("lm-eval", "transformers", "torch")
-    version = ", ".join(f"{name} {package_version(name)}" for name in packages)
+    version = ", ".join(
+        f"{name} {package_version(name)}" for name in ("lm-eval", "transformers", "torch")
+    )
     default_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = str(arguments.get("device") or default_device).partition(":")[0]
     return Engine(name=backend, version=version, device=device)

@@ -109,8 +109,9 @@ def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
                 f"{shared_conditions[0]}: {reason}."
             )
     samples = stack_samples([run.samples for run in runs])
-    key_columns = ["condition", "problem_id", "replicate", "draw"]
-    samples["sample_index"] = samples.groupby(key_columns, observed=True).cumcount()
+    samples["sample_index"] = samples.groupby(
+        ["condition", "problem_id", "replicate", "draw"], observed=True
+    ).cumcount()
     return Run(
         name=" ".join(run.name for run in runs),
         about={**runs[0].about, "receipts": receipts},

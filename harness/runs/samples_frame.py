@@ -167,8 +167,9 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
     )
     if any(prompt.draw for prompt in prompts):
         columns["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
-    conditions = read_conditions(receipt["config"])
-    facts_by_condition = {name: condition.describe() for name, condition in conditions.items()}
+    facts_by_condition = {
+        name: condition.describe() for name, condition in read_conditions(receipt["config"]).items()
+    }
     for name in ("filler", "filler_tokens", "placement", "words"):
         values = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
         columns[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")

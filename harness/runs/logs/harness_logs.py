@@ -93,12 +93,13 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
     rows = []
     for sample in scored_samples:
         location = f"{path}, sample {sample.id}, epoch {sample.epoch}"
-        value_by_scorer = {name: score.value for name, score in sample.scores.items()}
         question_texts = [sample.input]
         if isinstance(sample.input, list):
             question_texts = [message.text for message in sample.input if message.role == "user"]
         # without a name, the only metric of the first sample becomes the metric of all samples
-        metric, value = _choose_score(location, value_by_scorer, metric)
+        metric, value = _choose_score(
+            location, {name: score.value for name, score in sample.scores.items()}, metric
+        )
         row = {
             "item": sample.id,
             "sample": sample.epoch,

@@ -78,7 +78,6 @@ def _describe_logs(
     task_versions = {log.results.task_version for log in logs} - {None}
     metric_names = dict.fromkeys(log.metric for log in logs if log.metric)
     filter_names = dict.fromkeys(filter_name for log in logs for filter_name in log.other_filters)
-    prompt_hashes = [prompt.prompt_sha256 for log in logs for prompt in log.prompts]
     first_results = logs[0].results
     creation_time = None
     if first_results.date:
@@ -93,7 +92,9 @@ def _describe_logs(
         "task_version": task_versions.pop() if len(task_versions) == 1 else None,
         "metric": ", ".join(metric_names),
         "other_filters": ", ".join(filter_names),
-        "prompts_sha256": hash_json(prompt_hashes),
+        "prompts_sha256": hash_json(
+            [prompt.prompt_sha256 for log in logs for prompt in log.prompts]
+        ),
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),

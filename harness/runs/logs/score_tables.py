@@ -240,28 +240,28 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
             if not _read_text(row, role):
                 raise DataError(f"{location}: the {role} is missing.")
     questions = [_read_text(row, "question") or str(row["item"]) for row in rows]
-    columns = {
-        "model": role_columns.get("model", table.about.get("model") or "unknown model"),
-        "layout": table.source,
-        "condition": role_columns.get("condition", condition),
-        "problem_id": [str(row["item"]) for row in rows],
-        "replicate": 0,
-        "cluster": [
-            _read_text(row, "cluster") or question
-            for row, question in zip(rows, questions, strict=True)
-        ],
-        "question": questions,
-        SCORE_COLUMN: scores,
-        "correct": scores == 1,
-        "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
-        "completion": "",
-    }
-    frame = pandas.DataFrame(columns).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
+    frame = pandas.DataFrame(
+        {
+            "model": role_columns.get("model", table.about.get("model") or "unknown model"),
+            "layout": table.source,
+            "condition": role_columns.get("condition", condition),
+            "problem_id": [str(row["item"]) for row in rows],
+            "replicate": 0,
+            "cluster": [
+                _read_text(row, "cluster") or question
+                for row, question in zip(rows, questions, strict=True)
+            ],
+            "question": questions,
+            SCORE_COLUMN: scores,
+            "correct": scores == 1,
+            "verdict": (scores == 1).map({True: "correct", False: "incorrect"}),
+            "completion": "",
+        }
+    ).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
     frame = frame.reindex(columns=[*frame, *ABSENT_COLUMNS, *GRADERS])
     # in a table of several models without conditions, the models are compared
     if "condition" not in role_columns and frame["model"].nunique() > 1:
-        model_names = " / ".join(frame["model"].unique())
-        frame = frame.assign(condition=frame["model"], model=model_names)
+        frame = frame.assign(condition=frame["model"], model=" / ".join(frame["model"].unique()))
     sample_index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
     # without a number, repeated rows are samples only if the user typed `--columns sample=`
     sample_number = role_columns.get(
