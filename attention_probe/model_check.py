@@ -33,10 +33,9 @@ def check_model(model: str) -> tuple[str, bool]:
     """
     paragraphs = []
     with TemporaryDirectory() as folder:
-        folder_path = Path(folder)
         for check in (_check_answers, _check_attention):
             try:
-                paragraphs.append(check(model, folder_path))
+                paragraphs.append(check(model, Path(folder)))
             except HarnessError as error:
                 return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
     return "\n\n".join(paragraphs), False

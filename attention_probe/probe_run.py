@@ -39,7 +39,7 @@ def probe(
     The arguments and errors are those of `open_source` and `run_probe`.
     """
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
-    return run_probe(source, prompts, settings, path, advance=advance)
+    return run_probe(source, prompts, settings, path, advance)
 
 
 def run_probe(
@@ -47,7 +47,6 @@ def run_probe(
     criterion: Criterion,
     settings: ProbeSettings,
     path: Path,
-    *,
     advance: Advance = lambda finished, total: None,
 ) -> JsonObject:
     """Measure every selected prompt that the folder lacks, and return the receipt.
@@ -78,15 +77,6 @@ def run_probe(
         problem.id: tokenize_problem(problem, tokenizer, conditions=settings.conditions)
         for problem in problems
     }
-    selection = {
-        # only the fields of a criterion, because a figure's criterion has further ones
-        "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
-        "outcomes": count_flips(source, criterion),
-        "problems": len(problems),
-    }
-    source_facts = {
-        name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")
-    }
     header = make_header(settings, source, criterion.flip)
     refuse_changed_model(source, settings.model, header.fingerprint)
     if (path / HEADER_FILE).exists():
@@ -101,13 +91,20 @@ def run_probe(
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": asdict(settings),
             "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-            "source": source_facts,
-            "selection": selection,
+            "source": {
+                name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")
+            },
+            "selection": {
+                # only the fields of a criterion, because a figure's criterion has further ones
+                "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
+                "outcomes": count_flips(source, criterion),
+                "problems": len(problems),
+            },
             "self_check": checks,
             **versions_and_hashes.software_facts(),
         }
         # The folder is created after the model has been opened, so a failure leaves none behind.
-        with AttentionTraces.create(path, header, receipt=receipt) as traces:
+        with AttentionTraces.create(path, header, receipt) as traces:
             # compared again, because another probe may have added traces before the folder's lock
             refuse_differing_traces(traces, prompts_by_problem)
             add_missing_traces(traces, prompts_by_problem, measure, advance)
@@ -175,11 +172,12 @@ def make_header(settings: ProbeSettings, source: Source, flip: str | None) -> Tr
         source: The problems and their prompts.
         flip: The outcome by which the problems were selected; None if by none.
     """
-    measurement_options, config = settings.record, settings.load_config()
-    model = smollm2_model.resolve_model(str(settings.model))
-    fingerprint = versions_and_hashes.model_fingerprint(model, settings.arguments.get("revision"))
+    config = settings.load_config()
+    fingerprint = versions_and_hashes.model_fingerprint(
+        smollm2_model.resolve_model(str(settings.model)), settings.arguments.get("revision")
+    )
     options: JsonObject = {
-        name: getattr(measurement_options, name) for name in ("activations", "norms", "rows")
+        name: getattr(settings.record, name) for name in ("activations", "norms", "rows")
     }
     # In these prompts a filler may be merged with other tokens. Which tokens all prompts have in
     # common therefore depends on the conditions.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from attention_probe.measure.prompt_fields import MeasurementOptions
-from attention_probe.model.first_layers import LoadedModel, default_device, load_model
+from attention_probe.model.first_layers import LoadedModel, load_model
 from attention_probe.prompts.token_roles import GAP_SUFFIX, TokenizedPrompt, remove_gap
 from harness import smollm2_model
 from harness.constants import BASELINE, STUDY_CONDITION, Dtype, JsonObject
@@ -89,15 +89,9 @@ class ProbeSettings:
             ConfigError: the source lacks a condition or the baseline, a condition cannot be
                 probed, or the run's model has an argument that the probe does not use.
         """
-        conditions = list(self.conditions)
-        if not conditions:
-            # by default Hugging Face leaves out conditions with interventions, as it makes none
-            excluded_conditions = source.interventions if self.engine is None else {}
-            conditions = [name for name in source.conditions if name not in excluded_conditions]
-            if STUDY_CONDITION in conditions and self.engine is None:
-                conditions.append(f"{STUDY_CONDITION}{GAP_SUFFIX}")
+        chosen_conditions = self.conditions or self._default_conditions(source)
         # the baseline first, because all other prompts are aligned to it
-        conditions = list(dict.fromkeys((BASELINE, *conditions)))
+        conditions = tuple(dict.fromkeys((BASELINE, *chosen_conditions)))
         base_conditions = check_conditions(source, conditions)
         interventions = {
             name: source.interventions[name]
@@ -112,9 +106,11 @@ class ProbeSettings:
                     f"{source.name} changes the model under {', '.join(interventions)}, which only "
                     "the engine does: add --engine."
                 )
-            device = device or default_device()
-        opened = opened_layers(interventions)
-        completed = replace(self, conditions=tuple(conditions), device=device, opened=opened)
+            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        completed = replace(
+            self, conditions=conditions, device=device, opened=opened_layers(interventions)
+        )
+        # the run's arguments say nothing about another model
         if _locate(self.model or source.model) != _locate(source.model):
             return completed
         arguments, engine = source.model_arguments, self.engine
@@ -126,6 +122,16 @@ class ProbeSettings:
             arguments=arguments,
             engine=None if engine is None else arguments | engine,
         )
+
+    def _default_conditions(self, source: Source) -> list[str]:
+        """The conditions that can be measured; with Hugging Face also the gap of `mless`."""
+        if self.engine is not None:
+            return list(source.conditions)
+        # Hugging Face makes no interventions
+        conditions = [name for name in source.conditions if name not in source.interventions]
+        if STUDY_CONDITION in conditions:
+            conditions.append(f"{STUDY_CONDITION}{GAP_SUFFIX}")
+        return conditions
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer."""

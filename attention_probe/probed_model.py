@@ -45,10 +45,8 @@ def open_model(
         checks = self_check(loaded_model, all_prompts, options, float32_model)
         yield partial(measure_problem, loaded_model, options=options), checks
         return
-    most_positions = 0
-    for prompt in all_prompts:
-        _, gap_size = find_gap(prompt.intervention)
-        most_positions = max(most_positions, len(prompt) + gap_size)
+    # a gap in the positions uses up context too
+    most_positions = max(len(prompt) + find_gap(prompt.intervention)[1] for prompt in all_prompts)
     engine_arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
         "dtype": settings.dtype,

@@ -69,9 +69,9 @@ def self_check(
 
 def captured_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     """The sums from the probe's capture."""
-    statistics = capture_attention(loaded_model, token_ids)
+    layers = capture_attention(loaded_model, token_ids).layers
     # the first set of queries, because the other one contains each key's own query too
-    return {layer: statistics.layers[layer].sums[0] for layer in loaded_model.layer_indices}
+    return {layer: layers[layer].sums[0] for layer in loaded_model.layer_indices}
 
 
 def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
@@ -79,9 +79,8 @@ def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     model = loaded_model.model
     input_ids = token_ids[None].to(model.device)
     with torch.inference_mode(), switch_attention(model, "eager"):
-        output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
-    attentions = output.attentions
-    layer_indices: range | list[int] = range(len(attentions))
+        attentions = model(input_ids=input_ids, use_cache=False, output_attentions=True).attentions
+    layer_indices = [*range(len(attentions))]
     if len(attentions) != len(loaded_model.decoder_layers):
         # models that mix kinds of layers return only the matrices of softmax layers
         layer_indices = find_softmax_layers(loaded_model.config)

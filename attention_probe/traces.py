@@ -129,23 +129,23 @@ class AttentionTraces:
     """
 
     def __init__(self, path: Path, folder_lock: FileLock | None = None) -> None:
-        if not (path / HEADER_FILE).is_file():
+        header_path = path / HEADER_FILE
+        if not header_path.is_file():
             raise JournalError(f"{path} is not a folder of traces, as `mless probe` writes it.")
-        with _explain_read_errors(path / HEADER_FILE):
-            header_file = as_record(
-                _HeaderFile, json.loads((path / HEADER_FILE).read_bytes()), path / HEADER_FILE
-            )
+        with _explain_read_errors(header_path):
+            content = json.loads(header_path.read_bytes())
+            header_file = as_record(_HeaderFile, content, header_path)
         self.header, self.receipt = header_file.header, header_file.receipt
         self.path = path
         self._lock = folder_lock
-        self._file_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
-        """By problem and condition, in the order in which they were added."""
+        self._entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
+        """The file and the facts of each trace by problem and condition, as they were added."""
         # names are numbers with leading zeros, so this is the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
             self._add_entry(trace_path, _read_facts(trace_path))
 
     @classmethod
-    def create(cls, path: Path, header: TraceHeader, *, receipt: JsonObject) -> Self:
+    def create(cls, path: Path, header: TraceHeader, receipt: JsonObject) -> Self:
         """Create a folder, or continue one with the same header; their conditions are joined.
 
         Raises:
@@ -187,7 +187,7 @@ class AttentionTraces:
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         # A damaged file may have been deleted, so the next number is not the number of files.
-        last_number = next((int(path.stem) for path, _ in reversed(self._file_by_key.values())), 0)
+        last_number = next((int(path.stem) for path, _ in reversed(self._entry_by_key.values())), 0)
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
         with explain_write_errors(trace_path), open_atomic(trace_path) as file:
             file.write(safetensors.numpy.save(arrays, metadata={"facts": json.dumps(facts)}))
@@ -201,9 +201,9 @@ class AttentionTraces:
         """
         conditions = tuple(dict.fromkeys((*self.header.conditions, *header.conditions)))
         joined_header = replace(self.header, conditions=conditions)
-        requested_header = replace(header, conditions=conditions)
         changes = list_differences(
-            msgspec.to_builtins(joined_header), msgspec.to_builtins(requested_header)
+            msgspec.to_builtins(joined_header),
+            msgspec.to_builtins(replace(header, conditions=conditions)),
         )
         if changes:
             raise changed_settings_error(self.path / HEADER_FILE, changes)
@@ -211,7 +211,7 @@ class AttentionTraces:
 
     def has(self, problem_id: str, condition: str) -> bool:
         """Whether the folder holds this trace."""
-        return (problem_id, condition) in self._file_by_key
+        return (problem_id, condition) in self._entry_by_key
 
     def get(self, problem_id: str, condition: str) -> Trace:
         """The trace of a problem under a condition.
@@ -220,7 +220,7 @@ class AttentionTraces:
             KeyError: there is no such trace.
             JournalError: it is damaged.
         """
-        path, _ = self._file_by_key[problem_id, condition]
+        path, _ = self._entry_by_key[problem_id, condition]
         with _explain_read_errors(path):
             facts, arrays = _read_facts(path), safetensors.numpy.load_file(path)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
@@ -237,7 +237,7 @@ class AttentionTraces:
 
     def entries(self) -> list[PromptFacts]:
         """The facts of all traces, in the order in which they were added."""
-        return [entry for _, entry in self._file_by_key.values()]
+        return [entry for _, entry in self._entry_by_key.values()]
 
     @property
     def conditions(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class AttentionTraces:
         return tuple(dict.fromkeys(entry.problem_id for entry in self.entries()))
 
     def __iter__(self) -> Iterator[Trace]:
-        return (self.get(*key) for key in self._file_by_key)
+        return (self.get(*key) for key in self._entry_by_key)
 
     def __enter__(self) -> Self:
         return self
@@ -268,7 +268,7 @@ class AttentionTraces:
 
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
         entry = msgspec.convert(facts, PromptFacts)
-        self._file_by_key[entry.problem_id, entry.condition] = path, entry
+        self._entry_by_key[entry.problem_id, entry.condition] = path, entry
 
 
 def _read_facts(path: Path) -> JsonObject:

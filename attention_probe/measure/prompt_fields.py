@@ -14,7 +14,7 @@ from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
 from harness.array_types import Integers
 from harness.engines.attention_sums import Weights, average_weights
-from harness.engines.engine_processes import LATER_SET_COUNT
+from harness.engines.engine_processes import SETS_WITHOUT_OWN_TOKEN
 from harness.experiment.prompts.built_prompts import TOKEN_REGIONS, find_region_indices
 from harness.layers_and_heads import count_rows
 
@@ -65,7 +65,7 @@ def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySe
 
 def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
     """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
-    curves = average_weights(sums[:, :LATER_SET_COUNT], sets[:LATER_SET_COUNT])
+    curves = average_weights(sums[:, :SETS_WITHOUT_OWN_TOKEN], sets[:SETS_WITHOUT_OWN_TOKEN])
     # each token is in exactly one region
     is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
     region_masks = np.vstack([is_in_region, ~prompt.is_inserted]).astype(np.float32)

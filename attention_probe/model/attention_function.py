@@ -54,7 +54,7 @@ class CausalMask:
     rule: Callable[..., Tensor]
 
     def block(self, queries: slice, keys: slice) -> Tensor:
-        """The mask of a block [batch, 1, query, key]: true where a query sees a key."""
+        """The mask of a block [1, 1, query, key]: true where a query sees a key."""
         return self.rule(
             q_length=queries.stop - queries.start,
             q_offset=queries.start,
@@ -104,8 +104,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The registered attention function: the normal output; a requested layer is also reduced.
 
-    Its tensors are [batch, head, token, unit], where keys and values have fewer heads; the output
-    is [batch, token, head, unit].
+    Its tensors are [1, head, token, unit], because a pass has one prompt; keys and values have
+    fewer heads. The output is [1, token, head, unit].
     """
     layer_index = getattr(module, "layer_idx", None)
     if capture is None or layer_index is None or not isinstance(attention_mask, CausalMask):
@@ -113,31 +113,24 @@ def attend(
             f"{type(module).__name__} calls its attention without a layer or a mask: "
             "it cannot be probed."
         )
-    batch_size, head_count, token_count, head_dim = query.shape
+    head_count, token_count, head_dim = query.shape[1:]
     reduction = Reduction(capture.request, query) if layer_index in capture.layer_indices else None
     output = None
     # nothing reads the last layer's output, unless the pass goes on for the hooks
     if layer_index != capture.layer_indices[-1] or capture.has_pending_hooks:
-        output = value.new_empty(batch_size, token_count, head_count, value.shape[-1])
-    # [batch x KV head, key, unit], as `bmm` multiplies
-    flat_value = value.reshape(batch_size * value.shape[1], token_count, -1)
+        output = value.new_empty(1, token_count, head_count, value.shape[-1])
+    if scaling is None:
+        scaling = head_dim**-0.5
     for queries, keys, weights in weight_blocks(
-        query,
-        key,
-        attention_mask,
-        scaling=head_dim**-0.5 if scaling is None else scaling,
-        softcap=softcap,
-        sinks=s_aux,
+        query[0], key[0], attention_mask, scaling, softcap, s_aux
     ):
         if output is not None:
             # the query heads of a KV head are consecutive, so one product has all their queries
-            rows = weights.reshape(len(flat_value), -1, keys.stop - keys.start).to(value.dtype)
-            product = torch.bmm(rows, flat_value[:, keys]).view(
-                batch_size, head_count, -1, value.shape[-1]
-            )
-            output[:, queries] = product.transpose(1, 2)
+            grouped_weights = weights.reshape(value.shape[1], -1, weights.shape[-1])
+            product = torch.bmm(grouped_weights.to(value.dtype), value[0, :, keys])
+            output[0, queries] = product.view(head_count, -1, value.shape[-1]).transpose(0, 1)
         if reduction is not None:
-            reduction.add(weights[0], queries, keys)
+            reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer_index] = reduction.finish()
         # raises an exception that ends the forward pass and is caught in `capture_attention`
@@ -157,31 +150,26 @@ def weight_blocks(
     query: Tensor,
     key: Tensor,
     mask: CausalMask,
-    *,
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Attention weights of a few queries at a time, over the keys up to the last of these queries.
 
-    A block is [batch, head, query, key] and overwrites the previous one. Queries are grouped by the
-    KV head that they share, so that keys are never repeated.
+    A block is [head, query, key] and overwrites the previous one. Queries are grouped by the KV
+    head that they share, so that keys are never repeated.
 
     Args:
-        query: [batch, head, token, unit] The queries.
-        key: [batch, KV head, token, unit] The keys.
+        query: [head, token, unit] The queries.
+        key: [KV head, token, unit] The keys.
         mask: Which keys each query may see.
         scaling: The factor of dot products, usually 1 / sqrt(head_dim).
         softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
         sinks: [head] A learnt score of each head that takes weight and has no value, as in gpt-oss.
     """
-    batch_size, head_count, token_count, head_dim = query.shape
-    block_queries = _block_size(batch_size * head_count * token_count, query.device)
-    kv_head_count = key.shape[1]
-    flat_key = key.reshape(batch_size * kv_head_count, token_count, head_dim)
-    buffer = query.new_empty(
-        batch_size * head_count * min(block_queries, token_count) * token_count
-    )
+    head_count, token_count, head_dim = query.shape
+    block_queries = _block_size(head_count * token_count, query.device)
+    buffer = query.new_empty(head_count * min(block_queries, token_count) * token_count)
     for first_query in range(0, token_count, block_queries):
         queries = slice(first_query, min(first_query + block_queries, token_count))
         query_count = queries.stop - queries.start
@@ -189,31 +177,33 @@ def weight_blocks(
         first_key = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
         keys = slice(first_key, queries.stop)
         key_count = queries.stop - first_key
-        scores = buffer[: batch_size * head_count * query_count * key_count]
-        scores = scores.view(batch_size * kv_head_count, -1, key_count)
-        grouped_queries = query[:, :, queries].reshape(batch_size * kv_head_count, -1, head_dim)
-        torch.baddbmm(
-            scores, grouped_queries, flat_key[:, keys].mT, beta=0, alpha=scaling, out=scores
-        )
+        # every block uses the same memory
+        scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
+        grouped_queries = query[:, queries].reshape(len(key), -1, head_dim)
+        torch.baddbmm(scores, grouped_queries, key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
-        scores = scores.view(batch_size, head_count, query_count, key_count).float()
+        scores = scores.view(head_count, query_count, key_count).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
-        if mask.is_plain:
-            # only the last `query_count` keys can come after one of the block's queries
-            scores[..., -query_count:] += scores.new_full(
-                (query_count, query_count), -torch.inf
-            ).triu_(1)
-        else:
-            is_visible = mask.block(queries, keys)
-            scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
+        _hide_keys(scores, mask, queries, keys)
         if sinks is not None:
-            sink_scores = sinks.float().view(1, -1, 1, 1).expand(batch_size, -1, query_count, 1)
+            sink_scores = sinks.float().view(-1, 1, 1).expand(-1, query_count, 1)
             # the last weight is the sink's and is dropped, so the others add up to less than 1
             weights = torch.softmax(torch.cat([scores, sink_scores], -1), -1)[..., :-1]
         else:
             weights = torch.softmax(scores, -1, out=scores)
         yield queries, keys, weights
+
+
+def _hide_keys(scores: Tensor, mask: CausalMask, queries: slice, keys: slice) -> None:
+    """Set the scores of keys that a query may not see to -inf, in place."""
+    if mask.is_plain:
+        # only the last keys, as many as there are queries, can come after one of the queries
+        size = queries.stop - queries.start
+        scores[..., -size:] += scores.new_full((size, size), -torch.inf).triu_(1)
+    else:
+        is_visible = mask.block(queries, keys)[0]
+        scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
 
 
 def _block_size(weights_per_query: int, device: torch.device) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ACTIVATION_NAMES = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""
 ALL_QUERIES_REQUEST = CaptureRequest()
-"""The request for the sums over all queries alone."""
+"""The request that keeps nothing but the sums over all queries."""
 
 
 def capture_attention(
@@ -48,6 +48,7 @@ def capture_attention(
             activations.
     """
     model = loaded_model.model
+    # `capture` reaches the attention function only as a further argument
     parameters = inspect.signature(model.forward).parameters
     takes_any_argument = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -130,11 +131,11 @@ def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None
 
     with ExitStack() as stack:
         if capture.request.activations:
-            module = _find_activation(loaded_model)
-            stack.callback(module.register_forward_hook(record_activations).remove)
+            handle = _find_activation(loaded_model).register_forward_hook(record_activations)
+            stack.callback(handle.remove)
         for layer_index in loaded_model.layer_indices if capture.request.norms else ():
-            hook = partial(record_norms, layer_index)
-            handle = loaded_model.decoder_layers[layer_index].register_forward_hook(hook)
+            layer = loaded_model.decoder_layers[layer_index]
+            handle = layer.register_forward_hook(partial(record_norms, layer_index))
             stack.callback(handle.remove)
         yield
 

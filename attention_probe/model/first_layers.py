@@ -96,27 +96,21 @@ def load_model(
     return loaded_model
 
 
-def default_device() -> str:
-    """`cuda` if torch can use such a GPU, else `cpu`."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _load_checkpoint(
     name: str, layer_indices: list[int], dtype: torch.dtype, model_arguments: Mapping[str, Any]
 ) -> LoadedModel:
     """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
     is_folder = Path(name).is_dir()
     is_trusted = trusts_code(model_arguments)
-    revision = model_arguments.get("revision")
-    config_path = Path(str(cached_file(name, "config.json", revision=revision)))
+    config_path = Path(
+        str(cached_file(name, "config.json", revision=model_arguments.get("revision")))
+    )
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
     full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=is_trusted)
     config = full_config.get_text_config(decoder=True)
-    if any(
-        getattr(checked_config, "quantization_config", None)
-        for checked_config in (full_config, config)
-    ):
+    # the config of a model that also reads images may name the quantisation in either part
+    if any(getattr(part, "quantization_config", None) for part in (full_config, config)):
         raise ModelError(
             f"{name} is quantised: its attention is not that of the model it was made from."
         )
@@ -126,16 +120,17 @@ def _load_checkpoint(
         )
     layer_count = config.num_hidden_layers
     if layer_indices[-1] >= layer_count:
-        requested_layers = list_numbers(layer_indices)
         raise ModelError(
-            f"{name} has Layers 1 to {layer_count}, counted from 1; got {requested_layers}."
+            f"{name} has Layers 1 to {layer_count}, counted from 1; got "
+            f"{list_numbers(layer_indices)}."
         )
     layers_path = _find_layers(config, name, is_trusted)
     cut_config = copy.deepcopy(config)
-    cut_config.num_hidden_layers = layer_indices[-1] + 1
+    loaded_count = layer_indices[-1] + 1
+    cut_config.num_hidden_layers = loaded_count
     if getattr(cut_config, "layer_types", None):
         # transformers refuses a config whose list of kinds has another length
-        cut_config.layer_types = cut_config.layer_types[: layer_indices[-1] + 1]
+        cut_config.layer_types = cut_config.layer_types[:loaded_count]
     with silence_transformers(progress=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
             name,
@@ -192,14 +187,15 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
     layers_path = outermost_paths[0]
     module_types = {type(module) for module in module_list_by_path[layers_path].modules()}
     # a module that reads the number of layers would compute something else in a cut model
-    type_names = [
+    dependent_names = [
         module_type.__name__
         for module_type in module_types
         if "config.num_hidden_layers" in inspect.getsource(module_type)
     ]
-    if type_names:
+    if dependent_names:
         raise ModelError(
-            f"{name} cannot be cut: its {', '.join(type_names)} depends on the number of layers."
+            f"{name} cannot be cut: its {', '.join(dependent_names)} depends on the number of "
+            "layers."
         )
     return str(layers_path)
 
@@ -219,8 +215,10 @@ def _refuse_mismatch(
         (mismatched_tensors, "has tensors of another shape than config.json says"),
     ):
         if tensor_names:
-            names_text = list_first(sorted(tensor_names), 4)
-            raise ModelError(f"{name} {fault}: {names_text}. Fetch the checkpoint again.")
+            raise ModelError(
+                f"{name} {fault}: {list_first(sorted(tensor_names), 4)}. "
+                "Fetch the checkpoint again."
+            )
 
 
 def _unexpected_tensors(
@@ -228,10 +226,10 @@ def _unexpected_tensors(
 ) -> Iterator[str]:
     """The names that belong to a loaded layer."""
     layers_prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
-    layer_count = len(model.get_submodule(layers_path))
+    layers = model.get_submodule(layers_path)
     for tensor_name in tensor_names:
         match = re.match(rf"{layers_prefix}(?P<layer_index>\d+)\.", tensor_name)
         # old GPT-2 checkpoints store a buffer that the model now computes
         is_old_buffer = tensor_name.endswith(".attn.masked_bias")
-        if match and int(match["layer_index"]) < layer_count and not is_old_buffer:
+        if match and int(match["layer_index"]) < len(layers) and not is_old_buffer:
             yield tensor_name

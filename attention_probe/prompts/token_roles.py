@@ -34,6 +34,7 @@ GAP_SUFFIX = "+gap"
 positions. A config cannot name a condition like this, because names have no plus sign."""
 
 ROLES = built_prompts.TOKEN_ROLES
+"""The names of roles, in the order of their numbers in `TokenizedPrompt.roles`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

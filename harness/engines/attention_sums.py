@@ -41,8 +41,8 @@ def open_recorder(
     quieten_libraries()
     with library_log(cache_folder() / LIBRARY_LOG):
         refuse_to_open(arguments, layers_by_use)
-        interventions = {"layers": {**layers_by_use, "set_count": set_count}}
-        options: JsonObject = {**arguments, "interventions": interventions}
+        intervention_options = {"layers": {**layers_by_use, "set_count": set_count}}
+        options: JsonObject = {**arguments, "interventions": intervention_options}
         # one token is generated for each prompt, so compiling takes longer than it saves
         if device_type() == "cpu":
             options.setdefault("enforce_eager", True)
@@ -55,7 +55,10 @@ def recording_request(
     name: str,
     intervention: list[JsonObject] | None = None,
 ) -> Request:
-    """A request for the attention of a prompt and for one token; see `Request.query_sets`."""
+    """A request for the attention of a prompt and for one token; see `Request.query_sets`.
+
+    `record_sums` tells requests apart by their `name`.
+    """
     return Request(
         task="",
         problem_id=name,
@@ -72,9 +75,8 @@ def recording_request(
 def single_query_sets(query_count: int, token_count: int, set_count: int) -> list[list[int]]:
     """Sets of queries [set, token]: each of the last queries alone, and empty sets."""
     first_query = token_count - query_count
-    # A 1 in row i stands for the query first_query + i. Rows of queries after the last are empty.
-    query_sets: list[list[int]] = np.eye(set_count, token_count, k=first_query, dtype=int).tolist()
-    return query_sets
+    # Row i has a 1 in the column of token first_query + i, which rows after the last query lack.
+    return list(np.eye(set_count, token_count, k=first_query, dtype=int).tolist())
 
 
 def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights]:
@@ -82,7 +84,7 @@ def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights
     sums_by_name: dict[str, Weights] = {}
     for batch in engine.stream(requests):
         for request, completion in batch:
-            assert completion.attention is not None  # because the request has `record`
+            assert completion.attention is not None  # because the request has `query_sets`
             sums_by_name[request.problem_id] = completion.attention
     return [sums_by_name[request.problem_id] for request in requests]
 

@@ -84,13 +84,7 @@ def open_backend(
     """
     if backend == "vllm":
         return closing(
-            open_engines(
-                arguments,
-                engines,
-                has_sampled_requests=has_sampled_requests,
-                request_count=request_count,
-                log_path=log_path,
-            )
+            open_engines(arguments, engines, has_sampled_requests, request_count, log_path)
         )
     if backend in PATH_BY_BACKEND:
         return closing(ServedModel(backend, arguments))
@@ -103,9 +97,10 @@ def open_backend(
 
         model = get_model(backend).create_from_arg_obj(options)
     except Exception as error:  # lm-eval and its backends raise errors of any kind
-        model_name = str(arguments.get("pretrained") or "")
         raise ModelError(
-            explain_start_error(model_name, error, program=f"The backend {backend!r}")
+            explain_start_error(
+                str(arguments.get("pretrained") or ""), error, program=f"The backend {backend!r}"
+            )
         ) from error
     # lm-eval's models end with the process: nothing to close
     return nullcontext(LmEvalBackend(model))
@@ -131,18 +126,19 @@ class LmEvalBackend:
             instances = []
             for number, request in enumerate(batch, start=start):
                 prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
-                # lm-eval's chat models take turns only in the text that this method makes of them
+                # lm-eval's chat models accept a conversation only as the text that
+                # `apply_chat_template` makes of its turns
                 if request.turns is not None:
                     prompt = self.model.apply_chat_template(list(request.turns))
-                # without it, lm-eval's server models send the same seed for all samples
+                # lm-eval's server models send the same seed for all samples that have none
                 if request.seed is not None:
                     settings["seed"] = request.seed
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first_request = batch[0]
             if not first_request.sampling.is_greedy and first_request.seed is None:
-                # local models draw a whole batch from torch's one generator, so the first sample
-                # seeds it
+                # Local models draw all samples of a batch from torch's generator. The seed of the
+                # batch's first sample makes them the same in every run.
                 name = f"{first_request.task}:{first_request.problem_id}"
                 set_seed(sample_seed(0, name, first_request.sample_index, first_request.replicate))
             try:

@@ -79,10 +79,11 @@ def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completio
         vllm_completion = output.outputs[0]
         # an engine that shuts down reports its unfinished requests with the finish reason `abort`
         if read_reason(vllm_completion.finish_reason) in ("stop", "length"):
-            # the first token has no log-probability
-            logprobs_by_position = (output.prompt_logprobs or ())[1:]
-            # one entry each, the prompt's own token, as `prompt_logprobs=0` requests no others
-            logprobs = [next(iter(by_token.values())) for by_token in logprobs_by_position]
+            # The first token has no log-probability. At the other positions vLLM gives that of the
+            # prompt's own token alone, because `sampling_parameters` requests no others.
+            logprobs = [
+                next(iter(by_token.values())) for by_token in (output.prompt_logprobs or ())[1:]
+            ]
             completions.append(
                 Completion(
                     request_id=output.request_id,

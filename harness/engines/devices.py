@@ -10,7 +10,7 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """Names of a processor's instructions for bf16; `bf16` is Arm's. Without them vLLM converts all
 numbers: a model of 135 million parameters took 20 s in bf16 and 3.5 s in float32 (108 short
 answers, two idle cores)."""
-MOST_UNRESERVED_CORES = 4
+MOST_CORES_WITHOUT_RESERVE = 4
 """On a machine with at most this number of cores vLLM reserves none. The core that it would reserve
 mostly waits, and is at least a quarter of them."""
 RESERVED_CORES_VARIABLE = "VLLM_CPU_NUM_OF_RESERVED_CPU"
@@ -24,8 +24,11 @@ def gpu_driver_version() -> str:
         OSError: `nvidia-smi` is missing.
         SubprocessError: it knows no GPU.
     """
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.check_output(command, text=True, timeout=10).splitlines()[0]
+    return subprocess.check_output(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        text=True,
+        timeout=10,
+    ).splitlines()[0]
 
 
 def computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
@@ -35,5 +38,5 @@ def computes_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 def use_all_cores() -> None:
     """Let vLLM compute on all cores where there are few, unless the user has set the variable."""
-    if count_cores() <= MOST_UNRESERVED_CORES:
+    if count_cores() <= MOST_CORES_WITHOUT_RESERVE:
         os.environ.setdefault(RESERVED_CORES_VARIABLE, "0")

@@ -34,6 +34,7 @@ def check_engines(option_value: object, arguments: Mapping[str, Any]) -> int | s
     name, value = "--engines", option_value
     if option_value is None:
         name, value = DATA_PARALLEL_ARGUMENT, arguments.get(DATA_PARALLEL_ARGUMENT, 1)
+    # four digits are more than any cluster has room for
     if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", str(value)):
         raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
     engines = AUTO if value == AUTO else int(str(value))
@@ -45,7 +46,6 @@ def check_engines(option_value: object, arguments: Mapping[str, Any]) -> int | s
 def open_engines(
     arguments: Mapping[str, Any],
     engines: int | str,
-    *,
     has_sampled_requests: bool,
     request_count: int,
     log_path: Path,
@@ -69,14 +69,10 @@ def open_engines(
         return VLLMEngine(arguments, has_sampled_requests=has_sampled_requests)
     from harness.engines.ray_carrier import RayCarrier
 
-    parallel_sizes = (arguments.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline"))
-    gpus_per_engine = math.prod(int(size or 1) for size in parallel_sizes)
-    carrier = RayCarrier(
-        arguments,
-        has_sampled_requests=has_sampled_requests,
-        gpus_per_engine=gpus_per_engine,
-        log_path=log_path,
+    gpus_per_engine = math.prod(
+        int(arguments.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline")
     )
+    carrier = RayCarrier(arguments, has_sampled_requests, gpus_per_engine, log_path)
     if carrier.gpu_counts:
         most_engines = sum(gpu_count // gpus_per_engine for gpu_count in carrier.gpu_counts)
         auto_count = most_engines
@@ -91,5 +87,8 @@ def open_engines(
             f"{gpus_per_engine} GPUs of one machine, and the machines have {carrier.gpu_counts}, "
             f"with {carrier.core_count} CPU cores."
         )
-    is_compiled = not arguments.get("enforce_eager")
-    return EnginePool(carrier, min(engine_count, request_count), is_compiled=is_compiled)
+    return EnginePool(
+        carrier,
+        min(engine_count, request_count),
+        is_compiled=not arguments.get("enforce_eager"),
+    )

@@ -74,7 +74,7 @@ def compilation_settings(options: Mapping[str, Any]) -> JsonObject:
     return compilation
 
 
-def fit_to_cpu(options: dict[str, Any], *, has_sampled_requests: bool) -> None:
+def fit_to_cpu(options: dict[str, Any], has_sampled_requests: bool) -> None:
     """Fill in the engine arguments that vLLM needs on a CPU; have it use all cores if they are few.
 
     Args:
@@ -88,14 +88,16 @@ def fit_to_cpu(options: dict[str, Any], *, has_sampled_requests: bool) -> None:
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     options.setdefault("block_size", CPU_BLOCK_SIZE)
-    if not options.setdefault("enable_chunked_prefill", False):
-        context_size = int(options.get("max_model_len") or 0)
-        if context_size:  # without chunks the longest prompt must fit into one step
-            batched_tokens = int(options.get("max_num_batched_tokens") or 0)
-            options["max_num_batched_tokens"] = max(
-                batched_tokens, context_size, LEAST_CPU_BATCHED_TOKENS
-            )
-    elif has_sampled_requests:
+    has_chunks = options.setdefault("enable_chunked_prefill", False)
+    # without chunks the longest prompt must fit into one step
+    context_size = 0 if has_chunks else int(options.get("max_model_len") or 0)
+    if context_size:
+        options["max_num_batched_tokens"] = max(
+            int(options.get("max_num_batched_tokens") or 0),
+            context_size,
+            LEAST_CPU_BATCHED_TOKENS,
+        )
+    if has_chunks and has_sampled_requests:
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is "
             "prefilled in chunks kills vLLM. Remove it, or use `gen_kwargs: greedy`."

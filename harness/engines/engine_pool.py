@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from harness.engines.completions import FinishedRequests, refuse_too_long
-from harness.engines.engine_processes import CONTINUE_ADVICE, ENGINE_TURN_SECONDS, ignored_signals
+from harness.engines.engine_processes import CONTINUE_ADVICE, POLL_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import REQUESTS_PER_SEQUENCE
 from harness.errors import HarnessError, print_message
@@ -32,8 +32,9 @@ class _Engine:
         call: The call in flight; None between two calls.
         facts: The engine's facts; empty while it loads.
         requests: Its unfinished requests, by number.
-        token_counts: See `VLLMEngine`.
-        has_finished_samples: Whether it has finished any sample.
+        token_counts: The number of tokens of each unfinished request.
+        has_finished_samples: Whether it has finished any sample; if it is lost before, its start
+            was fruitless.
     """
 
     handle: Any
@@ -68,7 +69,7 @@ class EnginePool:
 
     @property
     def token_counts(self) -> list[int]:
-        """See `VLLMEngine`, for all engines."""
+        """The number of tokens of each unfinished request, of all engines."""
         # a copy, because another thread may call this while engines come and go
         return [*chain.from_iterable(engine.token_counts for engine in list(self._engines))]
 
@@ -99,15 +100,14 @@ class EnginePool:
         self._waiting = deque(enumerate(requests))
         unfinished_count = len(requests)
         while unfinished_count:
-            engine_count = min(self._most_engines, unfinished_count)
+            wanted_count = min(self._most_engines, unfinished_count)
             if self._waiting:
-                self._start(engine_count)
+                self._start(wanted_count)
             else:  # an engine that still loads would come too late
                 self._drop([engine for engine in self._engines if not engine.facts])
-            if not self._may_start:
-                engine_count = max(1, len(self._engines))
+            sharing_count = wanted_count if self._may_start else max(1, len(self._engines))
             # Equal shares: no engine holds a long queue while another is idle.
-            self._hand_out(math.ceil(unfinished_count / engine_count))
+            self._hand_out(math.ceil(unfinished_count / sharing_count))
             finished = self._collect()
             unfinished_count -= len(finished)
             yield finished
@@ -122,13 +122,14 @@ class EnginePool:
 
     @property
     def _may_start(self) -> bool:
+        """Whether engines may still be started."""
         return self._fruitless_starts < MOST_FRUITLESS_STARTS
 
     def _start(self, engine_count: int) -> None:
         """Start engines until there are so many; only one if it must compile the model first."""
-        if self._is_compiled and not self.cards:
-            engine_count = 1
-        while len(self._engines) < engine_count and self._may_start:
+        must_compile = self._is_compiled and not self.cards
+        wanted_count = 1 if must_compile else engine_count
+        while len(self._engines) < wanted_count and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
 
@@ -152,7 +153,7 @@ class EnginePool:
             engine.call: engine for engine in self._engines if engine.call is not None
         }
         finished = []
-        for call in self._carrier.wait(list(engine_by_call), ENGINE_TURN_SECONDS):
+        for call in self._carrier.wait(list(engine_by_call), POLL_SECONDS):
             engine = engine_by_call[call]
             engine.call = None
             try:
@@ -198,6 +199,7 @@ class EnginePool:
         print_message(f"an engine is lost; {consequence}. {message}")
 
     def _drop(self, engines: Sequence[_Engine]) -> None:
+        """End these engines and forget them."""
         # a copy, because `engines` may be the list from which they are removed
         for engine in list(engines):
             self._engines.remove(engine)

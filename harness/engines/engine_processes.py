@@ -22,9 +22,9 @@ from typing import Any
 
 from harness.errors import EngineError, quote_error
 
-ENGINE_TURN_SECONDS = 1.0
-"""While a call waits for its answer, the processes are checked this often, and the run reports
-that it is alive."""
+POLL_SECONDS = 1.0
+"""Seconds after which a waiting call checks the processes again, and the run reports that it is
+alive."""
 
 OWNER_VARIABLE = "MLESS_ENGINE_OWNER"
 """The run's process, as `process_identity` writes it; unset where vLLM is used without mless."""
@@ -35,9 +35,9 @@ PLUGIN_NAME = "mless"
 RECORD_KEY = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN_NAME."""
-LATER_SET_COUNT = 2
-"""The number of sets of recorded queries in which a query's attention to its own token does not
-count. They come before the other sets."""
+SETS_WITHOUT_OWN_TOKEN = 2
+"""The number of the first sets of recorded queries, in which a query's attention to its own token
+does not count. It counts in all later sets."""
 CHANGE_OPERATION = "mless::change_rows"
 """The operation in vLLM's graphs that changes activations."""
 
@@ -81,17 +81,23 @@ def process_identity(process_id: int) -> str:
     It is empty if the process has ended, reaped or not.
     """
     try:
-        state, *fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()
+        line = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
         return ""
-    # `fields` begins with field 4 of the line; field 22 is the time of the start. The states of a
-    # process that has ended are Z before it is reaped, and X after that (proc_pid_stat(5)).
-    return "" if state in "ZX" else f"{process_id}:{fields[18]}"
+    # Field 2 is the program's name in parentheses, and may contain blanks and parentheses.
+    state, *later_fields = line.rpartition(") ")[2].split()
+    # The states of a process that has ended are Z before it is reaped, and X after that
+    # (proc_pid_stat(5)).
+    if state in "ZX":
+        return ""
+    # field 22 is the time of the start, and `later_fields` begins with field 4
+    return f"{process_id}:{later_fields[18]}"
 
 
 def _end_with(owner: str) -> None:
+    """Kill this process as soon as the owner, an identity of a process, has ended."""
     while process_identity(int(owner.partition(":")[0])) == owner:
-        time.sleep(ENGINE_TURN_SECONDS)
+        time.sleep(POLL_SECONDS)
     # not SIGTERM, because vLLM's handler may only note that signal
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -172,7 +178,7 @@ def read_fact(getter: Callable[[], Any]) -> Any:
 
 
 def make_stop_error(program: str, error: BaseException) -> EngineError:
-    """The error for a program that answered a request with an error of its own."""
+    """The error of a run whose program, such as vLLM, answered a request with this error."""
     return EngineError(f"{program} stopped: {quote_error(error).rstrip('.')}. {CONTINUE_ADVICE}")
 
 

@@ -21,7 +21,7 @@ def library_log(path: Path) -> Iterator[None]:
     Only the messages of mless remain visible. Python's warnings go to the file too.
     """
     original_stderr, original_showwarning = sys.stderr, warnings.showwarning
-    if sys.__stderr__ is None:
+    if sys.__stderr__ is None:  # the process was started without a standard error
         yield
         return
     original_stderr.flush()
@@ -38,6 +38,7 @@ def library_log(path: Path) -> Iterator[None]:
         # in a notebook `sys.stderr` is another object, which shows messages in a cell
         if original_stderr is sys.__stderr__:
             sys.stderr = terminal
+        # the first four arguments are the message, the category, the file and the line
         warnings.showwarning = lambda *warning: print(
             warnings.formatwarning(*warning[:4]), file=log, flush=True
         )
@@ -68,8 +69,8 @@ class NewMessages:
         """The end of the text, at most `SEARCHED_LOG_BYTES`."""
         if not self._path.is_file():
             return ""
-        text = self._path.read_bytes()[self._first_byte :]
-        return text[-SEARCHED_LOG_BYTES:].decode(errors="replace")
+        new_bytes = self._path.read_bytes()[self._first_byte :]
+        return new_bytes[-SEARCHED_LOG_BYTES:].decode(errors="replace")
 
 
 def quieten_libraries() -> None:
@@ -80,5 +81,5 @@ def quieten_libraries() -> None:
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
     # after the last message of mless
-    warning_filters = (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, warning_filters))
+    user_filters = os.environ.get("PYTHONWARNINGS", "")
+    os.environ["PYTHONWARNINGS"] = f"{user_filters},ignore:resource_tracker:UserWarning".lstrip(",")

@@ -112,7 +112,6 @@ class RayCarrier:
     def __init__(
         self,
         arguments: Mapping[str, Any],
-        *,
         has_sampled_requests: bool,
         gpus_per_engine: int,
         log_path: Path,
@@ -120,13 +119,16 @@ class RayCarrier:
         import ray
 
         self._ray: Any = ray
-        arguments = dict(arguments)
-        for name in ("pretrained", "tokenizer"):  # absolute, as an actor may have another folder
-            path = arguments.get(name)
-            if isinstance(path, str) and Path(path).is_dir():
-                arguments[name] = str(Path(path).absolute())
+        # a relative path may lead elsewhere in an actor, whose working folder may be another
+        absolute_paths = {
+            name: str(Path(value).absolute())
+            for name, value in arguments.items()
+            if name in ("pretrained", "tokenizer")
+            and isinstance(value, str)
+            and Path(value).is_dir()
+        }
         self._load_arguments = (
-            arguments,
+            {**arguments, **absolute_paths},
             has_sampled_requests,
             str(log_path.absolute()),
             os.environ.get("OMP_NUM_THREADS"),
@@ -163,37 +165,20 @@ class RayCarrier:
             EngineError: Ray does not start, or no cluster answers.
         """
         address = os.environ.get("RAY_ADDRESS") or "local"
-        options: dict[str, Any] = {
-            "address": address,
-            "logging_level": "ERROR",
-            "log_to_driver": False,
-        }
-        environment_variables = {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            # without it, Ray prints a warning about its next versions
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        }
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # without it, Ray prints a warning about its next versions
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
+            options = {}
             if address == "local":
-                # a short path, because a socket's path has a limited length
-                parent = os.environ.get("RAY_TMPDIR") or "/tmp"
-                self._temporary_folder = tempfile.TemporaryDirectory(
-                    prefix="mless-ray-", dir=parent, ignore_cleanup_errors=True
-                )
-                # otherwise Ray stores a token in the home folder
-                environment_variables["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-                # with Ray's default, 15, our graders would take the cores from the engine
-                environment_variables["RAY_worker_niceness"] = "0"
-                # our small messages need no web server, no idle worker for each core, little memory
-                options |= {"include_dashboard": False, "num_cpus": 1, "object_store_memory": 2**28}
-                options["_temp_dir"] = self._temporary_folder.name
+                options = self._prepare_local_ray()
             else:
                 # Ray then tries to connect once, for 40 seconds, and not twenty times
-                environment_variables["RAY_gcs_server_port_wait_time_s"] = "1"
-            for name, value in environment_variables.items():
-                os.environ.setdefault(name, value)
+                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
             with _restored_sigterm_handler():
-                self._ray.init(**options)
+                self._ray.init(
+                    address=address, logging_level="ERROR", log_to_driver=False, **options
+                )
         except Exception as error:
             self.close()
             raise EngineError(
@@ -202,6 +187,26 @@ class RayCarrier:
         except BaseException:  # Ctrl-C, or Ray's SystemExit after SIGTERM
             self.close()
             raise KeyboardInterrupt from None
+
+    def _prepare_local_ray(self) -> dict[str, Any]:
+        """Make a folder for Ray on this machine, and return further arguments of `ray.init`."""
+        self._temporary_folder = tempfile.TemporaryDirectory(
+            prefix="mless-ray-",
+            # a short path, because a socket's path has a limited length
+            dir=os.environ.get("RAY_TMPDIR") or "/tmp",
+            ignore_cleanup_errors=True,
+        )
+        # otherwise Ray stores a token in the home folder
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # with Ray's default, 15, our graders would take the cores from the engine
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        return {
+            "_temp_dir": self._temporary_folder.name,
+            # our small messages need no web server, no idle worker for each core, little memory
+            "include_dashboard": False,
+            "num_cpus": 1,
+            "object_store_memory": 2**28,
+        }
 
     @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:
@@ -216,7 +221,7 @@ class RayCarrier:
 
     @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
-        """A call that is answered, if there is one before the time is over."""
+        """A call that is answered; none if none of them is before the time is over."""
         return list(self._ray.wait(calls, timeout=seconds)[0]) if calls else []
 
     @_explained_errors()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -17,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.constants import JsonObject
 from harness.engines.completions import DECODING_ARGUMENTS, Completion, FinishedRequests
-from harness.engines.engine_processes import CONTINUE_ADVICE, ENGINE_TURN_SECONDS
+from harness.engines.engine_processes import CONTINUE_ADVICE, POLL_SECONDS
 from harness.engines.server_replies import describe_error, read_reply
 from harness.errors import ConfigError, EngineError, ModelError, list_first
 from harness.experiment.plan import Request
@@ -61,7 +62,7 @@ class ServerArguments(Strict):
     tokenizer_revision: str | None = None
     """The tokenizer's revision on the hub."""
     revision: str | None = None
-    """The same, under the name that local models have."""
+    """The tokenizer's revision, under the name that local models have for theirs."""
     trust_remote_code: bool = False
     """The tokenizer may run its own code."""
     max_length: int | None = None
@@ -149,22 +150,23 @@ class ServedModel:
             EngineError: requests have no completion, or many in a row. All completions were
                 yielded.
         """
-        queue, loop = iter(requests), self._runner.get_loop()
+        unsent_requests, loop = iter(requests), self._runner.get_loop()
         self._last_reply_time = loop.time()
-        most_calls = self._arguments.num_concurrent
         request_by_call: dict[asyncio.Task[Completion], Request] = {}
         names_by_error: dict[str, list[str]] = {}
         failures_in_a_row = 0
         try:
             while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
-                for request in islice(queue, most_calls - len(request_by_call)):
+                free_count = self._arguments.num_concurrent - len(request_by_call)
+                for request in islice(unsent_requests, free_count):
                     request_by_call[loop.create_task(self._generate(request))] = request
                 if not request_by_call:
                     break
+                # the calls run only within `run`, so also while none of them finishes
                 finished_calls, _ = self._runner.run(
                     asyncio.wait(
                         request_by_call,
-                        timeout=ENGINE_TURN_SECONDS,
+                        timeout=POLL_SECONDS,
                         return_when=asyncio.FIRST_COMPLETED,
                     )
                 )
@@ -175,8 +177,9 @@ class ServedModel:
                         completions.append((request, call.result()))
                         failures_in_a_row = 0
                     except EngineError as error:
-                        name = f"problem {request.problem_id} of {request.task}"
-                        names_by_error.setdefault(str(error), []).append(name)
+                        names_by_error.setdefault(str(error), []).append(
+                            f"problem {request.problem_id} of {request.task}"
+                        )
                         failures_in_a_row += 1
                 yield completions
         finally:
@@ -248,21 +251,16 @@ class ServedModel:
             if completion and read_reason(completion.finish_reason) != "broken":
                 self._last_reply_time = clock()
                 return completion
-            if status not in RETRIED_STATUSES:
-                break
-            most_retries = self._arguments.max_retries
-            if completion:
-                most_retries = min(most_retries, MOST_REPEATS)
             if pause_seconds > 0 and not completion:
-                may_retry = (
-                    clock() + pause_seconds <= self._last_reply_time + self._arguments.timeout
-                )
                 wait_seconds = max(pause_seconds, 1.0)
+                pause_end = clock() + pause_seconds
+                may_retry = pause_end <= self._last_reply_time + self._arguments.timeout
             else:
-                may_retry = retry_count < most_retries
                 wait_seconds = 2.0**retry_count  # 1, 2, 4
+                most_repeats = MOST_REPEATS if completion else math.inf
+                may_retry = retry_count < min(self._arguments.max_retries, most_repeats)
                 retry_count += 1
-            if not may_retry:
+            if status not in RETRIED_STATUSES or not may_retry:
                 break
             await asyncio.sleep(wait_seconds)
         if completion:

@@ -38,29 +38,31 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
     reasoning = _find_text(message, "reasoning_content") or _find_text(message, "reasoning")
     token_count = _find_count(body, "completion_tokens")
-    server_reason = _find(choice, "finish_reason")
-    if server_reason is not None:
-        server_reason = str(server_reason)
-    may_be_empty = reasoning or token_count == 1 or (token_count and stop_strings)
+    may_be_whole = text or reasoning or token_count == 1 or (token_count and stop_strings)
     cut_text = text
     for stop_string in stop_strings:
         cut_text = cut_text.partition(stop_string)[0]
-    if cut_text != text:
-        reason = "stop"
-    elif _find(body, "error") or _find(choice, "error"):
-        reason = "error"
-    elif not text and not may_be_empty and read_reason(server_reason) in (None, "stop"):
-        reason = "no text"
-    else:
-        reason = server_reason
+    finish_reason = _explain_end(body, may_be_whole)
     return Completion(
         text=cut_text,
         reasoning=reasoning,
         completion_tokens=token_count,
-        finish_reason=reason,
+        finish_reason=finish_reason if cut_text == text else "stop",
         # servers that do not count have 0
         prompt_tokens=_find_count(body, "prompt_tokens") or None,
     )
+
+
+def _explain_end(body: Any, may_be_whole: object) -> str | None:
+    """The finish reason of a reply, whose completion cannot be whole if it lacks a text."""
+    choice = _find(body, "choices", 0)
+    if _find(body, "error") or _find(choice, "error"):
+        return "error"
+    server_reason = _find(choice, "finish_reason")
+    reason = None if server_reason is None else str(server_reason)
+    if not may_be_whole and read_reason(reason) in (None, "stop"):
+        return "no text"
+    return reason
 
 
 def _find(value: Any, *keys: str | int) -> Any:

@@ -49,9 +49,9 @@ def make_start_error(
     # a process that ended with an error is the cause, and vLLM then ended the others by a signal
     has_error_code = any(code and code > 0 for code in exit_codes)
     # After an error of its own vLLM ends the process with a signal too. So a signal is the cause
-    # only if vLLM's error refers to a process that it found dead.
-    names_cause = not _SECONDARY_ERROR.search(str(error)) or known_cause(log_text, model_name)
-    if has_error_code or names_cause or not signal_numbers:
+    # only if vLLM's error refers to another one, and the log names no cause.
+    is_secondary = _SECONDARY_ERROR.search(str(error)) and not known_cause(log_text, model_name)
+    if has_error_code or not is_secondary or not signal_numbers:
         return ModelError(explain_start_error(model_name, error, log_text))
     signal_name = signal.Signals(signal_numbers[0]).name
     message = f"vLLM did not start. The engine process got {signal_name}."
@@ -116,5 +116,7 @@ def _strip_log(log_text: str) -> str:
     vLLM's prefix is the process, the level, the date, the time and the position in the source.
     """
     process_pattern, origin_pattern = r"(?m)^(\(\w+[^)]*\) )?", r"[\d-]+ [\d:.]+ \[[^\]]*\] "
-    error_text = re.sub(rf"{process_pattern}(DEBUG|INFO|WARNING) {origin_pattern}.*$", "", log_text)
-    return re.sub(rf"{process_pattern}([A-Z]+ {origin_pattern})?", "", error_text)
+    errors_text = re.sub(
+        rf"{process_pattern}(DEBUG|INFO|WARNING) {origin_pattern}.*$", "", log_text
+    )
+    return re.sub(rf"{process_pattern}([A-Z]+ {origin_pattern})?", "", errors_text)

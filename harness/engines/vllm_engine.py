@@ -102,7 +102,7 @@ class VLLMEngine:
     _engine: Any
 
     def __init__(self, arguments: Mapping[str, Any], *, has_sampled_requests: bool = True) -> None:
-        self._environment = {
+        self._original_environment = {
             name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
         self._is_aborted = False
@@ -112,7 +112,7 @@ class VLLMEngine:
         self._attention_by_recording: dict[str, NDArray[np.float32]] = {}
         """The recorded attention of requests whose completions have not been returned yet."""
         try:
-            self._start(arguments, has_sampled_requests=has_sampled_requests)
+            self._start(arguments, has_sampled_requests)
         except BaseException:
             # there is no engine if its start has failed, but there is one if its check has failed
             with suppress(AttributeError):
@@ -120,7 +120,7 @@ class VLLMEngine:
             self._restore_environment()
             raise
 
-    def _start(self, arguments: Mapping[str, Any], *, has_sampled_requests: bool) -> None:
+    def _start(self, arguments: Mapping[str, Any], has_sampled_requests: bool) -> None:
         options = engine_arguments(arguments)
         _choose_kernels(options)
         _prepare_environment()
@@ -130,12 +130,12 @@ class VLLMEngine:
             from vllm.usage.usage_lib import UsageContext
         except Exception as error:  # a wheel for another driver or torch raises anything
             raise ModelError(explain_start_error(str(options["model"]), error)) from error
-        interventions = options.pop("interventions", {})
-        self._layers_by_use = interventions.get("layers")
+        intervention_options = options.pop("interventions", {})
+        self._layers_by_use = intervention_options.get("layers")
         if self._layers_by_use:
             open_layers(options, self._layers_by_use)
         if current_platform.is_cpu():
-            fit_to_cpu(options, has_sampled_requests=has_sampled_requests)
+            fit_to_cpu(options, has_sampled_requests)
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:
@@ -150,7 +150,7 @@ class VLLMEngine:
         self.max_model_len: int = config.model_config.max_model_len
         self.max_num_seqs: int = config.scheduler_config.max_num_seqs
         self._agreement = None
-        if reference := interventions.get("reference"):
+        if reference := intervention_options.get("reference"):
             self._agreement = self._calls.call(
                 lambda: intervention_check.check_engine(self._engine, reference)
             )
@@ -163,8 +163,9 @@ class VLLMEngine:
                 end_processes_with_run(),
                 started_processes() as processes,
             ):
-                step_seconds = envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
-                self._calls = WatchedCalls(processes, step_seconds, self._make_death_error)
+                self._calls = WatchedCalls(
+                    processes, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._make_death_error
+                )
                 self._engine = self._calls.start(load)
         except Exception as error:  # vLLM raises anything, AssertionError and ImportError too
             exit_codes = [process.exitcode for process in processes]
@@ -270,9 +271,10 @@ class VLLMEngine:
         # of each rank of tensor parallelism, the location of each recording's sums in memory
         rank_locations = self._engine.collective_rpc("mless_take_attention")
         for name in rank_locations[0]:
-            arrays = [np.memmap(*locations[name]) for locations in rank_locations]
             # [layer, set, head, key]: each rank has some of the heads
-            self._attention_by_recording[name] = np.concatenate(arrays, axis=2)
+            self._attention_by_recording[name] = np.concatenate(
+                [np.memmap(*locations[name]) for locations in rank_locations], axis=2
+            )
 
     def _make_death_error(self) -> EngineError:
         cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
@@ -286,12 +288,12 @@ class VLLMEngine:
         The values are plain JSON, None where vLLM does not report them. This never raises.
         """
         config = self._engine.vllm_config
-        worker_facts: list[dict[str, Any]] = []
+        worker_facts: list[dict[str, Any]] = [{}]
         with suppress(Exception):  # a worker class of the user's own may have no such method
             worker_facts = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
-        def pop_from_workers(name: str) -> list[Any] | None:
-            values = [facts_of_worker.pop(name, None) for facts_of_worker in worker_facts]
+        def list_of_workers(name: str) -> list[Any] | None:
+            values = [facts_of_worker.get(name) for facts_of_worker in worker_facts]
             return [value for value in values if value] or None
 
         facts: dict[str, Any] = {"engines": 1}
@@ -299,8 +301,8 @@ class VLLMEngine:
             facts["interventions"] = self._agreement
         getters: dict[str, Callable[[], Any]] = {
             "device": device_type,
-            "device_names": lambda: pop_from_workers("device_name"),
-            "cards": lambda: pop_from_workers("card"),
+            "device_names": lambda: list_of_workers("device_name"),
+            "cards": lambda: list_of_workers("card"),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver_version,
@@ -312,10 +314,12 @@ class VLLMEngine:
         for path in CONFIG_FACT_PATHS:
             name = path.rpartition(".")[2].removeprefix("enable_")
             facts[name] = read_fact(partial(attrgetter(path), config))
-        if worker_facts:
-            # the facts that were not popped are the same for all workers
-            facts |= worker_facts[0]
-        return facts
+        # all other facts are the same for all workers
+        return facts | {
+            name: value
+            for name, value in worker_facts[0].items()
+            if name not in ("device_name", "card")
+        }
 
     def close(self) -> None:
         """Shut the engine process down and drop unfinished requests.
@@ -324,8 +328,8 @@ class VLLMEngine:
         """
         with ignored_signals():
             self._calls.close()
-            has_several_gpus = self._engine.vllm_config.parallel_config.world_size > 1
-            seconds = SEVERAL_GPUS_CLOSE_SECONDS if has_several_gpus else CLOSE_SECONDS
+            worker_count = self._engine.vllm_config.parallel_config.world_size
+            seconds = SEVERAL_GPUS_CLOSE_SECONDS if worker_count > 1 else CLOSE_SECONDS
             self._engine.engine_core.shutdown(timeout=seconds)
             self._restore_environment()
 
@@ -334,7 +338,7 @@ class VLLMEngine:
         for name in list(os.environ):
             if name.startswith(_VLLM_PREFIXES):
                 del os.environ[name]
-        os.environ.update(self._environment)
+        os.environ.update(self._original_environment)
 
 
 def device_type() -> str | None:
@@ -359,8 +363,10 @@ def _choose_kernels(options: dict[str, Any]) -> None:
         if device_type() == "cuda":
             # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
             compilation = compilation_settings(options)
-            custom_operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
-            options["compilation_config"] = {**compilation, "custom_ops": custom_operations}
+            options["compilation_config"] = {
+                **compilation,
+                "custom_ops": [*compilation.get("custom_ops", ()), "+rms_norm"],
+            }
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.

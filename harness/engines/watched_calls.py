@@ -8,14 +8,13 @@ this thread.
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
-from itertools import count
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
 
 from harness.engines.engine_processes import (
     CONTINUE_ADVICE,
-    ENGINE_TURN_SECONDS,
+    POLL_SECONDS,
     ignored_signals,
     make_stop_error,
 )
@@ -23,9 +22,9 @@ from harness.errors import EngineError
 
 DEAD_START_SECONDS = 5
 """Seconds that we wait for vLLM's own error after a process of a start has died."""
-MOST_INTERRUPTED_TURNS = 60
-"""The number of turns of ENGINE_TURN_SECONDS after which an interrupted start is abandoned. vLLM
-reads the model's files before it starts processes that can be ended."""
+MOST_INTERRUPTED_POLLS = 60
+"""The number of polls after which an interrupted start is abandoned. vLLM reads the model's files
+before it starts processes that can be ended."""
 STALL_FACTOR = 2
 """An engine hangs if it gives no answer within this multiple of vLLM's own limit for a step (300
 s). Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in
@@ -33,7 +32,7 @@ which kernels are compiled."""
 
 
 class WatchedCalls:
-    """Makes calls in a thread, in turn, and gives them up if the engine has died or hangs.
+    """Makes one call after another in a thread; gives it up if the engine has died or hangs.
 
     The thread is a daemon: Python would wait for the thread of an executor when it exits.
 
@@ -67,12 +66,12 @@ class WatchedCalls:
         """
         future: Future[Any] = Future()
         self._queue.put((load, future))
-        turns_since_death = 0
+        polls_since_death = 0
         try:
-            while not wait([future], timeout=ENGINE_TURN_SECONDS).done:
+            while not wait([future], timeout=POLL_SECONDS).done:
                 if self._has_dead_process():
-                    turns_since_death += 1
-                if turns_since_death * ENGINE_TURN_SECONDS > DEAD_START_SECONDS:
+                    polls_since_death += 1
+                if polls_since_death * POLL_SECONDS > DEAD_START_SECONDS:
                     raise RuntimeError(
                         "Engine core initialization failed: its process ended just after it had "
                         "loaded the model."
@@ -80,15 +79,21 @@ class WatchedCalls:
             return future.result()
         except BaseException:
             self.close()
-            # Ctrl-C does not reach the thread. Its call ends when the processes are killed.
-            with ignored_signals():
-                for _ in range(MOST_INTERRUPTED_TURNS):
-                    for process in list(self._processes):
-                        process.kill()
-                    # after a process has died, the call may never end
-                    if wait([future], timeout=ENGINE_TURN_SECONDS).done or turns_since_death:
-                        break
+            # after a process has died, the call may never end
+            self._kill_until_done(future, 1 if polls_since_death else MOST_INTERRUPTED_POLLS)
             raise
+
+    def _kill_until_done(self, future: Future[Any], most_polls: int) -> None:
+        """Kill the processes that are there until the call of a start ends.
+
+        Ctrl-C does not reach the thread of the call, which ends when its processes are killed.
+        """
+        with ignored_signals():
+            for _ in range(most_polls):
+                for process in list(self._processes):
+                    process.kill()
+                if wait([future], timeout=POLL_SECONDS).done:
+                    break
 
     def _has_dead_process(self) -> bool:
         return any(not process.is_alive() for process in list(self._processes))
@@ -101,14 +106,14 @@ class WatchedCalls:
         """
         future: Future[Any] = Future()
         self._queue.put((method, future))
-        # Turns are counted, because the clock also runs while Ctrl-Z or a scheduler has stopped
+        # Polls are counted, because the clock also runs while Ctrl-Z or a scheduler has stopped
         # this process.
-        for turn_count in count(1):
-            if wait([future], timeout=ENGINE_TURN_SECONDS).done:
-                break
+        poll_count = 0
+        while not wait([future], timeout=POLL_SECONDS).done:
+            poll_count += 1
             if self._has_dead_process():
                 raise self._make_death_error()
-            if turn_count * ENGINE_TURN_SECONDS > self._stall_seconds:
+            if poll_count * POLL_SECONDS > self._stall_seconds:
                 raise EngineError(
                     f"The engine has not answered for {self._stall_seconds} seconds, and its "
                     "process lives: it hangs (see `dmesg`), or its steps take longer than "
@@ -124,6 +129,7 @@ class WatchedCalls:
         raise make_stop_error("vLLM", error) from error
 
     def _serve(self) -> None:
+        """Make the calls of the queue one after another, in the thread."""
         # `close` puts None, which ends the loop
         for method, future in iter(self._queue.get, None):
             try:

@@ -25,7 +25,7 @@ from harness.engines.attention_sums import (
     recording_request,
     single_query_sets,
 )
-from harness.engines.engine_processes import LATER_SET_COUNT
+from harness.engines.engine_processes import SETS_WITHOUT_OWN_TOKEN
 from harness.engines.interventions.open_layers import opened_layers
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import (
@@ -138,17 +138,19 @@ def attention(
         size = len(token_ids)
         # All prompts must have the same number of sets: one of all queries, an empty one, and one
         # of each query alone. A query's attention to its own token counts only after the first
-        # LATER_SET_COUNT sets, so the empty set comes before the sets of single queries.
+        # SETS_WITHOUT_OWN_TOKEN sets, so the empty set comes before the sets of single queries.
         query_sets = [[1] * size, [0] * size, *single_query_sets(row_count, size, most_rows)]
         requests.append(recording_request(token_ids, query_sets, name=str(prompt_index)))
     layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
-    with closing(open_recorder(arguments, layers_by_use, LATER_SET_COUNT + most_rows)) as engine:
+    with closing(
+        open_recorder(arguments, layers_by_use, SETS_WITHOUT_OWN_TOKEN + most_rows)
+    ) as engine:
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
         average_weights(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
     result.rows = [
-        sums[:, LATER_SET_COUNT : LATER_SET_COUNT + row_count].swapaxes(1, 2).copy()
+        sums[:, SETS_WITHOUT_OWN_TOKEN : SETS_WITHOUT_OWN_TOKEN + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)
     ]
     result.tokens = [texts for _, texts in tokenized_prompts]

@@ -37,9 +37,9 @@ class AttentionChanges:
 
     Attributes:
         filler: [5, sequence, 1, 1] The index of the filler's first token; the index of the first
-            token after it, where a phantom has no tokens in the prompt; the number of its phantom
-            keys; whether original tokens have less weight because of it; and whether its values
-            are added.
+            token after it; the number of its phantom keys; whether original tokens have less
+            weight because of it; and whether its values are added. Phantom keys are those of a
+            filler that is not in the prompt, whose first token is also the first one after it.
         most_phantoms: The largest number of phantom keys. All sequences are padded to it.
         ranges: [range, 4, sequence, 1, 1] Tokens with weights: the index of the first, of the first
             token after them, of the first later token, and the logarithm of the weight.
@@ -173,8 +173,7 @@ def _move_heads_first(states: Tensor) -> Tensor:
 
 def change_activations(activations: Tensor, positions: Tensor, change: Change) -> Tensor:
     """Activations [token, unit] of an MLP, after a change; positions [token]."""
-    kind = change["kind"]
-    if kind == "function":
+    if change["kind"] == "function":
         changed_activations: Tensor = load_change(change["file"])(
             activations, positions, **change["arguments"]
         )
@@ -246,8 +245,8 @@ def redistribute(
     steps = torch.where(is_small, outer_ends * fractions - activations, 0)
     if sham is not None:
         # a sham moves the units with the largest of these numbers
-        numbers = sizes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
-        is_moved = numbers > numbers.kthvalue(unit_count - small_count, -1, keepdim=True).values
+        ranks = sizes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
+        is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
         sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
         if sham == "inward":
             sham_steps = -sham_steps

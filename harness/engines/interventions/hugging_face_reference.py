@@ -60,8 +60,8 @@ class ReferenceModel:
         if torch.cuda.is_available():
             self.model.cuda()
         for layer in layers:
-            activation = self.model.model.layers[layer].mlp.act_fn
-            activation.register_forward_hook(partial(self._change_activations, layer))
+            mlp = self.model.model.layers[layer].mlp
+            mlp.act_fn.register_forward_hook(partial(self._change_activations, layer))
         for layer, block in enumerate(self.model.model.layers):
             if hasattr(block, "mlp"):  # a block without one has no outputs to change
                 block.mlp.register_forward_hook(partial(self._change_outputs, layer))
@@ -142,6 +142,7 @@ class ReferenceModel:
         scaling: float,
         **_: Any,
     ) -> tuple[Tensor, None]:
+        """The registered attention function, changed if the intervention changes the layer's."""
         layer: Any = module.layer_idx
         if changes := select_changes(self._changes, layer, "attention"):
             key_count = key.shape[2]

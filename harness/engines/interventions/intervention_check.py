@@ -74,12 +74,13 @@ def _answer_arm(questions: JsonObject, arm_name: str) -> list[JsonObject]:
     """Answer the questions of an arm with Hugging Face, whose model is loaded once."""
     from harness.engines.interventions.hugging_face_reference import load_reference
 
-    layers = tuple(questions["layers"])
     reference = load_reference(
-        questions["model"], questions["dtype"], layers, questions["revision"]
+        questions["model"], questions["dtype"], tuple(questions["layers"]), questions["revision"]
     )
-    arm_questions = questions["arms"][arm_name]
-    return [reference.generate(**question, token_count=ANSWER_TOKENS) for question in arm_questions]
+    return [
+        reference.generate(**question, token_count=ANSWER_TOKENS)
+        for question in questions["arms"][arm_name]
+    ]
 
 
 def count_checked(prompt_count: int) -> int:
@@ -134,39 +135,45 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     Raises:
         EngineError: as `compare_with_reference`.
     """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    replies_by_arm: dict[str, list[Any]] = {}
-    for arm_name, arm_questions in reference["questions"]["arms"].items():
-        replies_by_arm[arm_name] = [None] * len(arm_questions)
+    questions_by_arm = reference["questions"]["arms"]
+    for arm_name, arm_questions in questions_by_arm.items():
         for index, question in enumerate(arm_questions):
-            intervention = question["intervention"]
-            parameters = SamplingParams(
-                temperature=0,
-                max_tokens=ANSWER_TOKENS,
-                # no alternatives: only the log-probability of the chosen token is compared
-                logprobs=0,
-                # all answers then have as many tokens as the reference's
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                extra_args={PLUGIN_NAME: intervention} if intervention else None,
-            )
-            prompt = salted_prompt(question["token_ids"], intervention)
-            engine.add_request(f"{arm_name} {index}", prompt, parameters)
+            _submit_question(engine, f"{arm_name} {index}", question)
+    reply_by_id: dict[str, JsonObject] = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
-                arm_name, _, index = output.request_id.rpartition(" ")
                 completion = output.outputs[0]
                 steps = zip(completion.logprobs, completion.token_ids, strict=True)
-                replies_by_arm[arm_name][int(index)] = {
+                reply_by_id[output.request_id] = {
                     "tokens": completion.token_ids,
                     "logprobs": [logprobs[token].logprob for logprobs, token in steps],
                 }
     engine.collective_rpc("mless_check_rows")
+    replies_by_arm = {
+        arm_name: [reply_by_id[f"{arm_name} {index}"] for index in range(len(arm_questions))]
+        for arm_name, arm_questions in questions_by_arm.items()
+    }
     return compare_with_reference(replies_by_arm, reference)
+
+
+def _submit_question(engine: Any, request_id: str, question: JsonObject) -> None:
+    """Hand the engine a question; its answer has as many tokens as that of Hugging Face."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    intervention = question["intervention"]
+    parameters = SamplingParams(
+        temperature=0,
+        max_tokens=ANSWER_TOKENS,
+        # no alternatives: only the log-probability of the chosen token is compared
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={PLUGIN_NAME: intervention} if intervention else None,
+    )
+    engine.add_request(request_id, salted_prompt(question["token_ids"], intervention), parameters)
 
 
 def logprob_distance(

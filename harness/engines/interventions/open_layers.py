@@ -111,21 +111,22 @@ def _find_obstacle(
     attention = getattr(block, "self_attn", None)
     has_changes = any(layers_by_use.get(target) for target in TARGET_BY_KIND.values())
     max_length = int(arguments.get("max_model_len") or config.max_position_embeddings)
+    # a config may name a window that this switch turns off
     has_windows = getattr(config, "use_sliding_window", True)
     window = getattr(config, "sliding_window", None) if has_windows else None
     # in chunked attention no token sees a chunk before its own
     window = getattr(config, "attention_chunk_size", None) or window
-    has_activation = hasattr(getattr(block, "mlp", None), "act_fn")
+    mlp = getattr(block, "mlp", None)
     is_present_by_obstacle = {
         "no `self_attn` in `model.layers`": attention is None,
         "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
         "attention sinks": hasattr(attention, "sinks"),
         "latent attention": hasattr(attention, "kv_lora_rank"),
         "no `mlp`, whose output is changed": (
-            layer in layers_by_use.get("outputs", ()) and not hasattr(block, "mlp")
+            layer in layers_by_use.get("outputs", ()) and mlp is None
         ),
         "no `mlp.act_fn`, which changed activations need": (
-            layer in layers_by_use["activations"] and not has_activation
+            layer in layers_by_use["activations"] and not hasattr(mlp, "act_fn")
         ),
         f"sliding windows of {window} tokens, and model.model_args.max_model_len is {max_length}": (
             has_changes and window and window < max_length
@@ -167,9 +168,12 @@ def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 
-        split_operations = [*CompilationConfig._attention_ops, *CACHE_OPERATIONS, CHANGE_OPERATION]
         options["compilation_config"] = {
-            "splitting_ops": split_operations,
+            "splitting_ops": [
+                *CompilationConfig._attention_ops,
+                *CACHE_OPERATIONS,
+                CHANGE_OPERATION,
+            ],
             **compilation_settings(options),
             "cudagraph_mode": "FULL_AND_PIECEWISE",
         }

@@ -32,9 +32,10 @@ class Recording:
     def __init__(self, sets: Sequence[Sequence[int]], layer_count: int) -> None:
         self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
         self.token_count = self.sets.shape[1]
-        # the other sizes and the device of the sums are known when the first sums come
+        # `add_sums` replaces it, as it knows the other sizes and the device of the sums
         self.sums = torch.empty(layer_count, 0)
         self._keys_by_layer: dict[int, Tensor] = {}
+        """The keys [token, head, unit] of the tokens so far, of prompts in several chunks."""
 
     def add_keys(self, layer: int, new_keys: Tensor, start: int) -> Tensor:
         """Store the keys of the tokens from `start` on; return all keys of the prompt so far."""
@@ -101,14 +102,17 @@ class RecordedQueries:
 
 
 class Group:
-    """Requests with the same target that are changed together, with the same number of tokens.
+    """Requests with the same number of tokens in a step, for which a change is computed together.
 
-    While the same requests decode, only their rows and indices change.
+    While the same requests decode, their group is kept, and only its rows and indices change.
 
     Attributes:
-        change_lists: The changes of each request, up to the one that is made.
         changes: The change that is made for each request, of the same target in the same layers.
-        phantoms: Keys and values [request, token, head, unit], once a layer has needed them.
+        change_lists: For each request the changes of its intervention from the first to this one.
+            Every change of activations starts again from the model's own activations, so the
+            earlier changes of a layer are made again before it.
+        phantoms: Keys and values [request, token, head, unit] of fillers that are not in the
+            prompts, which changed attention adds; empty until a layer needs them.
         rows: [request, token] The rows of the tokens in the batch.
         indices: [request, token] The index of each token in its sequence.
     """
@@ -134,6 +138,7 @@ class Group:
         offsets = torch.arange(token_count, device=device)
         self.rows = first_rows[:, None] + offsets
         self.indices = first_indices[:, None] + offsets
+        # a position for each token so far, of the longest sequence
         self._position_count = max(chunk.first_index for chunk in chunks) + token_count
         self._block_table: Tensor | None = None
 

@@ -25,9 +25,9 @@ from transformers.activations import ACT2FN
 
 from harness.engines.engine_processes import (
     CHANGE_OPERATION,
-    LATER_SET_COUNT,
     PLUGIN_NAME,
     RECORD_KEY,
+    SETS_WITHOUT_OWN_TOKEN,
 )
 from harness.engines.interventions.arithmetic import (
     Change,
@@ -60,7 +60,9 @@ class WorkerInterventions:
     def __init__(self, worker: Any, layers_by_use: Mapping[str, Any]) -> None:
         self.expected_rows = self.applied_rows = 0
         self._chunks: list[Chunk] = []
+        """The tokens of the current step that are changed or recorded, by request."""
         self._groups: dict[Any, Group] = {}
+        """The changes of the current step: see `_group_chunks`."""
         self._runner = worker.model_runner
         model = self._runner.get_model()
         # a model that also reads images, such as Gemma3-4b-it, contains a language model
@@ -69,19 +71,24 @@ class WorkerInterventions:
         # vLLM's classes return the decoder itself or a model that has one
         self._model, self._decoder = model, getattr(model, "model", model)
         self._stored_states: dict[int, tuple[Tensor, Tensor]] = {}
+        """By changed layer, keys and values [slot, head, unit], which later steps read again."""
         self._recordings: dict[str, Recording] = {}
+        """The recordings of incomplete prompts, by name."""
         self._recorded_queries: list[RecordedQueries] = []
+        """The recorded queries of the current step."""
         self._complete_names: set[str] = set()
         """Names of recordings that were sent."""
         self._location_by_name: dict[str, Any] = {}
         """The arguments of `numpy.memmap` for the sums of each recording."""
         self._writer = ThreadPoolExecutor(1)
         self._writes: list[Future[BufferedWriter]] = []
+        """The files of sums that `_writer` writes, until `take_attention`."""
         self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
         self._new_outputs: dict[int, Tensor] | None = None
         """Those of the source that is being computed, by layer."""
         self._phantom_states: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
+        """By start and tokens of a filler, its keys and values in the first layer."""
         self._config = worker.vllm_config
         self._block_size = self._config.cache_config.block_size
         text_config = self._config.model_config.hf_text_config
@@ -111,6 +118,7 @@ class WorkerInterventions:
         _installed[:] = [self]
 
     def _hook_runner(self) -> None:
+        """Have vLLM call `prepare` and `may_use_full_graph` in every step."""
         # vLLM finds these methods in the instance, so ours replace them in this worker alone
         self._prepare_as_vllm = self._runner._prepare_inputs
         self._runner._prepare_inputs = self.prepare
@@ -158,6 +166,7 @@ class WorkerInterventions:
         return bool(self._is_uniform_decode(*arguments, **options))
 
     def _list_chunks(self, token_counts: np.ndarray) -> None:
+        """List the requests of the step that have an intervention or are recorded."""
         self._chunks, next_row = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
         first_indices = batch.num_computed_tokens_cpu[: len(token_counts)].tolist()
@@ -185,8 +194,9 @@ class WorkerInterventions:
                         first_query,
                     )
                 )
-                layer_count = sum(len(change["layers"]) for change in changes)
-                self.expected_rows += token_count * layer_count
+                # a layer counts once for each change that is made in it
+                changed_layer_count = sum(len(change["layers"]) for change in changes)
+                self.expected_rows += token_count * changed_layer_count
 
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose changes can be computed together.
@@ -195,25 +205,27 @@ class WorkerInterventions:
         that come before them in the lists of their requests. A longer chunk is a separate group, so
         that memory is that of one prompt.
         """
-        # what the chunks of a group share; a list, because mappings have no hash for a set
-        traits: list[Any] = []
-        pairs_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
+        # what the members of a group share; a list, because mappings have no hash for a set
+        shared_values: list[Any] = []
+        members_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
         for chunk in self._chunks:
             for list_size, change in enumerate(chunk.changes, 1):
+                # without layers a change is only a gap, which `_move_positions` makes
                 if not change["layers"]:
                     continue
                 change_list = chunk.changes[:list_size]
                 is_of_attention = TARGET_BY_KIND[change["kind"]] == "attention"
-                trait = change["layers"] if is_of_attention else change_list
-                if trait not in traits:
-                    traits.append(trait)
+                shared_value = change["layers"] if is_of_attention else change_list
+                if shared_value not in shared_values:
+                    shared_values.append(shared_value)
+                # no other chunk has this row, so a longer chunk has a key of its own
                 separate_row = -1 if chunk.token_count == 1 else chunk.first_row
-                key = list_size, traits.index(trait), separate_row
-                pairs_by_key.setdefault(key, []).append((chunk, change_list))
+                key = list_size, shared_values.index(shared_value), separate_row
+                members_by_key.setdefault(key, []).append((chunk, change_list))
         last_groups, self._groups = self._groups, {}
         # sorted, because a request's changes are made in the order of its list
-        for key, pairs in sorted(pairs_by_key.items()):
-            chunks, change_lists = zip(*pairs, strict=True)
+        for key, members in sorted(members_by_key.items()):
+            chunks, change_lists = zip(*members, strict=True)
             group = last_groups.get(key)
             if not group or group.change_lists != change_lists:
                 group = Group(change_lists)
@@ -230,12 +242,15 @@ class WorkerInterventions:
             if chunk.recording:
                 end = min(chunk.first_index + chunk.token_count, chunk.recording.token_count)
                 most_queries = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
-                for first in range(chunk.first_query, end, most_queries):
-                    stop = min(first + most_queries, end)
-                    queries = RecordedQueries(chunk, first, stop, self._runner.device)
-                    self._recorded_queries.append(queries)
+                self._recorded_queries += [
+                    RecordedQueries(
+                        chunk, first, min(first + most_queries, end), self._runner.device
+                    )
+                    for first in range(chunk.first_query, end, most_queries)
+                ]
 
     def _move_positions(self, token_counts: np.ndarray) -> None:
+        """Move the positions of tokens that come after a gap of their request."""
         gaps = [(0, 0)] * len(token_counts)
         for chunk in self._chunks:
             gaps[chunk.request_index] = find_gap(chunk.changes)
@@ -257,8 +272,9 @@ class WorkerInterventions:
             return None, 0
         if first_index >= len(options["sets"][0]):  # a generated token, which is not recorded
             return None, 0
-        new_recording = Recording(options["sets"], len(self._recorded_layers))
-        recording = self._recordings.setdefault(options["name"], new_recording)
+        recording = self._recordings.setdefault(
+            options["name"], Recording(options["sets"], len(self._recorded_layers))
+        )
         first_query = recording.query_count
         stop = min(first_index + token_count, recording.token_count)
         if first_index > first_query:
@@ -325,19 +341,9 @@ class WorkerInterventions:
             for queries in self._recorded_queries:
                 self._record(layer, query, new_states[0], queries)
         groups = self._select_groups(layer, "attention")
-        if not groups:
-            return
-        if layer not in self._stored_states:
-            slot_count = self._runner.kv_cache_config.num_blocks * self._block_size
-            key, value = (tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in new_states)
-            self._stored_states[layer] = key, value
-        # The states of requests without an intervention are not stored: because of its salt, no
-        # request with an intervention reads their blocks. All states are stored before any is read,
-        # because two requests of a step may share blocks.
+        # All states are stored before any is read, because two requests of a step may share blocks.
         for group in groups:
-            rows = group.rows.flatten()
-            for stored, tensor in zip(self._stored_states[layer], new_states, strict=True):
-                stored[metadata.slot_mapping[rows]] = tensor[rows]
+            self._store_states(layer, new_states, group.rows.flatten(), metadata.slot_mapping)
         for group in groups:
             slots = group.slots(metadata.block_table, self._block_size)
             key, value = (stored[slots] for stored in self._stored_states[layer])
@@ -349,10 +355,24 @@ class WorkerInterventions:
             attended = attend_with_changes(
                 query[group.rows], key, value, score_factor, group.indices, group.attention_changes
             )
-            output[group.rows] = attended.view(*group.rows.shape, *output.shape[1:]).to(
-                output.dtype
-            )
+            attended_rows = attended.view(*group.rows.shape, *output.shape[1:])
+            output[group.rows] = attended_rows.to(output.dtype)
             self.applied_rows += group.rows.numel()
+
+    def _store_states(
+        self, layer: int, states: Sequence[Tensor], rows: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Store the keys and values of these rows in their slots.
+
+        Those of requests without an intervention are not stored: because of its salt, no request
+        with an intervention reads their blocks.
+        """
+        if layer not in self._stored_states:
+            slot_count = self._runner.kv_cache_config.num_blocks * self._block_size
+            key, value = (tensor.new_zeros(slot_count, *tensor.shape[1:]) for tensor in states)
+            self._stored_states[layer] = key, value
+        for stored, tensor in zip(self._stored_states[layer], states, strict=True):
+            stored[slot_mapping[rows]] = tensor[rows]
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
         """Add the attention of queries of this step, changed by their intervention."""
@@ -364,53 +384,57 @@ class WorkerInterventions:
         # [1, token, head, unit]
         recorded_query = query[None, queries.rows]
         keys = recording.add_keys(layer, new_keys, chunk.first_index)[None, : queries.stop]
-        attention = self._attention_module(layer)
-        score_factor, window = attention.impl.scale, attention.sliding_window
-        if changes := select_changes(chunk.changes, layer, "attention"):
-            # no window is shorter than these prompts: see `open_layers`
-            keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
-            tabulated = tabulate_changes(changes, key.device)
-            weights = changed_weights(
-                recorded_query, keys, score_factor, queries.indices[None], tabulated
-            )
-        else:
-            # [query, key] the number of tokens by which the key comes before the query
-            distances = queries.indices[:, None] - torch.arange(queries.stop, device=key.device)
-            is_visible = distances >= 0
-            if window:
-                is_visible &= distances < window
-            log_weights = torch.where(is_visible, 0.0, -torch.inf)
-            weights = plain_weights(recorded_query, keys, score_factor, log_weights)
-        # [head, query, key]
+        weights = self._recorded_weights(layer, recorded_query, keys, queries)
+        # [head, query, key] without phantoms, which come after the keys of the prompt
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
-        sums_with_own_token = queries.sets[LATER_SET_COUNT:] @ weights
+        sums_with_own_token = queries.sets[SETS_WITHOUT_OWN_TOKEN:] @ weights
+        # the diagonal has each query's weight for its own token
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
-        later_sums = queries.sets[:LATER_SET_COUNT] @ weights
-        sums = torch.cat([later_sums, sums_with_own_token], 1).transpose(0, 1)
+        sums_without_own_token = queries.sets[:SETS_WITHOUT_OWN_TOKEN] @ weights
+        sums = torch.cat([sums_without_own_token, sums_with_own_token], 1).transpose(0, 1)
         recording.add_sums(self._recorded_layers.index(layer), sums)
         self.applied_rows += len(queries.indices)
+
+    def _recorded_weights(
+        self, layer: int, query: Tensor, keys: Tensor, queries: RecordedQueries
+    ) -> Tensor:
+        """The weights of recorded queries, as those of `changed_weights`."""
+        attention = self._attention_module(layer)
+        score_factor, window = attention.impl.scale, attention.sliding_window
+        if changes := select_changes(queries.chunk.changes, layer, "attention"):
+            # no window is shorter than these prompts: see `open_layers`
+            keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
+            tabulated = tabulate_changes(changes, keys.device)
+            return changed_weights(query, keys, score_factor, queries.indices[None], tabulated)
+        # [query, key] the number of tokens by which the key comes before the query
+        distances = queries.indices[:, None] - torch.arange(queries.stop, device=keys.device)
+        is_visible = distances >= 0
+        if window:
+            is_visible &= distances < window
+        return plain_weights(query, keys, score_factor, torch.where(is_visible, 0.0, -torch.inf))
 
     def _send_sums(self) -> None:
         """Have a thread write the sums of complete prompts to a file, while the next step runs.
 
         The file is in memory and has no name, so it ends with this process.
         """
-        names = [
+        complete_names = [
             name
             for name, recording in self._recordings.items()
             if recording.query_count == recording.token_count
         ]
-        if not names:
+        if not complete_names:
             return
         file = open(os.memfd_create("attention"), "wb")
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         offset, flat_sums = 0, []
-        for name in names:
+        for name in complete_names:
             sums = self._recordings.pop(name).sums
             self._location_by_name[name] = path, "float32", "r", offset, tuple(sums.shape)
             offset += sums.nbytes
             flat_sums.append(sums.flatten())
-        self._complete_names.update(names)  # so that a preempted request is not recorded again
+        # a preempted request may come again, and is not recorded again
+        self._complete_names.update(complete_names)
         # one copy, from a GPU to pinned memory
         copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
         copy_end = torch.cuda.current_stream().record_event() if copy.is_pinned() else None
@@ -429,7 +453,8 @@ class WorkerInterventions:
         The arguments of `numpy.memmap`, by the recordings' names.
         """
         self._send_sums()
-        self._files = [write.result() for write in self._writes]  # they stay open until then
+        # the files stay open, so that their paths lead somewhere, until the next call
+        self._files = [write.result() for write in self._writes]
         self._writes.clear()
         locations, self._location_by_name = self._location_by_name, {}
         return locations
@@ -485,6 +510,7 @@ class WorkerInterventions:
             start = change.get("start", 0)
             if not token_ids or (start, token_ids) in self._phantom_states:
                 continue
+            # without groups, nothing is changed in this pass
             self._new_outputs, self._groups = {}, {}
             ids = copy_to(self._runner.device, token_ids)
             blocks = self._decoder.layers
@@ -500,6 +526,7 @@ class WorkerInterventions:
             self._outputs_by_source[token_ids], self._new_outputs = self._new_outputs, None
 
     def _select_groups(self, layer: int, target: str) -> list[Group]:
+        """The groups whose change is one of the layer's target; all members have the same."""
         return [
             group
             for group in self._groups.values()
@@ -513,9 +540,8 @@ _installed: list[WorkerInterventions] = []
 
 @torch.library.custom_op(CHANGE_OPERATION, mutates_args=("out",))
 def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
-    out = out.flatten(
-        0, -2
-    )  # a view, because outputs of Transformers' classes have a batch dimension
+    # a view, without the batch dimension that outputs of Transformers' classes have
+    out = out.flatten(0, -2)
     for interventions in _installed:
         if gate_up is None:
             interventions.change_outputs(out, layer)
@@ -525,7 +551,7 @@ def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
 
 @_change_rows.register_fake
 def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
-    return None
+    """Nothing: the operation returns nothing whose shape a compiler must know."""
 
 
 class _ChangedModule(nn.Module):
