@@ -2,7 +2,9 @@
 
 import re
 
-# The last line also matches `\\`, `\{` and `\}`, so that no escaped brace counts as a brace.
+# The beginning of a box with a brace, as in `\boxed{5}`, or an entire box without braces, as in
+# `\boxed 5` (`bare` is its content); else a brace. The last line also matches `\\`, `\{` and `\}`,
+# so that no escaped brace counts as a brace.
 _BOX_TOKEN = re.compile(
     r"\\{1,2}(?:boxed|fbox)\s*"
     r"(?:\{|(?P<bare>[-+]?(?:\d+(?:[.,/]\d+)*|\.\d+|\\[dt]?frac(?:\{[^{}]*\}|\w){2}))"
@@ -19,6 +21,7 @@ _EMPTY_CONTENT = re.compile(
     r"|\\(?:boxed|fbox|mbox|text(?:bf|it|rm)?|math(?:rm|bf|it|sf))(?=\s*\{))*"
 )
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
+"""The content of a box that contains only a box."""
 
 
 def read_boxes(text: str) -> list[str]:

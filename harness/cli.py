@@ -80,6 +80,7 @@ app = typer.Typer(
 
 
 def _print_version(is_requested: bool) -> None:
+    """Print the version and exit, if `--version` is given."""
     if is_requested:
         typer.echo(f"mless {version('mless')}")
         raise typer.Exit
@@ -121,8 +122,8 @@ def main() -> None:
     try:
         with sign_of_life():
             # shells leave the `~` of `--output=~/x` as it is
-            home_option = rf"\1{Path.home()}"
-            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", home_option, word) for word in sys.argv[1:]])
+            option_with_home = rf"\1{Path.home()}"
+            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", option_with_home, word) for word in sys.argv[1:]])
         return
     except HarnessError as error:
         # the error may quote a file or a model, whose hidden characters could change the terminal

@@ -26,7 +26,9 @@ from harness.errors import DataError, explain_hub_error, name_similar_files, quo
 LocatedRecord = tuple[str, JsonObject]
 """A record and its location, for messages."""
 CSV_SUFFIXES = (".csv", ".tsv")
+"""Suffixes of tables as text, whose delimiter is read from their first line."""
 _HUB_NAME_PATTERN = re.compile(r"([\w.-]+/[\w.-]+)(?:@(\w+))?(?::([\w.-]+))?:([\w.-]+)")
+"""OWNER/NAME@REVISION:CONFIGURATION:SPLIT; revision and configuration may be missing."""
 
 _ESCAPE_LETTERS = str.maketrans("\a\b\t\n\v\f\r\x1b\u2028\u2029", "abtnvfreLP")
 """The letters with which JSON and YAML spell control characters."""
@@ -38,6 +40,7 @@ _LOST_BACKSLASH = re.compile(
     r"|anh?(?: ?[\\(^]| [A-Za-z]\b))"
     r"|\u2028(?=ambda|eft)|\u2029(?=hi\b|i\b|si\b))([A-Za-z]+)"
 )
+"""A control character with the rest of the command of LaTeX that it began."""
 
 
 def refuse_lost_backslash(text: str) -> str:
@@ -90,6 +93,7 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         return
     suffix = _find_suffix(path)
     try:
+        # parquet and arrow are opened too, so that a missing file has the same error message
         with _open_text(path) as stream:
             if suffix in (".parquet", ".arrow"):
                 records = _read_tables(path, _read_arrow_file(path))
@@ -111,10 +115,12 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
 
 
 def _find_suffix(path: Path) -> str:
+    """The suffix in lower case, such as `.csv` for `a.CSV.gz`."""
     return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
 def _open_text(path: Path) -> Any:
+    """Open a file for reading, unpacked if its name ends with `.gz`."""
     opener: Any = gzip.open if path.suffix == ".gz" else open
     # some editors begin a file with a byte order mark, which does not belong to the first field
     return opener(path, "rt", encoding="utf-8-sig", newline="")
@@ -227,6 +233,11 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
 
 
 def _decode(text: str, location: str) -> Any:
+    """A value of JSON, with numbers as text.
+
+    Raises:
+        DataError: the text is not JSON, or a key appears twice.
+    """
     try:
         return json.loads(text, object_pairs_hook=_as_object, parse_int=str, parse_float=str)
     except (ValueError, RecursionError) as error:

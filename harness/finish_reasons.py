@@ -23,6 +23,7 @@ _REASONS_BY_MEANING = {
     "contentmoderation moderation language alternativestatuscontentfilter",
     None: "null none unspecified",
 }
+"""Reasons in lower-case letters without other signs, by what they mean; None: not reported."""
 _MEANING_BY_REASON = {
     reason: meaning for meaning, words in _REASONS_BY_MEANING.items() for reason in words.split()
 }

@@ -150,6 +150,7 @@ def _check_device() -> Check:
 
 
 def _check_data() -> Check:
+    """Whether the file that replaces MATH-500 can be read, if one is named."""
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")

@@ -18,6 +18,7 @@ from harness.errors import ConfigError, list_near, name_similar_files
 UserPath = Annotated[Path, AfterValidator(Path.expanduser)]
 """A path in a config, in which `~` is the user's home."""
 Schema = TypeVar("Schema", bound=BaseModel)
+"""The schema that `validate` gets, and the type of what it returns."""
 _SCHEMA_NAME = re.compile(r"\[|^[A-Z]\w*(Config|Sampling)$")
 """Entries of pydantic's error paths that are not keys: names of the schemas that it tries."""
 
@@ -51,6 +52,7 @@ _UNKNOWN_KEY_TYPE = "unknown_key"
 _OUR_ERROR_TYPES = (_UNKNOWN_KEY_TYPE, "value_error")
 """The types of the errors that we raise, which are more specific than pydantic's."""
 _PATTERN_TEXT = "String should match pattern "
+"""The beginning of pydantic's message about a text that does not match a regular expression."""
 _PLAIN_TEXT_BY_MESSAGE = {
     rf"{_PATTERN_TEXT}'\S'": "is empty",
     f"{_PATTERN_TEXT}'^[A-Za-z0-9_-]+$'": "expected letters, digits, _ and -",

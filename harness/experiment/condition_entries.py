@@ -72,8 +72,11 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         has_zero_count = type(settings.get("count")) is int and settings["count"] == 0
         if has_zero_count or all(value in ("", None) for value in values):
             settings = _leave_out_filler(settings)
-        words = [_spell_value(key, value, values_by_key[key]) for key, value in settings.items()]
-        name = "-".join(filter(None, words))
+        # an empty value has no spelling
+        spellings = [
+            _spell_value(key, value, values_by_key[key]) for key, value in settings.items()
+        ]
+        name = "-".join(filter(None, spellings))
         entry = {"name": name, **settings} if settings else BASELINE
         # The prompt without the filler of `count: 0` is the same for all fillers, and is run once.
         # Any other two entries are equal because a value is listed twice: both are kept, so that

@@ -274,6 +274,7 @@ class RandomCondition(FilledCondition):
 
 
 FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
+"""The kinds of conditions with a filler."""
 KIND_BY_FILLER = {str(kind.filler): kind for kind in FILLER_KINDS}
 """The kinds of filler, by the key from which they are recognised."""
 KIND_BY_FAMILY = {str(kind.family): kind for kind in FILLER_KINDS if kind.family}

@@ -11,10 +11,11 @@ from harness.constants import MAX_GEN_TOKS
 from harness.errors import ModelError
 from harness.yaml_settings import Strict
 
-GENERATE_TOP_K = 50
+TRANSFORMERS_TOP_K = 50
 """The default top_k of transformers' `generate`, if the model's generation_config has none."""
 
 SamplingSource = Literal["greedy", "model_default", "server_default", "explicit"]
+"""Who sets the parameters; see `Sampling`."""
 
 _UNSUPPORTED_SETTINGS = (
     "num_beams no_repeat_ngram_size typical_p epsilon_cutoff eta_cutoff diversity_penalty "
@@ -44,6 +45,7 @@ class ExplicitSampling(Strict):
 
 
 _SAMPLING_FIELDS = tuple(ExplicitSampling.model_fields)
+"""The parameters, temperature first, which `Sampling` has by the same names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = {"source": "model_default"}
     if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
-        parameters |= {"temperature": 1.0, "top_k": GENERATE_TOP_K}
+        parameters |= {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
         used_names = _SAMPLING_FIELDS
     return parameters | {
         name: generation_config[name]

@@ -39,8 +39,9 @@ _NUMBER_OR_FORMULA = re.compile(r"\s*[-+$€£(\[{|]*[\d.]|.*[\\^=+*<>]")
 """Matches the beginning of answers such as `-5`, `$3`, `(1, 2)` and `x = 1`."""
 # Texts without a comma between them are excluded: numpy writes them so, and Python would join them.
 _LISTED_ANSWERS = re.compile(r"""\[(?!.*["']\s*["'])\s*(?:["'].*|-?[\d.]+\s*)\]""", re.DOTALL)
-# such as `["1" "2"]` and `[1 2]`, which are lists as numpy writes them
+"""A list of texts or of one number, such as `["1", "2"]` and `[5]`."""
 _UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*\]""")
+"""Matches other lists, which were not read: `["1" "2"]` and `[1 2]` of numpy, `('1', '2')`."""
 
 
 def as_text(value: Any) -> Any:
@@ -116,7 +117,7 @@ def read_gold_column(
         if find_delimiter(path) == ";":
             _refuse_faulty(located_golds, lambda gold: with_decimal_points(gold) != gold, fault)
         _refuse_faulty(
-            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, fewest=FEWEST_COMMA_ANSWERS
+            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, at_least=FEWEST_COMMA_ANSWERS
         )
     return golds_by_field
 
@@ -125,12 +126,12 @@ def _refuse_faulty(
     located_golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
-    fewest: int = 1,
+    at_least: int = 1,
 ) -> None:
     """Raise DataError if at least this number of different answers are faulty."""
     faulty_golds = [(location, gold) for location, gold in located_golds if is_faulty(gold)]
     # different answers, because a log repeats the answer of a problem for each of its completions
-    if len({gold for _, gold in faulty_golds}) >= fewest:
+    if len({gold for _, gold in faulty_golds}) >= at_least:
         quotations = [f"{location}: {gold!r:.60}" for location, gold in faulty_golds]
         raise DataError(
             f"{len(faulty_golds)} of {len(located_golds)} gold answers {fault}: "

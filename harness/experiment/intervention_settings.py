@@ -38,9 +38,12 @@ LARGEST_WEIGHT = 1e38
 Layers = Annotated[
     tuple[int, ...], Field(min_length=1), BeforeValidator(partial(parse_numbers, option="layers"))
 ]
+"""Numbers of layers, counted from 1."""
 
 
 class _LayerIntervention(Strict):
+    """What all interventions have: the layers in which they change the model."""
+
     layers: Layers
     """A layer, from 1; a range such as `4-10`; or a list."""
 
@@ -224,6 +227,8 @@ class MLPOutputIntervention(_LayerIntervention):
 
 
 class _UniformIntervention(_LayerIntervention):
+    """An intervention on all tokens, which does not depend on the prompt."""
+
     def resolve(self, *_: object) -> ResolvedChange:
         """The intervention on any prompt."""
         return self.model_dump() | {"layers": self.layer_indices}

@@ -22,7 +22,9 @@ from harness.experiment.prompts.prompt import hash_text
 from harness.grading.answer_grading import compare_answers
 
 NUMBER_PATTERN = re.compile(r"[-+]?(\\?\$)?(?=\.?\d)(\d{1,3}(,(\\!)?\d{3})+|\d*)(\.\d+)?(\\?%)?")
+"""An entire number, such as `-5`, `1,234.5`, `\\$3` and `50\\%`."""
 FRACTION_PATTERN = re.compile(r"[-+]?\d*(\\[dt]?frac|/\d+\Z)")
+"""The beginning of a fraction in LaTeX, or an entire one such as `1/2`."""
 
 
 def find_form(answer: str) -> str:
@@ -54,6 +56,7 @@ def draw_other_answers(
         DataError: there are too few other answers for a problem.
     """
     answers_by_id = {}
+    # by the form and the number of tokens of the answer
     problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         if problem.choices:

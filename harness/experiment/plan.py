@@ -36,7 +36,14 @@ from harness.reasoning_markers import Markers, find_open_reasoning, read_markers
 
 
 class PlanRow(NamedTuple):
-    """One prompt of a plan."""
+    """One prompt of a plan.
+
+    Attributes:
+        task_name: The name of its task in lm-eval.
+        task: The prompts of its condition, layout and draw.
+        problem: Its problem.
+        prompt: The prompt.
+    """
 
     task_name: str
     task: ConditionPrompts
@@ -439,7 +446,8 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     is_seeded = not sampling.is_greedy and config.model.takes_seeds
     for replicate in range(config.replicates):
         rows = [row for row in plan.rows if plan.count_replicates(row.task) > replicate]
-        # a stable sort: within a draw or sample, the conditions of a problem stay neighbours
+        # The sort keeps the order of rows with the same sample and draw, so the conditions of a
+        # problem stay neighbours.
         rows.sort(key=lambda row: (row.task.sample_number, row.task.draw))
         if replicate:
             random.Random(f"{config.seed}:{replicate}").shuffle(rows)

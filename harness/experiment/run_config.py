@@ -47,12 +47,15 @@ class ThinkingConfig(Strict):
 
 
 Family = Literal["sentences", "random_tokens"]
+"""The families of other texts."""
 OtherTexts = Annotated[
     dict[Family, Annotated[StrictInt, Field(ge=1, le=999)]],
     Field(min_length=1),
     BeforeValidator(lambda value: value if isinstance(value, Mapping) else {"sentences": value}),
 ]
+"""The number of other texts by family. A number alone is that of sentences."""
 ContrastName = Annotated[str, AfterValidator(lambda text: contrast_name(*read_contrast(text)))]
+"""A contrast such as `mless - wo`, with one blank on either side of the sign."""
 
 
 _FREE_KEYS = "output audit name dataset primary contrasts".split()
@@ -170,6 +173,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
+        """Refuse values of several keys that do not go together."""
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
             # checked first, because `all_conditions` makes other texts for the primary contrast
@@ -185,6 +189,7 @@ class RunConfig(Strict):
         return self
 
     def _find_condition_faults(self) -> Iterator[str]:
+        """Yield a message for each fault of the conditions and layouts."""
         layouts = self.layouts or (Layout.RAW,)
         task_names = {
             self.task_name("", condition.name, layout)
@@ -205,6 +210,7 @@ class RunConfig(Strict):
                     yield f"{key}: the layout as_published has the authors' prompt"
 
     def _find_example_faults(self) -> Iterator[str]:
+        """Yield a message for each fault of the examples, their templates and their draws."""
         fewshot = self.fewshot
         has_examples = fewshot is not None and fewshot.has_examples
         if self.repeats % self.draws_per_problem:
@@ -228,6 +234,7 @@ class RunConfig(Strict):
                 )
 
     def _find_contrast_faults(self) -> Iterator[str]:
+        """Yield a message for each fault of the baseline and the contrasts."""
         condition_names = self.condition_names
         names_text = ", ".join(condition_names)
         contrasts = [contrast_name(*pair) for pair in self.tested]
@@ -249,6 +256,7 @@ class RunConfig(Strict):
             )
 
     def _find_model_faults(self) -> Iterator[str]:
+        """Yield a message for each thing that the model or its backend cannot do."""
         prefixed_names = [
             condition.name
             for condition in self.all_conditions
@@ -480,6 +488,8 @@ _WEIGHTS_KEY = re.compile(
 
 def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str = "") -> RunConfig:
     """Read and check a run config; `overrides` are new values, by dotted keys.
+
+    Error messages name the config as `where`; by default by its path.
 
     An override that names other weights drops the label, which belongs to the file's weights. An
     override of `conditions` may name conditions of the file, and drops contrasts of all others.

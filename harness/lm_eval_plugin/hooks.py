@@ -25,6 +25,7 @@ from harness.experiment.prompts.tokenizer import ModelTokenizer
 from harness.grading import GRADED_VERDICTS, GradeJob, GraderPool
 
 DocumentsBySplit = dict[str, datasets.Dataset]
+"""What lm-eval expects of a `custom_dataset`. Our tasks have the split `test` only."""
 
 
 def _make_documents(

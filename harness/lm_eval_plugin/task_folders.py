@@ -27,7 +27,9 @@ from harness.yaml_settings import parse_option
 _IMPOSSIBLE_KEYS = (*PROMPT_KEYS, "random_ids", "fresh", "placement")
 """Keys of a condition that are not possible before the question of another task."""
 _HELPER_FILE = "with_filler.py"
+"""The module in a task folder that puts the filler before the question."""
 _OUTPUT_TYPE = "generate_until"
+"""lm-eval's name for tasks that generate text."""
 _PLACEHOLDER = "Question"
 """Stands for the question while the text of a filler is made."""
 

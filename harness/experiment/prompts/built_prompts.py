@@ -54,6 +54,7 @@ ABSENT = -1
 FILLER_INDEX, PROBLEM_INDEX, DEMONSTRATION_INDEX = map(
     TOKEN_ROLES.index, ("filler", "problem", "demonstration")
 )
+"""The indices of these roles in TOKEN_ROLES."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,7 +129,8 @@ class BuiltPrompt:
         assert self.offsets is not None  # because all callers know the tokenizer
         counts = count_characters(self.text, self.spans, self.offsets)
         visible_counts = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
-        # One visible character outweighs all blanks of the text, so blanks decide only without any.
+        # One visible character outweighs all blanks of the text, so blanks decide only in a token
+        # without visible characters.
         roles = (visible_counts * len(self.text) + counts).argmax(axis=1)
         return np.where(counts[:, FILLER_INDEX], FILLER_INDEX, roles).astype(np.int8)
 

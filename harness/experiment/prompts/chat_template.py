@@ -35,7 +35,7 @@ _PINNED_TEXT_BY_CODE = {
 # Templates read the date from the variable `date_string`, or call `strftime_now(format)`.
 # transformers provides this function, and from 5.22 on it turns every function of a caller into a
 # string. So a macro of that name is set before the template. `trim_blocks` removes the newline
-# after the macro: the template still begins a line.
+# after the macro, so the template begins a line as before.
 _PINNED_CLOCK = (
     "{% macro strftime_now(format) %}{% set pinned = namespace(text=format) %}"
     "{% for code, text in pinned_codes.items() %}"

@@ -32,7 +32,8 @@ from harness.reasoning_markers import find_open_reasoning
 
 BOX_LABEL = "\\boxed{"
 """The label of an answer in a box."""
-# remarks on gold answers whose log-probability is measured
+# Remarks on gold answers whose log-probability is measured. In a note, the number of these answers
+# stands before the remark: "3 of 20 gold answers merge with their label ...".
 MERGED_REMARK = (
     "merge with their label, or one of their other answers does: another spelling is scored"
 )
@@ -175,6 +176,7 @@ def _add_answers(
         answers, remarks = [], set()
         for text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
             answer_tokens = AnswerTokens(encode(label), encode(text + end))
+            # the tokenizer merges label and answer
             if encode(label + text + end) != answer_tokens.label + answer_tokens.answer:
                 answer_tokens = AnswerTokens(
                     encode(bare_label), encode(label[len(bare_label) :] + text + end)
@@ -309,6 +311,7 @@ def _refuse_long_prompts(
 def _make_error(
     condition_prompts: ConditionPrompts, model: ModelTokenizer, fault: str
 ) -> PromptMismatchError:
+    """The error that says which prompts have a fault."""
     return PromptMismatchError(
         f"Condition {condition_prompts.condition.name!r}, layout {condition_prompts.layout}, "
         f"{model.name}: {fault}"

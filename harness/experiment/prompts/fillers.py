@@ -66,4 +66,5 @@ def estimate_tokens(text: str) -> int:
 
 
 def _as_sentence(words: list[str]) -> str:
+    """Words with a full stop, which replaces a comma after the last one."""
     return " ".join(words).rstrip(",") + "."

@@ -1,5 +1,7 @@
 """Builds the prompt of a problem under a condition, and the document that lm-eval gets.
 
+Here are the default instructions and templates, the layouts, and the placement of a filler.
+
 A prompt has four forms: requested (`Prompt`), built with its text and tokens
 (`built_prompts.BuiltPrompt`), stored (`records.StoredPrompt`) and sent to an engine
 (`plan.Request`). A requested prompt is a sequence of segments, each with a role. The joined
@@ -315,6 +317,8 @@ def _insert_at_random(
 ) -> None:
     """Insert segments at a word boundary, drawn uniformly from those of instruction and problem.
 
+    The lists `system_segments` and `body_segments` are changed.
+
     A boundary is a single blank between two words, since a cut there does not change the tokens on
     either side, or the boundary after the instruction.
     """
@@ -330,9 +334,9 @@ def _insert_at_random(
         body_segments[:0] = insertion
         return
     role, text = split_segments[split_index].role, split_segments[split_index].text
-    before, after = Segment(role, text[:position]), Segment(role, text[position:])
+    head, tail = Segment(role, text[:position]), Segment(role, text[position:])
     # `insertion` ends with a separator; another one stands before the filler
-    split_segments[split_index : split_index + 1] = [before, insertion[-1], *insertion, after]
+    split_segments[split_index : split_index + 1] = [head, insertion[-1], *insertion, tail]
 
 
 _DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}

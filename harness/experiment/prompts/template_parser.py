@@ -1,4 +1,4 @@
-r"""Templates, the form of examples and questions, such as `Q: {problem}\n{filler}\nA: {answer}`.
+r"""Parses templates, the form of examples and questions: `Q: {problem}\n{filler}\nA: {answer}`.
 
 Names in braces are replaced, and a literal brace is doubled. In the other texts of a config only
 `{row.COLUMN}` is replaced, so LaTeX needs no doubled braces there.
@@ -17,7 +17,9 @@ from harness.constants import SEPARATOR
 TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
 _ROW_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
-# A gap stands after a filler, or before one that ends the template.
+"""The name of a column of the data in a text, such as `{row.hint}`."""
+# The first group that fits is the kind of the piece. A gap stands after a filler, or before one
+# that ends the template. A brace that no earlier group takes is an error.
 _PIECE = re.compile(
     r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
     r"|\{(?P<name>[^{}]+)\}"
@@ -40,7 +42,9 @@ class Piece(NamedTuple):
 
 
 Pieces = tuple[Piece, ...]
+"""Consecutive pieces of a template."""
 PROBLEM, FILLER, CHOICES, ANSWER = (Piece("name", name) for name in TEMPLATE_NAMES)
+"""The pieces of TEMPLATE_NAMES."""
 
 
 class ParsedTemplate(NamedTuple):
