@@ -68,7 +68,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     entries: list[str | dict[str, Any]] = []
     for values in product(*values_by_key.values()):
         settings = dict(zip(values_by_key, values, strict=True))
-        # `False` and `0.0` equal 0 as well, and are refused later
+        # `count: False` and `count: 0.0` equal 0 as well, and are refused later
         has_zero_count = type(settings.get("count")) is int and settings["count"] == 0
         if has_zero_count or all(value in ("", None) for value in values):
             settings = _leave_out_filler(settings)

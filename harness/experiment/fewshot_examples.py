@@ -177,6 +177,7 @@ class FewshotConfig(Strict):
             [*problems_by_cluster.values()], len(problems_by_cluster)
         )
         pool_clusters: list[list[Problem]] = []
+        # a draw needs `num_fewshot` clusters, and the pool `pool_size` problems
         while shuffled_clusters and (
             len(pool_clusters) < self.num_fewshot or sum(map(len, pool_clusters)) < pool_size
         ):

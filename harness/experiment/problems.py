@@ -85,6 +85,7 @@ class MadeConfig(Strict):
             indices[generator.randrange(self._possible_count)] = None
         smallest, largest = self.operands
         for index in indices:
+            # the pairs of operands are numbered: the first operand varies fastest
             second_offset, first_offset = divmod(index, largest - smallest + 1)
             numbers = smallest + first_offset, smallest + second_offset
             yield {

@@ -248,7 +248,7 @@ def _check_prompts(
             except PromptMismatchError as error:
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             _, gap_size = find_gap(changes)
-            # with a gap the filler is not in the prompt
+            # With a gap the prompt is that without the filler, and only positions are moved.
             if gap_size:
                 prompt = reference
             prompt = replace(prompt, intervention=changes)

@@ -122,6 +122,7 @@ class Prompt:
     @property
     def turns(self) -> list[tuple[Segment, ...]]:
         """The segments of each turn. The first is the system turn, which may be empty."""
+        # a segment of the role `turn` stands between two turns, and belongs to neither
         turn_ends = [index for index, segment in enumerate(self.segments) if segment.role == "turn"]
         stops = [self.system_size, *turn_ends, len(self.segments)]
         starts = [0, self.system_size, *(end + 1 for end in turn_ends)]
