@@ -27,6 +27,7 @@ from harness.grading.notation import brackets, in_plain_notation, readings, spli
 from harness.grading.quantities import integer_value, same_in_order, same_quantity, same_ratio
 from harness.grading.relations import (
     ELEMENT_SEPARATORS,
+    UNION_SIGNS,
     Relation,
     as_relation,
     defined_value,
@@ -49,7 +50,6 @@ _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 """A gold answer such as `no` or `low`: few products have a vowel as second letter."""
 _DIGIT_GROUPS = re.compile(r"[1-9]\d?(?:,\d{3})+")
 """Matches `58,500`, `1,234,567`."""
-_UNION_SIGNS = frozenset(["\\cup"])
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 r"""Matches `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`, but not `\left`."""
 SEVERAL_ANSWERS = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
@@ -135,46 +135,53 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
 def _same_element(answer: str, target: str) -> bool:
     """Compare two elements of lists. Neither has a comma outside its brackets.
 
-    The kinds of elements are tried in turn. The first kind that fits decides.
+    Each comparison is for one kind of elements, and returns None for other kinds. The first that
+    fits decides.
     """
     answer, target = (
         "\\infty" if element == "+\\infty" else element for element in (answer, target)
     )
     if answer == target:
         return True
-    answer_relation, target_relation = as_relation(answer), as_relation(target)
-    exact_answer, exact_target = map(without_rounding, (answer_relation, target_relation))
+    exact_answer, exact_target = without_rounding(answer), without_rounding(target)
     if exact_answer or exact_target:
         return _same_element(exact_answer or answer, exact_target or target)
-    if _SET_SIGNS.search(answer + target):
-        are_same_sets = same_sets(answer, target)
-        if are_same_sets is not None:
-            return are_same_sets
-    if answer_relation.operators or target_relation.operators:
-        return _same_relation(answer_relation, target_relation)
-    if _DATE.fullmatch(target):
-        # the fifth month is written 05 or 5
-        return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
+    for compare in (_same_set, _same_relation, _same_date, _same_words, _same_union, _same_matrix):
+        are_same = compare(answer, target)
+        if are_same is not None:
+            return are_same
+    return _same_enclosed(answer, target)
+
+
+def _same_set(answer: str, target: str) -> bool | None:
+    """Compare two sets of numbers, such as `x<5` and `(-\\infty,5)`."""
+    return same_sets(answer, target) if _SET_SIGNS.search(answer + target) else None
+
+
+def _same_date(answer: str, target: str) -> bool | None:
+    """Compare with a date. The fifth month is written 05 or 5."""
+    if not _DATE.fullmatch(target):
+        return None
+    return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
+
+
+def _same_words(answer: str, target: str) -> bool | None:
+    """Compare two texts of words, or two words with a number, such as `Room 101`."""
     words = readable_words(answer), readable_words(target)
     # up to three letters may be a product, such as `abc`
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in words and (are_words or _SHORT_WORD.fullmatch(target)):
         return words[0] == words[1]
     names = numbered_name(answer), numbered_name(target)
-    if None not in names:
-        return names[0] == names[1]
-    if "\\cup" in answer + target:
-        union_members = [
-            split_outside_brackets(text, _UNION_SIGNS).pieces for text in (answer, target)
-        ]
-        if max(map(len, union_members)) > 1:
-            return _same_in_any_order(*union_members)
-    answer_matrix, target_matrix = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
-    if answer_matrix and target_matrix:
-        return _same_matrix(answer_matrix, target_matrix)
-    if answer_matrix or target_matrix:
-        return False
-    return _same_enclosed(answer, target)
+    return None if None in names else names[0] == names[1]
+
+
+def _same_union(answer: str, target: str) -> bool | None:
+    """Compare the members of two unions."""
+    members = split_outside_brackets(answer, UNION_SIGNS).pieces
+    target_members = split_outside_brackets(target, UNION_SIGNS).pieces
+    is_union = max(len(members), len(target_members)) > 1
+    return _same_in_any_order(members, target_members) if is_union else None
 
 
 def _same_enclosed(answer: str, target: str) -> bool:
@@ -203,27 +210,30 @@ def _same_enclosed(answer: str, target: str) -> bool:
     return same_quantity(answer, target)
 
 
-def _same_relation(answer: Relation, target: Relation) -> bool:
+def _same_relation(answer_text: str, target_text: str) -> bool | None:
     """Compare two relations, or a relation with a text that is not one."""
+    answer, target = as_relation(answer_text), as_relation(target_text)
+    if not answer.operators and not target.operators:
+        return None
     if not target.operators:
-        return _states_value(answer, target.terms[0], relation_is_answer=True)
+        return _states_value(answer, target_text, relation_is_answer=True)
     if not answer.operators:
-        return _states_value(target, answer.terms[0], relation_is_answer=False)
+        return _states_value(target, answer_text, relation_is_answer=False)
     if answer.operators == target.operators and all(map(_same_answer, answer.terms, target.terms)):
         return True
     return same_comparison(answer, target)
 
 
-def _states_value(relation: Relation, text: str, *, relation_is_answer: bool) -> bool:
-    """Whether a relation states a value: `x=5` states 5."""
+def _states_value(relation: Relation, expected_value: str, *, relation_is_answer: bool) -> bool:
+    """Whether a relation states the expected value: `x=5` states 5."""
     value = defined_value(relation, _may_agree_in_chain, may_be_combined=relation_is_answer)
-    if value is not None and _same_answer(value, text):
+    if value is not None and _same_answer(value, expected_value):
         return True
     terms, operators = relation
     if operators != ["="] or not relation_is_answer:
         return False
     # `A=x` is also right for x, if A is the same or cannot be read
-    return _may_agree_in_chain(*terms) and _same_answer(terms[1], text)
+    return _may_agree_in_chain(*terms) and _same_answer(terms[1], expected_value)
 
 
 def _may_agree_in_chain(term: str, last_term: str) -> bool:
@@ -242,9 +252,14 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
     return not any(map(is_readable, split_atoms(term)))
 
 
-def _same_matrix(answer_match: re.Match[str], target_match: re.Match[str]) -> bool:
+def _same_matrix(answer: str, target: str) -> bool | None:
     """Compare two matrices or determinants by their brackets, sizes and entries."""
-    matrices = answer_match, target_match
+    matches = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
+    matrices = [match for match in matches if match]
+    if not matrices:
+        return None
+    if len(matrices) == 1:  # the other text is not a matrix
+        return False
     kinds = {matrix["kind"] for matrix in matrices}
     # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(

@@ -53,33 +53,31 @@ def same_quantity(answer: str, target: str) -> bool:
     (value, unit), (target_value, target_unit) = split_unit(answer), split_unit(target)
     if not units_agree(unit, target_unit):
         return False
-    numeral, target_numeral = (
-        NUMERAL_WITH_BASE.fullmatch(value),
-        NUMERAL_WITH_BASE.fullmatch(target_value),
-    )
-    if target_numeral and not numeral and not unit:
-        # the answer leaves out the base, as it may leave out a unit, so its digits must be equal
-        return value == target_numeral[1]
+    numeral = NUMERAL_WITH_BASE.fullmatch(value)
+    target_numeral = NUMERAL_WITH_BASE.fullmatch(target_value)
     if numeral and target_numeral:
         return _digits_and_base(numeral) == _digits_and_base(target_numeral)
+    if target_numeral:
+        # an answer may leave out the base as it may leave out a unit, but its digits must be equal
+        return not unit and value == target_numeral[1]
     if numeral:
         digits, base = _digits_and_base(numeral)
         return base == "10" and _same_formula(digits, target_value)
-    if target_numeral:
-        return False
+    if ("%" in unit) != ("%" in target_unit):
+        return _same_but_for_percent_sign(value, unit, target_value, target_unit)
+    return value == target_value or _same_formula(value, target_value)
+
+
+def _same_but_for_percent_sign(value: str, unit: str, target_value: str, target_unit: str) -> bool:
+    """Compare two values of which only one has a percent sign."""
     if value == target_value or _same_formula(value, target_value):
-        if ("%" in unit) == ("%" in target_unit):
-            return True
-        # One side has lost its percent sign. That is allowed for 34%, but 0.34 could be a share,
-        # and is then 34% and not 0.34%.
+        # 34% may be written 34. But 0.34 could be a share, which is 34% and not 0.34%.
         approximate_value = approximate(value)
         return approximate_value is None or abs(approximate_value) >= 1
-    if "%" in (unit, target_unit) and unit != target_unit:
-        # percent also means hundredths: 50% is the number 0.5
-        if unit == "%":
-            return _same_formula(f"({value})/100", target_value)
-        return _same_formula(value, f"({target_value})/100")
-    return False
+    # percent also means hundredths: 50% is the number 0.5
+    if unit == "%":
+        return _same_formula(f"({value})/100", target_value)
+    return target_unit == "%" and _same_formula(value, f"({target_value})/100")
 
 
 def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:

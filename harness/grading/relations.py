@@ -40,7 +40,9 @@ MOST_BOUNDS = 15
 """Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
 unions and lists are compared member by member."""
 ELEMENT_SEPARATORS = frozenset([",", ";", OR, AND])
-REALS, SET_OPERATORS = "\\mathbb{R}", frozenset(["\\cup", "\\setminus"])
+REALS = "\\mathbb{R}"
+UNION_SIGNS, DIFFERENCE_SIGNS = frozenset(["\\cup"]), frozenset(["\\setminus"])
+SET_OPERATORS = UNION_SIGNS | DIFFERENCE_SIGNS
 _OPERATORS_BY_BRACKETS = {
     "()": (">", "<"),
     "(]": (">", "\\le"),
@@ -167,9 +169,9 @@ def defined_value(
     return last_term if all(are_same(term, last_term) for term in earlier_terms) else None
 
 
-def without_rounding(relation: Relation) -> str:
-    r"""The exact part `x=\frac13` of `x=\frac13\approx0.33`; empty for other relations."""
-    terms, operators = relation
+def without_rounding(text: str) -> str:
+    r"""The exact part `x=\frac13` of `x=\frac13\approx0.33`; empty for other texts."""
+    terms, operators = as_relation(text)
     if operators[-1:] != ["\\approx"]:
         return ""
     return "".join(chain(*zip_longest(terms[:-1], operators[:-1], fillvalue="")))
@@ -226,6 +228,7 @@ class _NumberLine:
     Attributes:
         letters: The letters whose values the sets contain, as `x` in `x<5`.
         evaluator: Computes the bounds, which may contain further letters.
+        point_index: The point of the evaluator, which gives these letters their values.
         position: Where the number is: 0 at the lowest bound, 1 between it and the next bound, 2 at
             the next bound, and so on.
         value_by_bound: The value of each bound by its text.
@@ -247,18 +250,22 @@ class _NumberLine:
         for set_text in set_texts:
             self.contains(set_text, any)  # the result is not used: this collects the bounds
         self.bounds = sorted(set(self.value_by_bound.values()))
-        memberships = []
-        for set_text in set_texts:
-            memberships_of_set: set[tuple[bool, ...]] = set()
-            for combine in (any, all):
-                membership = []
-                # the first and last bounds are infinities, which are not numbers
-                for position in range(1, 2 * len(self.bounds) - 2):
-                    self.position = position
-                    membership.append(self.contains(set_text, combine))
-                memberships_of_set.add(tuple(membership))
-            memberships.append(memberships_of_set)
-        return memberships
+        return [
+            {self.membership(set_text, any), self.membership(set_text, all)}
+            for set_text in set_texts
+        ]
+
+    def membership(self, set_text: str, combine: Callable[[list[bool]], bool]) -> tuple[bool, ...]:
+        """Whether a set contains the number, for all its positions from the lowest to the highest.
+
+        `combine` is the meaning of a comma.
+        """
+        contained = []
+        # the first and last bounds are infinities, which are not numbers
+        for position in range(1, 2 * len(self.bounds) - 2):
+            self.position = position
+            contained.append(self.contains(set_text, combine))
+        return tuple(contained)
 
     def contains(self, text: str, combine: Callable[[list[bool]], bool]) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.
@@ -272,48 +279,65 @@ class _NumberLine:
         """
         members, separators = split_outside_brackets(text, ELEMENT_SEPARATORS)
         if separators:
-            first_member = as_relation(members[0])
-            if first_member.operators == ["\\ne"]:
-                # `x\ne 1,2` excludes both numbers, so all members must hold
-                combine = all
-                for index, member in enumerate(members):
-                    if not as_relation(member).operators:
-                        members[index] = f"{first_member.terms[0]}\\ne {member}"
-            elif OR in separators:
-                combine = any
-            elif AND in separators:
-                combine = all
-            are_relations = all(as_relation(member).operators for member in members)
-            if not are_relations or {OR, AND} <= set(separators):
-                raise Unreadable("points, or both `and` and `or`")
-            return combine([self.contains(member, combine) for member in members])
-        pieces, set_operators = split_outside_brackets(text, SET_OPERATORS)
-        if "\\setminus" in set_operators:
-            full_set, *removed_sets = split_outside_brackets(text, frozenset(["\\setminus"])).pieces
-            removed_memberships = [self.contains(piece, any) for piece in removed_sets]
+            return self.list_contains(members, separators, combine)
+        full_set, *removed_sets = split_outside_brackets(text, DIFFERENCE_SIGNS).pieces
+        if removed_sets:
+            removed_memberships = [self.contains(removed_set, any) for removed_set in removed_sets]
             return self.contains(full_set, any) and not any(removed_memberships)
-        if set_operators:
-            return any([self.contains(piece, any) for piece in pieces])
-        terms, operators = as_relation(text)
+        united_sets = split_outside_brackets(text, UNION_SIGNS).pieces
+        if len(united_sets) > 1:
+            return any([self.contains(united_set, any) for united_set in united_sets])
+        relation = as_relation(text)
+        if relation.operators:
+            return self.relation_contains(relation)
+        return text == REALS or self.interval_contains(text)
+
+    def list_contains(
+        self, members: list[str], separators: list[str], combine: Callable[[list[bool]], bool]
+    ) -> bool:
+        """Whether a list of relations contains the number. `combine` is the meaning of a comma."""
+        first_member = as_relation(members[0])
+        if first_member.operators == ["\\ne"]:
+            # `x\ne 1,2` excludes both numbers: it is the list of `x\ne 1` and `x\ne 2`
+            combine = all
+            members = [
+                member if as_relation(member).operators else f"{first_member.terms[0]}\\ne {member}"
+                for member in members
+            ]
+        elif OR in separators:
+            combine = any
+        elif AND in separators:
+            combine = all
+        if not all(as_relation(member).operators for member in members):
+            raise Unreadable("a list of points")
+        if {OR, AND} <= set(separators):
+            raise Unreadable("both `and` and `or`")
+        return combine([self.contains(member, combine) for member in members])
+
+    def relation_contains(self, relation: Relation) -> bool:
+        """Whether `x<5`, `1<x<2` or `x\\in [1,2)` is true of the number."""
+        terms, operators = relation
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
         if len(terms) == 3:  # a chain such as `1<x<2` states two relations, and both must hold
-            is_above = self.satisfies(terms[1], FLIPPED_OPERATORS.get(operators[0], ""), terms[0])
-            return self.satisfies(terms[1], operators[1], terms[2]) and is_above
-        if operators:
-            return self.satisfies(terms[0], "".join(operators), terms[-1])
-        if text == REALS:
-            return True
+            is_above = self.satisfies_comparison(
+                terms[1], FLIPPED_OPERATORS.get(operators[0], ""), terms[0]
+            )
+            return self.satisfies_comparison(terms[1], operators[1], terms[2]) and is_above
+        return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
+
+    def interval_contains(self, text: str) -> bool:
+        """Whether the interval `[1,2)` or the set `\\{1,2\\}` contains the number."""
         bracket_pair, content = brackets(text)
         entries = split_outside_brackets(content, frozenset(",;")).pieces
         if bracket_pair == "\\{\\}":
-            return any([self.compares("=", entry) for entry in entries])
+            return any([self.satisfies_bound("=", entry) for entry in entries])
         if bracket_pair not in _OPERATORS_BY_BRACKETS or len(entries) != 2:
             raise Unreadable("no set")
-        return all([*map(self.compares, _OPERATORS_BY_BRACKETS[bracket_pair], entries)])
+        return all([*map(self.satisfies_bound, _OPERATORS_BY_BRACKETS[bracket_pair], entries)])
 
-    def satisfies(self, left_term: str, operator: str, right_term: str) -> bool:
+    def satisfies_comparison(self, left_term: str, operator: str, right_term: str) -> bool:
         """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
         if not _SIGNED_VARIABLE.fullmatch(left_term):
             left_term, operator, right_term = (
@@ -324,17 +348,17 @@ class _NumberLine:
         if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_OPERATORS:
             raise Unreadable("no comparison of a letter")
         self.letters.add(left_term.strip("-|"))
-        is_satisfied = self.compares(operator, right_term)
+        is_satisfied = self.satisfies_bound(operator, right_term)
         if left_term[0] not in "-|":
             return is_satisfied
-        is_opposite = self.compares(FLIPPED_OPERATORS[operator], f"-({right_term})")
+        is_opposite = self.satisfies_bound(FLIPPED_OPERATORS[operator], f"-({right_term})")
         if left_term[0] == "-":
             return is_opposite
         # `|x|>5` holds on one side or the other, `|x|<5` only where both sides hold
         combine = any if operator in (">", "\\ge", "=") else all
         return combine([is_satisfied, is_opposite])
 
-    def compares(self, operator: str, bound: str) -> bool:
+    def satisfies_bound(self, operator: str, bound: str) -> bool:
         """Whether `number operator bound` is true."""
         # a set of numbers may extend to infinity, but does not contain it
         includes_infinity = bound in _INFINITY_BY_NAME and operator not in ("<", ">")

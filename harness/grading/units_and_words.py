@@ -125,6 +125,14 @@ _NOT_IN_UNITS = re.compile(
     r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])"
 )
 """Matches the `5` or the `=` of `x=5`, but not the `2` of `cm^2`."""
+_PLAIN_SYMBOL_BY_CONTENT = {
+    ",": ", ",
+    ";": ", ",
+    "%": "% ",
+    "\\dollar": "\\dollar ",
+    **{name: f"\\{name} " for name in FUNCTIONS},
+}
+r"""What `\text{;}`, `\text{%}` or `\text{sin}` is without its command."""
 _TRIGONOMETRIC_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 r"""Matches `\sin` in `\sin 30\degree`, where the degrees are not the unit of the value."""
 
@@ -140,9 +148,9 @@ def mark_loose_words(text: str) -> str:
 
 
 def rewrite_text_group(
-    content: str, *, is_alone: bool, left_character: str, right_character: str
+    content: str, *, is_alone: bool = False, left_character: str = "", right_character: str = ""
 ) -> str:
-    r"""The number, function or list in `\text{...}`, or else the words as they are.
+    r"""The number, sign, function or list in `\text{...}` without its command; words keep it.
 
     `\text{5}` is 5, `\text{5 cm}` is `5\text{cm}`, and `\text{A, B}` two answers. A number is not
     taken out where it would join a digit next to it.
@@ -151,41 +159,26 @@ def rewrite_text_group(
         content: The content of the braces.
         is_alone: Whether the answer has no other text.
         left_character: The character before the group, "" at the start.
-        right_character: The character after the group.
+        right_character: The character after the group, "" at the end.
     """
-    if content in FUNCTIONS:
-        return f"\\{content} "
-    if content in (",", ";"):
-        return ", "
-    if content in ("%", "\\dollar"):
-        return f"{content} "
+    if content in _PLAIN_SYMBOL_BY_CONTENT:
+        return _PLAIN_SYMBOL_BY_CONTENT[content]
+    text_group = f"\\text{{{content}}}"
     if content.lstrip(", ") in ("and", "or"):
-        return f"\\text{{{content}}}"
+        return text_group
     if content.endswith((" and", " or")):
-        return (
-            rewrite_text_group(
-                content.rpartition(" ")[0],
-                is_alone=False,
-                left_character=left_character,
-                right_character="",
-            )
-            + ", "
-        )
+        entry = content.rpartition(" ")[0]
+        return rewrite_text_group(entry, left_character=left_character) + ", "
+    # `\text{(1, 2)}` is one answer, so a comma after a bracket does not separate entries
     if is_alone and _LIST_SEPARATOR.search(content) and not re.search(r"[(\[][^)\]]*,", content):
-        entries = _LIST_SEPARATOR.split(content)
-        return ", ".join(
-            rewrite_text_group(entry, is_alone=False, left_character="", right_character="")
-            for entry in entries
-        )
+        return ", ".join(map(rewrite_text_group, _LIST_SEPARATOR.split(content)))
     # without its command `5\text{6}` would become 56
     if left_character.isdigit():
-        return f"\\text{{{content}}}"
+        return text_group
     if _NUMERAL.fullmatch(content) and not right_character.isdigit():
         return content
     quantity = _QUANTITY.fullmatch(content)
-    if quantity:
-        return f"{quantity[1]}\\text{{{quantity[2]}}}"
-    return f"\\text{{{content}}}"
+    return f"{quantity[1]}\\text{{{quantity[2]}}}" if quantity else text_group
 
 
 def in_digits(plain_text: str) -> str:
