@@ -110,30 +110,27 @@ def split_members(text: str) -> list[str]:
     A single answer is the only element of its list.
     """
     text = without_set_braces(text)
-    members = [
-        member for member in split_outside_brackets(text, ELEMENT_SEPARATORS).pieces if member
-    ]
-    if not members:
-        members = [text]
-    return [*chain.from_iterable(map(_both_signs, members))]
+    members = [*filter(None, split_outside_brackets(text, ELEMENT_SEPARATORS).pieces)]
+    return [*chain.from_iterable(map(_both_signs, members or [text]))]
 
 
 def without_set_braces(text: str) -> str:
     """The list in the braces of a set; another text, or a set by a condition, unchanged."""
     terms, operators = as_relation(text)
-    if operators in (["="], ["\\in"]) and is_name(terms[0]):
+    is_named = operators in (["="], ["\\in"]) and is_name(terms[0])
+    if is_named and brackets(terms[1])[0] == "\\{\\}":
         # `x=\{1,2\}` and `x\in\{1,2\}` state the set, so the name is removed
-        if brackets(terms[1])[0] == "\\{\\}":
-            text = terms[1]
+        return without_set_braces(terms[1])
     bracket_pair, content = brackets(text)
-    if bracket_pair == "\\{\\}":
-        # `\{x|x<5\}` is the same set as its inequality; with another condition the braces stay
-        builder_start = _SET_BUILDER_START.match(content)
-        if builder_start:
-            text = content[builder_start.end() :]
-        elif content != "\\emptyset" and not _CONDITION.search(content):
-            text = content
-    return text
+    if bracket_pair != "\\{\\}":
+        return text
+    builder_start = _SET_BUILDER_START.match(content)
+    if builder_start:
+        # `\{x|x<5\}` is the same set as its inequality
+        return content[builder_start.end() :]
+    # without its braces, a set by another condition would be a list
+    is_list = content != "\\emptyset" and not _CONDITION.search(content)
+    return content if is_list else text
 
 
 def _both_signs(text: str) -> Iterator[str]:

@@ -67,11 +67,10 @@ def same_mathematics(answer: str, target: str) -> bool:
         TooLarge: One of them would take too much work to compare.
     """
     answer_readings, target_readings = readings(answer, target), readings(target, answer)
-    compare = _same_answer
     # The target `58,500` has two readings, a number and a list. The order of the list counts too,
     # because 500,58 would be another number.
-    if len(target_readings) > 1 and any(map(_DIGIT_GROUPS.fullmatch, target_readings)):
-        compare = _same_list
+    is_ambiguous = len(target_readings) > 1 and any(map(_DIGIT_GROUPS.fullmatch, target_readings))
+    compare = _same_list if is_ambiguous else _same_answer
     if any(starmap(compare, product(answer_readings, target_readings))):
         return True
     option = _OPTION.fullmatch(in_plain_notation(answer))
@@ -101,10 +100,10 @@ def _same_answer(answer: str, target: str) -> bool:
         are_same_sets = same_sets(without_set_braces(answer), without_set_braces(target))
         if are_same_sets is not None:
             return are_same_sets
-    if OR in answer and len(targets) == 1:
-        if all(_same_element(answers[0], alternative) for alternative in answers):
-            # `1/2 or 0.5` states one value twice, so it is one answer
-            answers = answers[:1]
+    is_choice = OR in answer and len(targets) == 1
+    if is_choice and all(_same_element(answers[0], alternative) for alternative in answers):
+        # `1/2 or 0.5` states one value twice, so it is one answer
+        return _same_element(answers[0], targets[0])
     if "\\ldots" in answer + target:
         return same_in_order(answers, targets, _same_element)
     return _same_in_any_order(answers, targets)

@@ -157,20 +157,24 @@ _REWRITING_RULES = tuple(
     )
 )
 """Patterns and their replacements, in the order of application."""
-_GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
+_DIGIT_GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 r"""What stands between the digits of `58{,}500`, `58\!500`, `58 500`."""
-_DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
+_DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
 """Matches `58,500`, `1 234 567`."""
-# The text after a digit group up to the end of its list entry: up to the bracket in `(58,500)`, and
-# to the last comma in `58,500,3`. A comma with a blank after it does not end the entry, and a brace
-# does not either, because it belongs to a command.
-_ENTRY_END = re.compile(r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})")
-# The same before the group, for reversed text, because `re` cannot match backwards.
-_REVERSED_ENTRY_START = re.compile(
+_REST_OF_ENTRY = re.compile(
+    r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
+)
+"""The text after a digit group with the mark that ends its list entry, as group 1.
+
+Matches `+x)` after the group in `(58,500+x)`, and `,` after that in `58,500,3`. A comma with a
+blank after it does not end an entry. A brace does not either, because it belongs to a command."""
+_REVERSED_BEGINNING_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
+"""The same for the text before a digit group. This text is reversed, because `re` cannot match
+backwards: `+x(` for the group in `(x+58,500)`."""
 _DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
-    rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_GROUP_MARKS})\d{{3}})+(?!\d)"
+    rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS})\d{{3}})+(?!\d)"
 )
 """Matches `58 500`, but not `58,500`."""
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
@@ -254,14 +258,14 @@ def split_outside_brackets(plain_text: str, separators: frozenset[str]) -> Split
         return SplitText([plain_text], [])
     pieces: list[str] = []
     matched_separators: list[str] = []
-    start = 0
+    piece_start = 0
     for match in _match_outside_brackets(plain_text):
         token = match.group().rstrip(" ")
         if token in separators:
-            pieces.append(plain_text[start : match.start()])
+            pieces.append(plain_text[piece_start : match.start()])
             matched_separators.append(token)
-            start = match.end()
-    return SplitText([*pieces, plain_text[start:]], matched_separators)
+            piece_start = match.end()
+    return SplitText([*pieces, plain_text[piece_start:]], matched_separators)
 
 
 def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
@@ -345,20 +349,25 @@ def _rename_command(match: re.Match[str]) -> str:
 def _join_digit_group(match: re.Match[str]) -> str:
     """Write `58,500` as 58500, unless its comma separates the entries of a list."""
     group = match.group()
-    if re.search(r"\d,\d", group) and _separates_entries(match.string, match.start(), match.end()):
+    if re.search(r"\d,\d", group) and _separates_entries(match):
         return group
     return re.sub(r"\D", "", group)
 
 
-def _separates_entries(text: str, start: int, end: int) -> bool:
-    """Whether the commas of text[start:end] separate the entries of a list.
+def _separates_entries(digit_group: re.Match[str]) -> bool:
+    """Whether the commas of a digit group separate the entries of a list.
 
     They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
     has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
     """
-    matches = _REVERSED_ENTRY_START.match(text[:start][::-1]), _ENTRY_END.match(text, end)
-    entry_ends = [match[1] for match in matches if match]
-    return "," in entry_ends or len(entry_ends) == 2
+    text = digit_group.string
+    matches = (
+        _REVERSED_BEGINNING_OF_ENTRY.match(text[: digit_group.start()][::-1]),
+        _REST_OF_ENTRY.match(text, digit_group.end()),
+    )
+    neighbouring_marks = [match[1] for match in matches if match]
+    # without a comma, a mark on each side means that the group fills a pair of brackets
+    return "," in neighbouring_marks or len(neighbouring_marks) == 2
 
 
 def _without_blanks(piece: str) -> str:
@@ -372,6 +381,7 @@ def _without_redundant_braces(text: str) -> str:
     """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
     if "{" not in text:
         return text
+    # of each brace that is still open, its position, and whether the token before it allows removal
     open_braces: list[tuple[int, bool]] = []
     dropped_positions: set[int] = set()
     previous_token = ""
@@ -380,10 +390,10 @@ def _without_redundant_braces(text: str) -> str:
         if token == "{":
             open_braces.append((match.start(), previous_token in _BEFORE_BRACES))
         elif token == "}" and open_braces:
-            start, is_removable = open_braces.pop()
+            opening_position, is_removable = open_braces.pop()
             is_last = match.end() == len(text)
             if is_removable and (is_last or text.startswith(_AFTER_BRACES, match.end())):
-                dropped_positions |= {start, match.start()}
+                dropped_positions |= {opening_position, match.start()}
         previous_token = token.rstrip(" ")
     return "".join(
         character for index, character in enumerate(text) if index not in dropped_positions

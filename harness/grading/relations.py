@@ -222,8 +222,14 @@ def same_sets(answer: str, target: str) -> bool | None:
     return has_proper_reading
 
 
+Combine = Callable[[list[bool]], bool]
+"""The meaning of a comma in a set: `any` for a union, `all` for an intersection."""
+
+
 class _NumberLine:
     """The bounds of sets in their order, and a number that is compared with them.
+
+    The methods that visit a set collect its bounds, and say whether it contains the number.
 
     Attributes:
         letters: The letters whose values the sets contain, as `x` in `x<5`.
@@ -255,7 +261,7 @@ class _NumberLine:
             for set_text in set_texts
         ]
 
-    def membership(self, set_text: str, combine: Callable[[list[bool]], bool]) -> tuple[bool, ...]:
+    def membership(self, set_text: str, combine: Combine) -> tuple[bool, ...]:
         """Whether a set contains the number, for all its positions from the lowest to the highest.
 
         `combine` is the meaning of a comma.
@@ -267,12 +273,12 @@ class _NumberLine:
             contained.append(self.contains(set_text, combine))
         return tuple(contained)
 
-    def contains(self, text: str, combine: Callable[[list[bool]], bool]) -> bool:
+    def contains(self, text: str, combine: Combine) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.
 
         Args:
             text: The set.
-            combine: The meaning of a comma: `any` for a union, `all` for an intersection.
+            combine: The meaning of a comma.
 
         Raises:
             Unreadable: The text is not a set.
@@ -286,19 +292,27 @@ class _NumberLine:
             return self.contains(full_set, any) and not any(removed_memberships)
         united_sets = split_outside_brackets(text, UNION_SIGNS).pieces
         if len(united_sets) > 1:
+            # a list, because `any` stops at the first True, but all bounds must be visited
             return any([self.contains(united_set, any) for united_set in united_sets])
         relation = as_relation(text)
         if relation.operators:
             return self.relation_contains(relation)
         return text == REALS or self.interval_contains(text)
 
-    def list_contains(
-        self, members: list[str], separators: list[str], combine: Callable[[list[bool]], bool]
-    ) -> bool:
-        """Whether a list of relations contains the number. `combine` is the meaning of a comma."""
+    def list_contains(self, members: list[str], separators: list[str], combine: Combine) -> bool:
+        """Whether a list of relations contains the number.
+
+        Args:
+            members: The relations.
+            separators: The separators between them.
+            combine: The meaning of a comma.
+
+        Raises:
+            Unreadable: It is a list of points, or has both `and` and `or`.
+        """
         first_member = as_relation(members[0])
         if first_member.operators == ["\\ne"]:
-            # `x\ne 1,2` excludes both numbers: it is the list of `x\ne 1` and `x\ne 2`
+            # `x\ne 1,2` excludes both numbers, so it is `x\ne 1` and `x\ne 2`
             combine = all
             members = [
                 member if as_relation(member).operators else f"{first_member.terms[0]}\\ne {member}"
@@ -320,11 +334,13 @@ class _NumberLine:
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
-        if len(terms) == 3:  # a chain such as `1<x<2` states two relations, and both must hold
-            is_above = self.satisfies_comparison(
-                terms[1], FLIPPED_OPERATORS.get(operators[0], ""), terms[0]
+        if len(terms) == 3:  # the chain `1<x<2` states `x>1` and `x<2`
+            left_term, middle_term, right_term = terms
+            left_operator = FLIPPED_OPERATORS.get(operators[0], "")
+            satisfies_left = self.satisfies_comparison(middle_term, left_operator, left_term)
+            return (
+                self.satisfies_comparison(middle_term, operators[1], right_term) and satisfies_left
             )
-            return self.satisfies_comparison(terms[1], operators[1], terms[2]) and is_above
         return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
 
     def interval_contains(self, text: str) -> bool:

@@ -18,9 +18,10 @@ _WORDS_FROM_ZERO = (
 )
 _WORDS_FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
 NUMBER_BY_WORD = {word: number for number, word in enumerate(_WORDS_FROM_ZERO.split())}
-TENS_BY_WORD = {
+NUMBER_BY_WORD |= {
     word: 10 * number for number, word in enumerate(_WORDS_FROM_TWENTY.split(), start=2)
 }
+"""The numbers up to twenty, and the tens."""
 SCALE_BY_WORD = {
     "dozen": 12,
     "hundred": 100,
@@ -110,7 +111,6 @@ _WORDS_OTHER_THAN_UNITS = frozenset(
     "within without wrong yes yet".split()
 ) | {
     *NUMBER_BY_WORD,
-    *TENS_BY_WORD,
     *SCALE_BY_WORD,
     *(f"{scale}s" for scale in SCALE_BY_WORD),
 }
@@ -187,25 +187,17 @@ def in_digits(plain_text: str) -> str:
     if not match:
         return plain_text
     sign, words = match.groups()
-    # the value of the words after the last scale, as of `five` in `two thousand five`
+    # `two thousand five` is the total 2000 and, after the last scale, a group of the value 5
     total, group_value = 0, None
     # each scale must be smaller than the one before, as in `two million three thousand`
-    smallest_scale = 10**15
+    last_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
-        current_value = group_value or 0
-        scale = SCALE_BY_WORD.get(word, smallest_scale)
-        # tens stand alone or after hundreds: `five twenty` is not a number
-        if word in TENS_BY_WORD and group_value != 0 and current_value % 100 == 0:
-            group_value = current_value + TENS_BY_WORD[word]
-        elif word in NUMBER_BY_WORD and (
-            group_value is None or _takes_ones(current_value, NUMBER_BY_WORD[word])
-        ):
-            group_value = current_value + NUMBER_BY_WORD[word]
-        elif word == "hundred" and 0 < current_value < 10:
-            group_value = current_value * 100
-        elif word != "hundred" and current_value and scale < smallest_scale:
-            smallest_scale = scale
-            total, group_value = total + current_value * scale, None
+        extended_value = _extend_group(group_value, word)
+        scale = SCALE_BY_WORD.get(word, last_scale)
+        if extended_value is not None:
+            group_value = extended_value
+        elif word != "hundred" and group_value and scale < last_scale:
+            total, group_value, last_scale = total + group_value * scale, None, scale
         else:
             return plain_text
     return f"{'-' if sign else ''}{total + (group_value or 0)}"
@@ -247,11 +239,19 @@ def _mark_and_or(match: re.Match[str]) -> str:
     return f" {OR if match[1] == 'or' else AND} "
 
 
-def _takes_ones(number: int, addend: int) -> bool:
-    """Whether `addend` may follow: any number after hundreds, a single digit after tens."""
-    if not number or not addend:
-        return False
-    return number % 100 == 0 or (number % 10 == 0 and number % 100 >= 20 and addend < 10)
+def _extend_group(group_value: int | None, word: str) -> int | None:
+    """The value of a group below a thousand after one more word; None if the word cannot follow.
+
+    Any number may follow nothing or hundreds, and a single digit may follow tens.
+    """
+    if word == "hundred":
+        return group_value * 100 if group_value and group_value < 10 else None
+    addend = NUMBER_BY_WORD.get(word)
+    if group_value is None or addend is None:
+        return addend
+    follows_tens = group_value % 10 == 0 and group_value % 100 >= 20 and addend < 10
+    can_follow = group_value and addend and (group_value % 100 == 0 or follows_tens)
+    return group_value + addend if can_follow else None
 
 
 def split_unit(text: str) -> tuple[str, str]:
