@@ -1,4 +1,4 @@
-"""The side table of the endpoint `answer_logprob`: share and log-probability of the gold answer.
+"""The side table of the endpoint `answer_logprob`: log share and log-probability of gold answers.
 
 Both are in nats. The log-probability has no verdict, because it alone does not tell whether the
 model knows the answer: a text before the question may make every answer likelier.
@@ -19,8 +19,8 @@ ANSWER_COLUMNS = {
     ANSWER_LOGPROB: "mean log-probability of the gold answer; not tested",
     "logprob_difference": "minus the baseline's",
 }
-"""Meaning of the columns of `answer_table` that the comparison does not have or has of another
-score."""
+"""Meaning of the columns of `answer_table` that are new, or hold another score than in the
+comparison."""
 
 
 def answer_table(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas
 
-from harness.analysis.crossed_effects import estimate_over_draws, to_points
+from harness.analysis.crossed_effects import Difference, estimate_over_draws, to_points
 from harness.analysis.outcomes import (
     Outcomes,
     OutcomesByCondition,
@@ -66,7 +66,11 @@ COMPARISON_COLUMNS = {
 }
 """Meaning of each column of `compare`."""
 _COUNT_COLUMNS = ("problems", "repeats", "draws", "tests", "looks", "aa_samples", "aa_changed")
-_BOOLEAN_COLUMNS = ("primary", "within_margin", "by_format")
+_TYPE_BY_COLUMN = {
+    **dict.fromkeys(_COUNT_COLUMNS, "Int64"),
+    **dict.fromkeys(("primary", "within_margin", "by_format"), "boolean"),
+}
+"""The pandas types that allow missing values, by column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +199,7 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
     model_column, layout_column, *other_columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *other_columns]
-    dtypes = dict.fromkeys(_COUNT_COLUMNS, "Int64") | dict.fromkeys(_BOOLEAN_COLUMNS, "boolean")
-    return pandas.DataFrame(rows, columns=columns).astype(dtypes)
+    return pandas.DataFrame(rows, columns=columns).astype(_TYPE_BY_COLUMN)
 
 
 def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Design) -> list[Row]:
@@ -209,11 +212,12 @@ def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Desi
         if not replicates or not baseline_replicates:
             continue
         row = {**dict(replicates[0].setting), "condition": name, "baseline": baseline_name}
-        look_count = design.looks.get(str(row["model"]), 1)
+        model = str(row["model"])
+        look_count = design.looks.get(model, 1)
         row |= {"margin": design.margin, "looks": look_count, "role": "baseline"}
         row |= measure_accuracy(replicates[0])
         if condition != baseline_name:
-            row |= design.describe_role(str(row["model"]), name)
+            row |= design.describe_role(model, name)
             row |= _compare_pair(
                 baseline_replicates[0], replicates[0], margin=design.margin, look_count=look_count
             )
@@ -223,34 +227,24 @@ def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Desi
     first_outcomes, *_ = next(iter(outcomes_by_condition.values()))
     chance = first_outcomes.chance if first_outcomes.score == GOLD_FIRST else None
     for row in rows:
-        row["unmeasured"] = explain_unmeasured(
-            row, rows, design.reference_conditions, chance=chance
-        )
+        row["unmeasured"] = explain_unmeasured(row, rows, design.reference_conditions, chance)
     return rows
 
 
 def _compare_pair(baseline: Outcomes, outcomes: Outcomes, *, margin: float, look_count: int) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(baseline, outcomes)
-    right_counts, baseline_counts = outcomes.right_by_draw, baseline.right_by_draw
     sample_counts, clusters = baseline.samples_by_draw, baseline.clusters
-    gains, losses = _count_flips(baseline, outcomes)
-    difference = estimate_over_draws(right_counts - baseline_counts, sample_counts, clusters)
+    difference = estimate_over_draws(
+        outcomes.right_by_draw - baseline.right_by_draw, sample_counts, clusters
+    )
     margin_share = margin / 100
-    if outcomes.has_numbers:
-        # numbers need no answer, so all samples count as answered
-        answered_difference = difference
-        fewest_clusters = FEWEST_CLUSTERS_OF_NUMBERS
-    else:
-        # Samples are not matched across conditions. So the mean is over all pairs of a sample of
-        # each condition in which both are graded: samples**2 pairs of a problem with each draw.
-        gained_pairs = right_counts * baseline.graded_by_draw
-        lost_pairs = baseline_counts * outcomes.graded_by_draw
-        answered_difference = estimate_over_draws(
-            gained_pairs - lost_pairs, sample_counts**2, clusters
-        )
+    # numbers need no answer, so all samples count as answered
+    answered_difference, fewest_clusters = difference, FEWEST_CLUSTERS_OF_NUMBERS
+    if not outcomes.has_numbers:
+        answered_difference = _estimate_answered(baseline, outcomes)
         fewest_clusters = fewest_problems(margin_share)
-    answered_columns = ("answered_difference", "answered_low", "answered_high")
+    gains, losses = _count_flips(baseline, outcomes)
     # look j at a growing run has the share 1 / j of alpha, as each can find equivalence by chance
     equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / look_count)
     has_enough_clusters = difference.clusters >= fewest_clusters
@@ -261,7 +255,7 @@ def _compare_pair(baseline: Outcomes, outcomes: Outcomes, *, margin: float, look
         "draws": len(sample_counts),
         "p": difference.p,
         **to_points(difference),
-        **to_points(answered_difference, answered_columns),
+        **to_points(answered_difference, ("answered_difference", "answered_low", "answered_high")),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
         "equivalence_low": 100 * equivalence_low,
@@ -276,6 +270,19 @@ def _compare_pair(baseline: Outcomes, outcomes: Outcomes, *, margin: float, look
         row["low"], row["high"] = t_interval(*average_clusters(differences, clusters))
         row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)
     return row
+
+
+def _estimate_answered(baseline: Outcomes, outcomes: Outcomes) -> Difference:
+    """The difference among answered samples.
+
+    Samples are not matched across conditions. So the mean is over all pairs of a sample of each
+    condition in which both are graded: samples**2 pairs of a problem with each draw.
+    """
+    gained_pairs = outcomes.right_by_draw * baseline.graded_by_draw
+    lost_pairs = baseline.right_by_draw * outcomes.graded_by_draw
+    return estimate_over_draws(
+        gained_pairs - lost_pairs, baseline.samples_by_draw**2, baseline.clusters
+    )
 
 
 def _count_flips(baseline: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
@@ -341,7 +348,7 @@ def _refuse_unknown(
     for pair in design.pair_contrasts().values():
         for name in pair:
             if name not in conditions:
-                suggestions = list_near(name, sorted(conditions))
                 raise ComparisonError(
-                    f"There is no condition {name!r}: expected one of {suggestions}."
+                    f"There is no condition {name!r}: expected one of "
+                    f"{list_near(name, sorted(conditions))}."
                 )

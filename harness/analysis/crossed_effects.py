@@ -113,10 +113,9 @@ def estimate_crossed(
         clusters: See `paired_tests.average_clusters`.
     """
     repeats = int(sample_counts.sum(axis=0).max())
-    paired_difference = estimate_difference(changes.sum(axis=0), repeats, clusters=clusters)
     standard_error, degrees_of_freedom = measure_error(changes, sample_counts, clusters)
     return CrossedDifference(
-        paired_difference=paired_difference,
+        paired_difference=estimate_difference(changes.sum(axis=0), repeats, clusters=clusters),
         standard_error=standard_error,
         degrees_of_freedom=degrees_of_freedom,
     )
@@ -170,7 +169,7 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     """
     is_asked = ~np.isnan(effects)
     prompt_count, problem_count = is_asked.shape
-    cell_count = int(is_asked.sum())
+    cell_count = is_asked.sum()
     variance_terms = _split_variance(effects, is_asked)
     prompt_variance, problem_variance, _ = variance_terms
     term_degrees = np.maximum(
@@ -206,8 +205,8 @@ def _split_variance(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
         float((centred_effects.sum(axis=0) ** 2 / cells_per_problem).sum()),
         float((centred_effects**2).sum()),
     ]
-    # [sum of squares, component] Expectations by Henderson's Method I, as multiples of the
-    # components of prompts, problems and residual.
+    # By Henderson's Method I the expectation of observed_squares[i] is expected_squares[i] times
+    # the components of prompts, problems and residual, added up.
     expected_squares = [
         [cell_count - same_prompt_cells, prompt_count - same_problem_cells, prompt_count - 1],
         [problem_count - same_prompt_cells, cell_count - same_problem_cells, problem_count - 1],
@@ -215,8 +214,9 @@ def _split_variance(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
     ]
     # Least squares, because the components of problems and residual are not separable where each
     # problem was asked with a single prompt. Then only their sum matters.
-    components = np.linalg.lstsq(expected_squares, observed_squares)[0]
-    prompt_component, problem_component, residual = components
+    prompt_component, problem_component, residual = np.linalg.lstsq(
+        expected_squares, observed_squares
+    )[0]
     terms = [
         same_prompt_cells * prompt_component + residual,
         same_problem_cells * problem_component + residual,

@@ -39,9 +39,11 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     samples = frame[frame["replicate"] == 0]
     verdicts = samples["verdict"]
     finish_reasons = samples["finish_reason"].map(read_reason, na_action="ignore")
-    endings = ("no_box", "truncated", "unfinished", "refused", "no_reply")
     mask_by_column = {
-        **{ending: verdicts == ending for ending in endings},
+        **{
+            ending: verdicts == ending
+            for ending in ("no_box", "truncated", "unfinished", "refused", "no_reply")
+        },
         "timed_out": verdicts.isin(["timeout", "crashed"]),
         "cut_reasoning": (verdicts == "unfinished") & (finish_reasons == "length"),
         "next_question": samples["next_question"],

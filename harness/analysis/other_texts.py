@@ -62,26 +62,12 @@ def text_table(
         reference_conditions: By name.
         baseline: The condition that the others are compared with.
     """
-    location_by_condition: dict[str, Any] = {}
-    families_by_location: dict[Any, dict[str, list[str]]] = {}
-    for name, condition in conditions.items():
-        if condition.filler_tokens:
-            location_by_condition[name] = (
-                condition.filler_tokens,
-                condition.describe()["placement"],
-                condition.other_changes,
-            )
-    for name, fields in reference_conditions.items():
-        if fields["kind"] == OTHER_TEXT:
-            # a log does not tell the location of its filler, so the condition's name stands for it
-            location = location_by_condition.setdefault(fields["of"], fields["of"])
-            families = families_by_location.setdefault(location, {})
-            families.setdefault(fields["family"], []).append(name)
-    rows: list[Row] = []
+    texts_by_condition = _group_texts(conditions, reference_conditions)
+    rows = []
     for setting, outcomes_by_condition in outcomes_by_setting.items():
         first_runs = {name: replicates[0] for name, replicates in outcomes_by_condition.items()}
-        for name, location in location_by_condition.items():
-            for family, text_names in families_by_location.get(location, {}).items():
+        for name, texts_by_family in texts_by_condition.items():
+            for family, text_names in texts_by_family.items():
                 text_outcomes = [first_runs[text] for text in text_names if text in first_runs]
                 if name in first_runs and text_outcomes:
                     row = {**dict(setting), "condition": name, "kind": family.replace("_", " ")}
@@ -90,6 +76,32 @@ def text_table(
                     )
                     rows.append(row)
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
+
+
+def _group_texts(
+    conditions: Mapping[str, Condition], reference_conditions: ReferenceConditions
+) -> dict[str, dict[str, list[str]]]:
+    """The names of the other texts of each condition with a filler, by family.
+
+    Texts that were made for one condition belong to all whose filler has the same length, placement
+    and other changes.
+    """
+    location_by_condition: dict[str, Any] = {
+        name: (condition.filler_tokens, condition.describe()["placement"], condition.other_changes)
+        for name, condition in conditions.items()
+        if condition.filler_tokens
+    }
+    texts_by_location: dict[Any, dict[str, list[str]]] = {}
+    for name, fields in reference_conditions.items():
+        if fields["kind"] == OTHER_TEXT:
+            # a log does not tell the location of its filler, so the condition's name stands for it
+            location = location_by_condition.setdefault(fields["of"], fields["of"])
+            texts_by_family = texts_by_location.setdefault(location, {})
+            texts_by_family.setdefault(fields["family"], []).append(name)
+    return {
+        condition_name: texts_by_location.get(location, {})
+        for condition_name, location in location_by_condition.items()
+    }
 
 
 def _compare_with_texts(
@@ -106,8 +118,9 @@ def _compare_with_texts(
     row |= place_effect(effect, np.array(effects), 100 * right_counts[0] / sample_count)
     if len(text_outcomes) >= FEWEST_TEXTS:
         changes = np.array([outcomes.right_counts - text.right_counts for text in text_outcomes])
-        samples_by_text = np.broadcast_to(outcomes.sample_counts, changes.shape)
-        difference = estimate_crossed(changes, samples_by_text, outcomes.clusters)
+        difference = estimate_crossed(
+            changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
+        )
         row |= to_points(difference, ("difference", "new_low", "new_high"))
         row["new_p"] = difference.p
         row |= estimate_spread(np.array(effects), text_outcomes)

@@ -57,9 +57,9 @@ class Outcomes:
     graded_by_draw: Integers
     samples_by_draw: Integers
     repeats: int
-    score: str | None = None
-    chance: float = CHANCE_PERCENT
-    completion_counts: tuple[int, int] | None = None
+    score: str | None
+    chance: float
+    completion_counts: tuple[int, int] | None
 
     @property
     def has_numbers(self) -> bool:
@@ -86,7 +86,7 @@ class Outcomes:
         """Setting, condition and replicate, for messages."""
         fields = {**dict(self.setting), "condition": self.condition}
         if self.replicate:
-            fields["replicate"] = str(self.replicate)
+            fields["replicate"] = self.replicate
         return ", ".join(f"{column} {value}" for column, value in fields.items())
 
 
@@ -128,8 +128,9 @@ def count_outcomes(
     cluster_names = frame.get("cluster", frame["problem_id"]).to_numpy()[first_row_indices]
     completion_counts = _count_changed_completions(frame, condition_columns)
     outcomes = []
-    tables = _sum_by_run(frame, run_columns, problem_numbers, score)
-    for (*setting, condition, replicate), table in tables:
+    for (*setting, condition, replicate), table in _sum_by_run(
+        frame, run_columns, problem_numbers, score
+    ):
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(setting_columns, setting, strict=True)),
@@ -187,8 +188,10 @@ def _count_changed_completions(
     if "completion" not in frame or ANSWER_LOGPROB in frame:
         return {}
     sample_columns = [*condition_columns, "problem_id", "sample_index"]
-    first_samples = frame.loc[frame["replicate"] == 0, [*sample_columns, "completion"]]
-    repeat_samples = frame.loc[frame["replicate"] == 1, [*sample_columns, "completion"]]
+    first_samples, repeat_samples = (
+        frame.loc[frame["replicate"] == replicate, [*sample_columns, "completion"]]
+        for replicate in (0, 1)
+    )
     # an inner join, because a condition that was not run again has nothing to compare
     pairs = first_samples.merge(repeat_samples, on=sample_columns)
     is_changed = pairs["completion_x"] != pairs["completion_y"]
@@ -207,8 +210,8 @@ def _check_samples(frame: pandas.DataFrame, identity_columns: list[str]) -> None
     }
     for fault, is_faulty in mask_by_fault.items():
         if is_faulty.any():
-            sample = frame.loc[is_faulty.to_numpy(), identity_columns].iloc[0]
-            description = ", ".join(f"{name} {value}" for name, value in sample.items())
+            faulty_sample = frame.loc[is_faulty.to_numpy(), identity_columns].iloc[0]
+            description = ", ".join(f"{name} {value}" for name, value in faulty_sample.items())
             raise ComparisonError(f"{description}: {fault}.")
 
 
@@ -233,14 +236,12 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     for side in (baseline, outcomes):
         is_incomplete = side.sample_counts < side.denominator
         if is_incomplete.any():
-            incomplete_text = list_first([str(name) for name in side.problem_ids[is_incomplete]])
             raise ComparisonError(
                 f"{side.name}: samples are missing: expected {side.repeats} of each "
-                f"problem, not of {incomplete_text}."
+                f"problem, not of {list_first([*map(str, side.problem_ids[is_incomplete])])}."
             )
     baseline_text = f"the baseline {baseline.condition}"
-    problem_ids = set(outcomes.problem_ids.tolist())
-    baseline_ids = set(baseline.problem_ids.tolist())
+    problem_ids, baseline_ids = set(outcomes.problem_ids), set(baseline.problem_ids)
     if unshared_text := list_first(sorted(map(str, problem_ids ^ baseline_ids))):
         raise ComparisonError(
             f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problem_ids)} "

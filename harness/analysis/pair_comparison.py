@@ -45,11 +45,7 @@ class Side:
         Raises:
             RunError: there is no such run, or no such condition in it, or a table has several.
         """
-        # a path or a condition may contain a colon too, so the longest path that exists counts
-        path_ends = [len(name), *(match.start() for match in re.finditer(":", name))]
-        existing_ends = [path_end for path_end in path_ends if Path(name[:path_end]).exists()]
-        path_end = max(existing_ends, default=path_ends[-1])
-        path, condition = name[:path_end], name[path_end + 1 :]
+        path, condition = _split_condition(name)
         try:
             run = Run.load(path, metric=metric, columns=columns)
             samples = run.samples
@@ -69,16 +65,27 @@ class Side:
                 )
         samples = samples[samples["condition"] == condition]
         if samples.empty:
-            suggestions = list_near(condition, conditions)
             raise RunError(
-                f"{run.name} has no condition {condition!r}: expected one of {suggestions}."
+                f"{run.name} has no condition {condition!r}: expected one of "
+                f"{list_near(condition, conditions)}."
             )
         file = Path(path).resolve()
         # The only condition of a log or table is called `log` or after its file: naming it again
         # would say nothing.
         is_file = condition in ("log", file.stem)
-        name = file.name if is_file else f"{file.name}:{condition}"
-        return cls(name=name, samples=samples, run=run)
+        side_name = file.name if is_file else f"{file.name}:{condition}"
+        return cls(name=side_name, samples=samples, run=run)
+
+
+def _split_condition(name: str) -> tuple[str, str]:
+    """The path and the condition in `RUN:CONDITION`; "" stands for a condition that is not named.
+
+    A path or a condition may contain a colon too, so the longest path that exists counts.
+    """
+    path_ends = [len(name), *(match.start() for match in re.finditer(":", name))]
+    existing_ends = [path_end for path_end in path_ends if Path(name[:path_end]).exists()]
+    path_end = max(existing_ends, default=path_ends[-1])
+    return name[:path_end], name[path_end + 1 :]
 
 
 def compare_pair(
@@ -105,26 +112,37 @@ def compare_pair(
     if old_side.name == new_side.name:
         side_names = [old_run.name, new_run.name]
     frame_by_condition = {side_names[0]: old_side.samples, side_names[1]: new_side.samples}
-    reference_conditions: dict[str, JsonObject] = {}
-    # the positive control shows whether a change from its run's baseline would be seen
-    if (old_side.samples["condition"] == old_run.baseline).all():
-        for name, fields in old_run.reference_conditions.items():
-            if fields["kind"] == POSITIVE_CONTROL:
-                reference_conditions[name] = dict(fields)
-                frame_by_condition[name] = old_run.samples[old_run.samples["condition"] == name]
-    frames = [samples.assign(condition=name) for name, samples in frame_by_condition.items()]
-    joined_frame = stack_samples(frames)
+    positive_controls = _find_positive_controls(old_side)
+    for name in positive_controls:
+        frame_by_condition[name] = old_run.samples[old_run.samples["condition"] == name]
+    joined_frame = stack_samples(
+        [samples.assign(condition=name) for name, samples in frame_by_condition.items()]
+    )
     facts: JsonObject = {
         "source": "pair",
         "model": joined_frame["model"].iloc[0],
         "baseline": side_names[0],
-        "reference_conditions": reference_conditions,
+        "reference_conditions": positive_controls,
         "looks": max(run.about.get("looks", 1) for run in (old_run, new_run)),
         "greedy": old_run.about.get("greedy"),
         "receipts": list_comparable_receipts([old_run, new_run]),
     }
     joined_run = Run(name=" ".join(side_names), about=facts, read=lambda: joined_frame)
     return make_leaderboard([joined_run], score=score, common=common)
+
+
+def _find_positive_controls(side: Side) -> dict[str, JsonObject]:
+    """The positive controls of a side's run; none if the side is not the run's baseline.
+
+    They show whether a change from this baseline would be seen.
+    """
+    if (side.samples["condition"] != side.run.baseline).any():
+        return {}
+    return {
+        name: dict(fields)
+        for name, fields in side.run.reference_conditions.items()
+        if fields["kind"] == POSITIVE_CONTROL
+    }
 
 
 def _refuse_incomparable(old_side: Side, new_side: Side) -> None:

@@ -97,8 +97,8 @@ class PairedDifference:
         """The exact upper limit of a share of clusters, less the observed share."""
         if change_count == self.clusters:
             return 0.0
-        limit = float(betaincinv(change_count + 1, self.clusters - change_count, 1 - alpha / 2))
-        return limit - change_count / self.clusters
+        limit = betaincinv(change_count + 1, self.clusters - change_count, 1 - alpha / 2)
+        return float(limit) - change_count / self.clusters
 
 
 def estimate_difference(
@@ -142,9 +142,11 @@ def estimate_difference(
 def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Floats:
     """As `PairedDifference.subset_means`, in samples per problem."""
     # Clusters of equal change and size are exchangeable, so the number of each kind suffices.
-    pairs = np.column_stack([cluster_sums, cluster_sizes])
-    kinds, kind_counts = np.unique(pairs, axis=0, return_counts=True)
-    # [pattern, 2] The sums of changes and of sizes, whose ratio is the mean of a subset.
+    kinds, kind_counts = np.unique(
+        np.column_stack([cluster_sums, cluster_sizes]), axis=0, return_counts=True
+    )
+    # plus_totals[pattern]: the sum of the changes with a plus, and the sum of their sizes, which
+    # have the mean of this subset as their ratio
     plus_totals = _draw_plus_counts(kind_counts) @ kinds
     minus_totals = kind_counts @ kinds - plus_totals
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -159,8 +161,7 @@ def _draw_subset_means(cluster_sums: Integers, cluster_sizes: Integers) -> Float
 
 def _draw_plus_counts(counts: Integers) -> Integers:
     """In random sign patterns, how many of `counts` [kind] have a plus: [pattern, kind]."""
-    rng = np.random.default_rng(DEFAULT_SEED)
-    return rng.binomial(counts, 0.5, size=(SIGN_PATTERNS, len(counts)))
+    return np.random.default_rng(DEFAULT_SEED).binomial(counts, 0.5, (SIGN_PATTERNS, len(counts)))
 
 
 def sign_flip_test(differences: npt.ArrayLike) -> float:
@@ -191,7 +192,7 @@ def sign_flip_test(differences: npt.ArrayLike) -> float:
         plus_sums = _draw_plus_counts(counts) @ sizes
         extreme_patterns = int((np.abs(2 * plus_sums - greatest_sum) >= observed_sum).sum())
         return (1 + extreme_patterns) / (1 + SIGN_PATTERNS)
-    # [sum] The chance of each sum of the sizes with a plus. Without sizes the sum is 0.
+    # chances[s]: the chance that the sizes with a plus add up to s; without any size, s is 0
     chances: Floats = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         size_chances = np.zeros(size * count + 1)

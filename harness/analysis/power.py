@@ -103,14 +103,15 @@ def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     undecided_share = plan.discordance + math.sqrt(plan.discordance**2 - effect_size**2)
     chance_right = 0.5 + effect_size / (2 * undecided_share)
     success_counts = np.arange(2 * repeats + 1)
-    # [success count] The share of problems with this number of successes.
+    # chances[c]: the share of problems with c successes
     chances = undecided_share * np.diff(bdtr(success_counts, 2 * repeats, chance_right), prepend=0)
     # a settled problem does not change, as an undecided one with `repeats` successes
     chances[repeats] += 1 - undecided_share
     chances /= chances.sum()
-    rng = np.random.default_rng(DEFAULT_SEED)
-    # [run, success count] Problems of equal counts are alike, so their number suffices.
-    problem_counts = rng.multinomial(plan.problem_count, chances, size=SIMULATED_RUN_COUNT)
+    # problem_counts[run, c]: the number of problems with c successes, which are all alike
+    problem_counts = np.random.default_rng(DEFAULT_SEED).multinomial(
+        plan.problem_count, chances, size=SIMULATED_RUN_COUNT
+    )
     changes = success_counts - repeats
     critical_sums = ndtri(1 - plan.alpha / 2) * np.sqrt(problem_counts @ changes**2)
     # the continuity correction: sums of changes are integers

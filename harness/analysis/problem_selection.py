@@ -17,11 +17,12 @@ from harness.errors import ConfigError, list_near
 from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.yaml_settings import Strict
 
-FLIP_OUTCOMES: tuple[Flip, ...] = get_args(Flip)
-CHANGES: tuple[Flip, ...] = ("wrong_to_right", "right_to_wrong")
-CHANGED = "changed"
+FLIP_OUTCOMES = get_args(Flip)
+FLIP_DIRECTIONS = ("wrong_to_right", "right_to_wrong")
+EITHER_FLIP = "changed"
+"""The value of `flip` for problems that flipped in either direction."""
 UNDECIDED = "undecided"
-"""The outcome of a problem that was not asked under both conditions."""
+"""The outcome of a problem that has no verdicts under one of the conditions."""
 
 
 class Criterion(Strict):
@@ -50,7 +51,7 @@ class Criterion(Strict):
     def _check_consistency(self) -> Self:
         if self.flip is not None and self.baseline == self.condition:
             raise ConfigError(f"A flip compares two conditions, got {self.baseline!r} twice.")
-        if self.controls and self.flip not in (*CHANGES, CHANGED):
+        if self.controls and self.flip not in (*FLIP_DIRECTIONS, EITHER_FLIP):
             raise ConfigError(
                 f"Controls are matched to problems that flipped, got the flip {self.flip}."
             )
@@ -85,7 +86,7 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     _require_verdicts(source, criterion)
     problems = _list_candidates(source, criterion)
     if criterion.flip:
-        outcomes = CHANGES if criterion.flip == CHANGED else (criterion.flip,)
+        outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
         problems = [problem for problem in problems if problem.outcome in outcomes]
     if len(problems) < (criterion.n or 1):
         counts_text = "".join(
@@ -142,10 +143,9 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProbl
     problems = _classify_problems(source, criterion)
     for problem_id in criterion.ids:
         if not any(problem.has_id(problem_id) for problem in problems):
-            suggestions = list_near(problem_id, [problem.id for problem in problems])
             raise ConfigError(
                 f"{source.name} has no problem with the id {problem_id!r}: expected one of "
-                f"{suggestions}."
+                f"{list_near(problem_id, [problem.id for problem in problems])}."
             )
     if not criterion.ids:
         return problems
@@ -165,9 +165,9 @@ def _require_verdicts(source: Source, criterion: Criterion) -> None:
         (criterion.condition, STUDY_CONDITION),
     ):
         if name not in source.conditions and (criterion.flip or name != default_name):
-            suggestions = list_near(name, source.conditions)
             raise ConfigError(
-                f"{source.name} has no condition {name!r}: expected one of {suggestions}."
+                f"{source.name} has no condition {name!r}: expected one of "
+                f"{list_near(name, source.conditions)}."
             )
     if criterion.flip and source.metric is None:
         raise ConfigError(f"{source.name} holds no verdicts, so {criterion.flip} is unknown.")

@@ -77,13 +77,12 @@ def make_leaderboard(
     design = replace(_make_design(runs, all_references, baseline=baseline, by=by), score=score)
     # a reference condition belongs to the baseline of its run and says nothing about another
     omitted_conditions = all_references.keys() - {design.baseline, *design.reference_conditions}
-    if omitted_conditions:
-        frame = frame[~frame["condition"].isin(omitted_conditions)]
+    frame = frame[~frame["condition"].isin(omitted_conditions)]
     for column in by:
         if column not in frame or frame[column].isna().all():
             raise ConfigError(f"--by {column}: these runs have no {column}.")
     if by:
-        frame = frame.sort_values(list(by), kind="stable", ignore_index=True)
+        frame = frame.sort_values(by, kind="stable", ignore_index=True)
     # a problem's text is that of the first run: in logs of other tasks it may differ by model
     problems = frame.drop_duplicates("problem_id")
     cluster_count = problems.get("cluster", problems["problem_id"]).nunique()
@@ -115,8 +114,9 @@ def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pan
         ComparisonError: two models have no problem in common.
     """
     group_columns = ["model", "layout", "condition"] if common else ["model", "layout"]
-    id_groups = frame.groupby(group_columns, observed=True)["problem_id"]
-    id_sets = [set(ids) for ids in id_groups.unique()]
+    id_sets = [
+        set(ids) for ids in frame.groupby(group_columns, observed=True)["problem_id"].unique()
+    ]
     shared_ids = set.intersection(*id_sets)
     omitted_ids = set.union(*id_sets) - shared_ids
     if not shared_ids:
@@ -191,7 +191,7 @@ def _make_side_tables(
 
 def join_conditions(runs: Sequence[Run]) -> dict[str, Condition]:
     """The conditions of all configs, by name, except reference conditions. Logs have none."""
-    conditions: dict[str, Condition] = {}
+    conditions = {}
     for run in runs:
         for condition in run.conditions.values():
             if condition.kind is None:
@@ -206,18 +206,17 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
         ComparisonError: a name is that of a reference condition in one run, and of another
             condition in another run.
     """
-    fields_by_condition: dict[str, Mapping[str, Any]] = {}
-    run_name_by_condition: dict[str, str] = {}
+    # of each condition the first run that has it, and its fields there, empty if it is tested
+    first_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run in runs:
         for condition in _list_conditions(run):
             fields = run.reference_conditions.get(condition, {})
-            first_run_name = run_name_by_condition.setdefault(condition, run.name)
-            if fields_by_condition.setdefault(condition, fields) != fields:
+            run_name, first_fields = first_by_condition.setdefault(condition, (run.name, fields))
+            if first_fields != fields:
                 raise ComparisonError(
-                    f"{run.name}: the condition {condition!r} differs from the one in "
-                    f"{first_run_name}."
+                    f"{run.name}: the condition {condition!r} differs from the one in {run_name}."
                 )
-    return {condition: fields for condition, fields in fields_by_condition.items() if fields}
+    return {name: fields for name, (_, fields) in first_by_condition.items() if fields}
 
 
 def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | None]:
@@ -231,7 +230,7 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
     contrast_names: dict[str, None] = {}
     for receipt in receipts:
         contrast_names |= dict.fromkeys(map(str, receipt["contrasts"]))
-    conditions: set[str] = set().union(*map(_list_conditions, runs))
+    conditions = set().union(*map(_list_conditions, runs))
     contrasts = tuple(name for name in contrast_names if set(read_contrast(name)) <= conditions)
     primary_contrasts = {receipt.get("primary") for receipt in receipts}
     # runs that name different primary contrasts have no common one

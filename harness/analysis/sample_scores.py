@@ -139,11 +139,11 @@ def sum_samples(
         sample_counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         sample_counts["graded"] = sample_counts["samples"] = MOST_SETS
     sums = sample_counts.groupby(list(prompt_columns), **_GROUP_OPTIONS).sum()
-    repeats = sums["repeats"]
-    if kind and repeats.min() < max(k, 2):
-        expected_text = f"K from 1 to {repeats.min()}" if repeats.min() > 1 else "several samples"
+    fewest_samples = sums["repeats"].min()
+    if kind and fewest_samples < max(k, 2):
+        expected_text = f"K from 1 to {fewest_samples}" if fewest_samples > 1 else "several samples"
         raise ComparisonError(
-            f"score {score}: expected {expected_text}, as a problem has {repeats.min()} with one "
+            f"score {score}: expected {expected_text}, as a problem has {fewest_samples} with one "
             "prompt (draws of examples are different prompts)."
         )
     if kind == "pass":

@@ -71,15 +71,7 @@ def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: floa
     holm_p = holm([row["p"] for row in tested_rows])
     adjusted_p = np.maximum(least_p, np.minimum(1, family_count * look_counts * holm_p))
     for row, p_adjusted in zip(tested_rows, adjusted_p.tolist(), strict=True):
-        verdict = "equivalent" if row["within_margin"] else "inconclusive"
-        if p_adjusted < ALPHA:
-            rise_verdict, fall_verdict = (
-                HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
-            )
-            verdict = rise_verdict if row["difference"] > 0 else fall_verdict
-        reason = row.get("unmeasured")
-        if reason and (reason.startswith(AT_CHANCE) or verdict not in SIGNIFICANT_VERDICTS):
-            verdict = "unmeasured"
+        verdict = _choose_verdict(row, is_significant=p_adjusted < ALPHA)
         row |= {
             "tests": family_count * len(tested_rows),
             "p_adjusted": p_adjusted,
@@ -93,23 +85,36 @@ def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: floa
         )
 
 
+def _choose_verdict(row: Row, *, is_significant: bool) -> str:
+    """The verdict on a tested row. Only chance takes precedence over a significant difference."""
+    reason = row.get("unmeasured")
+    if reason and (reason.startswith(AT_CHANCE) or not is_significant):
+        return "unmeasured"
+    if not is_significant:
+        return "equivalent" if row["within_margin"] else "inconclusive"
+    rise_verdict, fall_verdict = HIGHER_OR_LOWER if row.get("is_number") else BETTER_OR_WORSE
+    return rise_verdict if row["difference"] > 0 else fall_verdict
+
+
 def explain_unmeasured(
     row: Row,
     rows: Sequence[Row],
     reference_conditions: ReferenceConditions,
-    *,
-    chance: float | None = None,
+    chance: float | None,
 ) -> str | None:
     """Why a row of a setting's `rows` could not have shown equivalence; None if it could.
 
     `chance` is the percentage of right problems by chance, if the score is `gold_first`.
     """
-    row_by_condition = {row["condition"]: row for row in rows}
-    if "difference" not in row or row["baseline"] not in row_by_condition:
+    if "difference" not in row:
         return None
     if chance and all(setting_row["accuracy_low"] <= chance for setting_row in rows):
         return f"{AT_CHANCE} {chance:.3g} %"
-    pair_rows = [row_by_condition[row["baseline"]], row]
+    pair_rows = [
+        setting_row
+        for setting_row in rows
+        if setting_row["condition"] in (row["condition"], row["baseline"])
+    ]
     if math.isnan(row["p"]):
         return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     if min(pair_row["graded"] for pair_row in pair_rows) < 100 * FEWEST_GRADED:
@@ -118,11 +123,13 @@ def explain_unmeasured(
     for end_column, percent in (("accuracy_low", 0), ("accuracy_high", 100)):
         if all(pair_row[end_column] == percent for pair_row in pair_rows):
             return f"both accuracies are {percent} %"
-    for name, fields in reference_conditions.items():
-        control_row = row_by_condition.get(name)
-        if fields["kind"] == POSITIVE_CONTROL and control_row:
-            if control_row["p"] >= ALPHA or control_row["difference"] > 0:
-                return "the positive control was not detected"
+    controls = [
+        name for name, fields in reference_conditions.items() if fields["kind"] == POSITIVE_CONTROL
+    ]
+    control_rows = [setting_row for setting_row in rows if setting_row["condition"] in controls]
+    # the positive control must lower accuracy significantly
+    if any(control["p"] >= ALPHA or control["difference"] > 0 for control in control_rows):
+        return "the positive control was not detected"
     return None
 
 
@@ -139,6 +146,6 @@ def estimate_sample(
     """
     alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
     quantile_ratio = -float((ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
-    half_length: float = (row["high"] - row["low"]) / 2
+    half_length = (row["high"] - row["low"]) / 2
     # squared, because the length of an interval falls with the root of the number of problems
     return math.ceil(problem_count * (quantile_ratio * half_length / margin) ** 2)

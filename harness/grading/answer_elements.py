@@ -4,7 +4,7 @@ An answer is split here and compared in `answer_equality`. A single answer is a 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, product, zip_longest
 
 from harness.grading.formula import TooLarge
@@ -41,7 +41,6 @@ _SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
 COLONS = frozenset(":")
 CONDITION_MARKS = frozenset("|:")
 """The marks before the condition of a set."""
-_ROW_SEPARATORS, _CELL_SEPARATORS = frozenset(ROW_END), frozenset("&")
 
 
 def split_atoms(text: str) -> Iterator[str]:
@@ -81,10 +80,9 @@ def names_unknowns(members: list[str]) -> bool:
 
     `x_1=1,x_2=2` has two roots of a single unknown.
     """
-    relations = [as_relation(member) for member in members]
+    relations = [*map(as_relation, members)]
     names = {terms[0].partition("_")[0] for terms, operators in relations if operators == ["="]}
-    has_distinct_names = len(names) == len(members) > 1
-    return has_distinct_names and all(is_name(terms[0]) for terms, _ in relations)
+    return len(names) == len(members) > 1 and all(is_name(terms[0]) for terms, _ in relations)
 
 
 def coordinates(members: list[str]) -> list[str]:
@@ -140,19 +138,19 @@ def _both_signs(text: str) -> Iterator[str]:
     # Each sign doubles the number of texts, so many signs are refused before any text is made.
     if len(signs) > MOST_PLUS_MINUS_SIGNS:
         raise TooLarge(f"more than {MOST_PLUS_MINUS_SIGNS} choices of sign")
-    sign_choices: Iterable[Iterable[str]] = product("+-", repeat=len(signs))
+    sign_choices = [*product("+-", repeat=len(signs))]
     if "mp" in signs:  # in `1\pm a\mp b` the upper signs belong together: `1+a-b`, `1-a+b`
-        upper_signs = [{"pm": "+", "mp": "-"}[sign] for sign in signs]
-        lower_signs = [{"pm": "-", "mp": "+"}[sign] for sign in signs]
-        sign_choices = upper_signs, lower_signs
+        upper_signs = tuple("+" if sign == "pm" else "-" for sign in signs)
+        lower_signs = tuple("-" if sign == "pm" else "+" for sign in signs)
+        sign_choices = [upper_signs, lower_signs]
     for chosen_signs in sign_choices:
         yield "".join(chain(*zip_longest(pieces[::2], chosen_signs, fillvalue="")))
 
 
 def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     """The entries of a matrix by rows, each with the factor or sign before the matrix."""
-    row_texts, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), _ROW_SEPARATORS)
-    rows = [split_outside_brackets(row_text, _CELL_SEPARATORS).pieces for row_text in row_texts]
+    row_texts, _ = split_outside_brackets(matrix["rows"].removesuffix(ROW_END), frozenset(ROW_END))
+    rows = [split_outside_brackets(row_text, frozenset("&")).pieces for row_text in row_texts]
     factor = matrix["factor"]
     if not factor:
         return rows

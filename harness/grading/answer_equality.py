@@ -179,8 +179,9 @@ def _same_union(answer: str, target: str) -> bool | None:
     """Compare the members of two unions."""
     members = split_outside_brackets(answer, UNION_SIGNS).pieces
     target_members = split_outside_brackets(target, UNION_SIGNS).pieces
-    is_union = max(len(members), len(target_members)) > 1
-    return _same_in_any_order(members, target_members) if is_union else None
+    if max(len(members), len(target_members)) == 1:
+        return None
+    return _same_in_any_order(members, target_members)
 
 
 def _same_enclosed(answer: str, target: str) -> bool:
@@ -253,8 +254,7 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
 
 def _same_matrix(answer: str, target: str) -> bool | None:
     """Compare two matrices or determinants by their brackets, sizes and entries."""
-    matches = MATRIX.fullmatch(answer), MATRIX.fullmatch(target)
-    matrices = [match for match in matches if match]
+    matrices = [*filter(None, map(MATRIX.fullmatch, (answer, target)))]
     if not matrices:
         return None
     if len(matrices) == 1:  # the other text is not a matrix

@@ -150,15 +150,16 @@ def read_answer(job: GradeJob) -> Grade | str:
         return Grade(verdict="unfinished", answer=None)
     answers = read_line(text, job.finish_reason) if job.is_line else read_boxes(text)
     if not answers:
-        is_truncated = job.finish_reason == "length"
-        return Grade(verdict="truncated" if is_truncated else "no_box", answer=None)
+        return Grade(
+            verdict="truncated" if job.finish_reason == "length" else "no_box", answer=None
+        )
     answer = answers[-1]
     if len(answer) > LONGEST_ANSWER:
         return Grade(verdict="refused", answer=answer[:LONGEST_ANSWER], reason=TOO_LONG_REASON)
     return answer
 
 
-def read_line(text: str, finish_reason: str | None = None) -> list[str]:
+def read_line(text: str, finish_reason: str | None) -> list[str]:
     """Read the boxes of the first line, or if it has none, the line without its full stop.
 
     The list is empty if the line is empty, or if generation reached its limit before the end of the

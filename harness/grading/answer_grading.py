@@ -45,8 +45,9 @@ def grade(
         >>> mless.grade("7\nThat is all.", "8", line=True).answer
         '7'
     """
-    job = GradeJob(completion=completion, target=target, finish_reason=finish_reason, is_line=line)
-    answer = read_answer(job)
+    answer = read_answer(
+        GradeJob(completion=completion, target=target, finish_reason=finish_reason, is_line=line)
+    )
     return answer if isinstance(answer, Grade) else compare_answers(answer, target)
 
 

@@ -77,12 +77,13 @@ def rewrite(answer: str) -> str:
 
 def _brace_roots(text: str) -> str:
     r"""`\sqrt3` as `\sqrt{3}`. Only the first character after the command gets braces."""
-    braced_text, *arguments = text.split("\\sqrt")
-    for argument in arguments:
-        if argument[0] != "{":
-            argument = f"{{{argument[0]}}}{argument[1:]}"
-        braced_text += "\\sqrt" + argument
-    return braced_text
+    text_before, *arguments = text.split("\\sqrt")
+    return "\\sqrt".join([text_before, *map(_brace_first_character, arguments)])
+
+
+def _brace_first_character(argument: str) -> str:
+    """`12` as `{1}2`; an argument in braces as it is."""
+    return argument if argument[0] == "{" else f"{{{argument[0]}}}{argument[1:]}"
 
 
 def _brace_fractions(text: str) -> str:
@@ -95,9 +96,6 @@ def _brace_fractions(text: str) -> str:
         if fraction[0] != "{":
             if len(fraction) < 2:
                 return text
-            numerator, denominator = fraction[0], fraction[1:]
-            if denominator[0] != "{":
-                denominator = f"{{{denominator[0]}}}{denominator[1:]}"
-            fraction = f"{{{numerator}}}{denominator}"
+            fraction = f"{{{fraction[0]}}}{_brace_first_character(fraction[1:])}"
         braced_text += "\\frac" + fraction
     return braced_text

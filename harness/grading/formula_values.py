@@ -91,19 +91,15 @@ def constant_ratio(answer: str, target: str) -> float:
         TooLarge: As for `same_values`.
     """
     value_pairs = [*_values_at_points(answer, target)]
+    values = chain.from_iterable(value_pairs)
     # A value of 0 has no ratio. It is the difference of an identity, such as `\sqrt2\sqrt2=2`.
-    if not value_pairs or not all(map(_is_nonzero, chain.from_iterable(value_pairs))):
+    if not value_pairs or any(value is None or _agree(value, Fraction(0)) for value in values):
         return 0.0
     with mpmath.workprec(PRECISION_BITS):
         ratios = [a / b for a, b in starmap(_in_one_precision, value_pairs)]
     if any(isinstance(ratio, mpmath.mpc) or not _agree(ratio, ratios[0]) for ratio in ratios):
         return 0.0
     return float(ratios[0])
-
-
-def _is_nonzero(value: Value | None) -> bool:
-    """Whether a value is known, and is not a rounding error of 0."""
-    return value is not None and not _agree(value, Fraction(0))
 
 
 def has_value(formula: str) -> bool:

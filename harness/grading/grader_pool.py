@@ -88,7 +88,10 @@ class GraderPool:
         if isinstance(answer, Grade):
             grade = answer
         else:
-            targets = _list_accepted(answer, job)
+            targets = expect_choice(answer, job.target, job.choices) if job.choices else job.targets
+            # choices have the decimal sign of the data, and all other targets have points
+            if job.choices and job.decimal_sign == "," and answer not in targets:
+                targets = tuple(map(with_decimal_points, targets))
             # An answer that is equal to a target as text is correct. Whether another answer is the
             # same mathematics is decided by a worker, which replaces the verdict.
             grade = Grade(verdict="correct", answer=answer)
@@ -150,14 +153,3 @@ class GraderPool:
         if not is_reproducible:
             self._result_by_key.pop(key, None)
         return grade
-
-
-def _list_accepted(answer: str, job: GradeJob) -> tuple[str, ...]:
-    """The accepted texts for an answer, which has a decimal point if the job has a decimal sign."""
-    if not job.choices:
-        return job.targets
-    targets = expect_choice(answer, job.target, job.choices)
-    # an answer that names the right choice is itself the only target, so it must stay as it is
-    if job.decimal_sign == "," and answer not in targets:
-        return tuple(map(with_decimal_points, targets))
-    return targets

@@ -72,8 +72,8 @@ class GraderProcess:
     """
 
     def __init__(self, *, with_audit: bool) -> None:
-        limit_arguments = map(str, (GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES, int(with_audit)))
-        self._program_arguments = [str(Path(__file__).parents[2]), *limit_arguments]
+        limits = GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES
+        self._program_arguments = [*map(str, (Path(__file__).parents[2], *limits, int(with_audit)))]
         self._process: subprocess.Popen[bytes] | None = None
         self._has_expired = self._is_closing = False
 
@@ -140,8 +140,9 @@ class GraderProcess:
         except OSError as error:
             raise GraderError(f"no process for grading can be started: {error}.") from None
         except LostProcess as loss:
-            message = f"no grader worker can be started ({loss.args[1]}): {self._last_message}"
-            raise GraderError(message) from None
+            raise GraderError(
+                f"no grader worker can be started ({loss.args[1]}): {self._last_message}"
+            ) from None
 
     def _exchange(self, step_and_request: Any, timeout_s: float) -> StepResult:
         """Send a step and its job to the process, or None at its start, and return the reply.
@@ -244,8 +245,9 @@ def _run_step(step: str, request: Mapping[str, Any]) -> StepResult:
     """The columns of one step of a job, and a remark."""
     if step != COMPARISON_STEP:
         return run_step(step, request["audit"])
-    answer = request["grade"]["answer"]
-    grade = compare_answers(answer, *request["targets"], decimal_sign=request["decimal"])
+    grade = compare_answers(
+        request["grade"]["answer"], *request["targets"], decimal_sign=request["decimal"]
+    )
     return {"verdict": grade.verdict}, grade.reason
 
 

@@ -223,8 +223,10 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
         text = pattern.sub(replacement, text)
     text = mark_bases_and_lists(_COMMAND.sub(_rename_command, text))
     group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
-    clauses = [group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)]
-    text = "".join(clauses)
+    # clause by clause, because the entries of a list do not extend beyond a clause
+    text = "".join(
+        group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)
+    )
     pieces = _TEXT_GROUP.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
@@ -256,8 +258,7 @@ def split_outside_brackets(plain_text: str, separators: frozenset[str]) -> Split
     # Most texts have no separator. This search is much faster than finding all tokens.
     if not any(separator in plain_text for separator in separators):
         return SplitText([plain_text], [])
-    pieces: list[str] = []
-    matched_separators: list[str] = []
+    pieces, matched_separators = [], []
     piece_start = 0
     for match in _match_outside_brackets(plain_text):
         token = match.group().rstrip(" ")
@@ -337,10 +338,9 @@ def _rename_command(match: re.Match[str]) -> str:
     is_unit = font == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()
     if font in _FONT_COMMANDS and len(content) == 1 and not is_unit:
         return content
-    is_alone = not text_before.strip() and not text_after.strip(" .")
     return rewrite_text_group(
         content,
-        is_alone=is_alone,
+        is_alone=not text_before.strip() and not text_after.strip(" ."),
         left_character=text_before[-1:],
         right_character=text_after[:1],
     )
@@ -382,7 +382,7 @@ def _without_redundant_braces(text: str) -> str:
     if "{" not in text:
         return text
     # of each brace that is still open, its position, and whether the token before it allows removal
-    open_braces: list[tuple[int, bool]] = []
+    open_braces = []
     dropped_positions: set[int] = set()
     previous_token = ""
     for match in TOKEN.finditer(text):

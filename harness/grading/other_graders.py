@@ -27,7 +27,7 @@ def describe_audit(job: GradeJob) -> dict[str, str]:
         "prompt": job.prompt if needs_prompt else "",
         "completion": job.completion,
         "target": job.targets[0],
-        "solution": job.solution if job.solution else f"\\boxed{{{job.targets[0]}}}",
+        "solution": job.solution or f"\\boxed{{{job.targets[0]}}}",
     }
 
 

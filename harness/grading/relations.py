@@ -50,7 +50,7 @@ _OPERATORS_BY_BRACKETS = {
     "[]": ("\\ge", "\\le"),
 }
 _COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
-_INFINITY_BY_NAME: dict[str, Value] = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
+_INFINITY_BY_NAME = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
 r"""Matches `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`."""
@@ -127,9 +127,8 @@ def _is_combination(text: str) -> bool:
     text_of_unknowns = _STRUCTURE_COMMAND.sub("", text)
     if "\\text" in text_of_unknowns:
         return False
-    has_several_unknowns = len({*re.findall(rf"{_CALL}|{_LETTER}", text_of_unknowns)}) > 1
     return (
-        has_several_unknowns
+        len({*_VARIABLE.findall(text_of_unknowns)}) > 1
         and not _COEFFICIENT.search(text_of_unknowns)
         and not _NOT_A_NAME.search(text_of_unknowns)
     )
@@ -322,10 +321,9 @@ class _NumberLine:
             combine = any
         elif AND in separators:
             combine = all
-        if not all(as_relation(member).operators for member in members):
-            raise Unreadable("a list of points")
-        if {OR, AND} <= set(separators):
-            raise Unreadable("both `and` and `or`")
+        are_relations = all(as_relation(member).operators for member in members)
+        if not are_relations or {OR, AND} <= set(separators):
+            raise Unreadable("points, or both `and` and `or`")
         return combine([self.contains(member, combine) for member in members])
 
     def relation_contains(self, relation: Relation) -> bool:
@@ -335,12 +333,9 @@ class _NumberLine:
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
         if len(terms) == 3:  # the chain `1<x<2` states `x>1` and `x<2`
-            left_term, middle_term, right_term = terms
-            left_operator = FLIPPED_OPERATORS.get(operators[0], "")
-            satisfies_left = self.satisfies_comparison(middle_term, left_operator, left_term)
-            return (
-                self.satisfies_comparison(middle_term, operators[1], right_term) and satisfies_left
-            )
+            flipped_operator = FLIPPED_OPERATORS.get(operators[0], "")
+            satisfies_first = self.satisfies_comparison(terms[1], flipped_operator, terms[0])
+            return self.satisfies_comparison(terms[1], operators[1], terms[2]) and satisfies_first
         return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
 
     def interval_contains(self, text: str) -> bool:

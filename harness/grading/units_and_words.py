@@ -12,16 +12,11 @@ from harness.grading.formula import FUNCTIONS
 OR, AND = "¦", "∧"
 """The marks for `or` and `and` in plain notation. Like a comma, they separate list elements."""
 
-_WORDS_FROM_ZERO = (
+_NUMBER_WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
+    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 )
-_WORDS_FROM_TWENTY = "twenty thirty forty fifty sixty seventy eighty ninety"
-NUMBER_BY_WORD = {word: number for number, word in enumerate(_WORDS_FROM_ZERO.split())}
-NUMBER_BY_WORD |= {
-    word: 10 * number for number, word in enumerate(_WORDS_FROM_TWENTY.split(), start=2)
-}
-"""The numbers up to twenty, and the tens."""
+NUMBER_BY_WORD = dict(zip(_NUMBER_WORDS.split(), (*range(20), *range(20, 100, 10)), strict=True))
 SCALE_BY_WORD = {
     "dozen": 12,
     "hundred": 100,
@@ -55,7 +50,7 @@ _LOOSE_WORD = re.compile(
     "(?![A-Za-z])"
 )
 """Matches `students` in `12 students`, `cups of water` in `5 cups of water`."""
-_NUMBER_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
+_NUMBER_IN_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
 """A sign, and words with a blank or a hyphen between them: `-\\text{twenty-five}`."""
 _DOLLAR_PREFIX = r"[-+]?(?:\\dollar ?)?"
 r"""Matches `-\dollar `."""
@@ -119,7 +114,7 @@ _FRACTION_WORD = re.compile(
     r"|hundred|thousand|million|billion)th)s?"
 )
 """Matches `third`, `quarters`, `fiftieth`."""
-_UNIT_LETTERS = frozenset("mgshlLAVNJWKCF")
+_UNIT_LETTERS = "mgshlLAVNJWKCF"
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
 _NOT_IN_UNITS = re.compile(
     r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])"
@@ -167,6 +162,7 @@ def rewrite_text_group(
     if content.lstrip(", ") in ("and", "or"):
         return text_group
     if content.endswith((" and", " or")):
+        # `and` separates this entry from the next text group
         entry = content.rpartition(" ")[0]
         return rewrite_text_group(entry, left_character=left_character) + ", "
     # `\text{(1, 2)}` is one answer, so a comma after a bracket does not separate entries
@@ -183,7 +179,7 @@ def rewrite_text_group(
 
 def in_digits(plain_text: str) -> str:
     """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text."""
-    match = _NUMBER_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
+    match = _NUMBER_IN_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
     if not match:
         return plain_text
     sign, words = match.groups()
@@ -277,8 +273,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, unit
     if factor > 1:
         value = f"({value})*{factor}"
-    spelling = _spell_unit(unit_words)
-    return value, spelling if spelling else unit
+    return value, _spell_unit(unit_words) or unit
 
 
 def units_agree(unit: str, target_unit: str) -> bool:
