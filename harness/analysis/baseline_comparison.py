@@ -211,7 +211,7 @@ def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Desi
         baseline_replicates = outcomes_by_condition.get(baseline_name)
         if not replicates or not baseline_replicates:
             continue
-        row = {**dict(replicates[0].setting), "condition": name, "baseline": baseline_name}
+        row = dict(replicates[0].setting) | {"condition": name, "baseline": baseline_name}
         model = str(row["model"])
         look_count = design.looks.get(model, 1)
         row |= {"margin": design.margin, "looks": look_count, "role": "baseline"}

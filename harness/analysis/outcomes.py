@@ -84,7 +84,7 @@ class Outcomes:
     @property
     def name(self) -> str:
         """Setting, condition and replicate, for messages."""
-        fields = {**dict(self.setting), "condition": self.condition}
+        fields = dict(self.setting) | {"condition": self.condition}
         if self.replicate:
             fields["replicate"] = self.replicate
         return ", ".join(f"{column} {value}" for column, value in fields.items())

@@ -146,6 +146,6 @@ def estimate_sample(
     """
     alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
     quantile_ratio = -float((ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
-    half_length = (row["high"] - row["low"]) / 2
+    half_length: float = (row["high"] - row["low"]) / 2
     # squared, because the length of an interval falls with the root of the number of problems
     return math.ceil(problem_count * (quantile_ratio * half_length / margin) ** 2)
