@@ -38,7 +38,8 @@ class Outcomes:
         graded_by_draw: [draw, problem] Samples with a graded answer, right or wrong; all samples if
             the frame has no verdicts.
         samples_by_draw: [draw, problem] Samples.
-        repeats: The number of samples of a problem, the largest if some are missing.
+        repeats: The number of samples of a problem, the largest if some are missing. Messages and
+            the column `repeats` show it.
         score: What is counted; see `sample_scores.choose_score`.
         chance: The mean percentage of the frame's gold answers that come first by chance.
         completion_counts: Of a repeat run, the number of completions that differ from those of

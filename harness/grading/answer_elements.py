@@ -24,7 +24,7 @@ NUMERAL_WITH_BASE = re.compile(
 _SET_BUILDER_START = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 r"""The beginning of `x|x<5`, `x\in \mathbb{R}:x<5`."""
 _CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
-"""Matches `|x<5` in `(x,y)|x<5`."""
+"""Matches the condition `|x<5` in the set `(x,y)|x<5`."""
 GEOMETRIC_NAMES = re.compile(
     r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
 )
@@ -37,8 +37,10 @@ MATRIX = re.compile(
 )
 r"""Matches `2\begin{pmatrix}1&2\end{pmatrix}`, `(\begin{array}{cc}1&2\end{array})`."""
 _SYMBOLS = (REALS, "\\infty", "-\\infty", "+\\infty", "\\ldots", "\\emptyset")
+"""Symbols that are readable although they have no value."""
 
 COLONS = frozenset(":")
+"""The signs between the terms of a ratio."""
 CONDITION_MARKS = frozenset("|:")
 """The marks before the condition of a set."""
 

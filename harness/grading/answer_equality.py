@@ -53,11 +53,11 @@ _DIGIT_GROUPS = re.compile(r"[1-9]\d?(?:,\d{3})+")
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
 r"""Matches `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`, but not `\left`."""
 SEVERAL_ANSWERS = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
-"""In the text of an option, several answers: `,B`, `B`, `5 or 6`, `(B)`."""
+"""In the text of an option, a sign of several answers: `,B`, `B`, `5 or 6`, `(B)`."""
 _FURTHER_STATEMENT = re.compile(
     r"\\(?:text|not|n(?:less|gtr|exists|mid|leq|geq)|neg|lnot|exists|forall)(?![A-Za-z])"
 )
-"""In a member of a chain: words, a negation, or another relation: `2\\nleq 1`."""
+"""Matches what says more than a value in a member of a chain: words, `\\neg`, or `\\nleq`."""
 
 
 def same_mathematics(answer: str, target: str) -> bool:
@@ -80,7 +80,7 @@ def same_mathematics(answer: str, target: str) -> bool:
     letter, option_text = filter(None, option.groups())
     if SEVERAL_ANSWERS.search(option_text):
         return False
-    # the answer `(B) 5` is right if the gold answer is B, and also if it is 5
+    # the answer `(B) 5` is right if the gold answer is B or 5
     target_letter = readable_words(in_plain_notation(target))
     if target_letter and target_letter in "ABCDE":
         return bool(letter == target_letter)

@@ -30,7 +30,8 @@ _ANSWER = re.compile(
 )
 """Display mathematics, an option such as `(C)`, or the rest of the sentence."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
-r"""Matches `so` in `so 5`, or three letters of another script, but not `\frac` or `x`."""
+r"""Matches `so` in `so 5`, three letters of another script, or the colon of Chinese texts, but not
+`\frac` or `x`."""
 
 
 def find_answer(completion: str) -> tuple[str, str]:

@@ -36,7 +36,7 @@ r"""Matches `x`, `\alpha`, `a_{1}`, `f'`."""
 _CALL = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 r"""Matches `(2)`, `(x)`, `(\theta)` after a name: `f(2)`."""
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-"""Matches `_{12}` in `a_{12}`."""
+"""Matches `_{12}` in `a_{12}`, which is the same letter as `a_12`."""
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 r"""Matches `\sqrt`, `\pi `."""
 _MIXED_NUMBER = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
@@ -86,14 +86,20 @@ def read(formula: str, evaluator: Any) -> Value:
 
 
 class _Reader:
-    """Reads a text from `position` on. Each `read_` method reads one rule of the grammar."""
+    """Reads a text from `position` on. Each `read_` method reads one rule of the grammar.
+
+    Attributes:
+        text: The formula.
+        evaluator: Knows the values of letters, and computes every step.
+        position: The index of the next character.
+        depth: The number of rules that are nested around the next character.
+        open_bar_count: The bars since the last bracket that are still open. Opening and closing
+            bars look alike, so while one is open, the next bar closes it.
+    """
 
     def __init__(self, text: str, evaluator: Any) -> None:
         self.text, self.evaluator = text, evaluator
-        self.position, self.depth = 0, 0
-        # Opening and closing bars look alike. While a bar is open since the last bracket, the next
-        # one closes it.
-        self.open_bar_count = 0
+        self.position, self.depth, self.open_bar_count = 0, 0, 0
 
     def peek(self) -> str:
         """The next character, "" at the end."""

@@ -59,7 +59,8 @@ _MOST_ARGUMENT_BITS_BY_NAME |= dict.fromkeys(_COMBINATORIAL_NAMES, 10)
 """Most bits of the arguments of functions that would otherwise be too large or too slow."""
 
 _remaining_budget = [COMPARISON_BUDGET]
-"""The remaining budget of the current comparison, over all its pairs of formulas."""
+"""The remaining budget of the current comparison, over all its pairs of formulas. It is in a list,
+so that functions can change it."""
 
 
 def begin_comparison() -> None:
@@ -212,13 +213,16 @@ class Evaluator:
 
     Attributes:
         letters: The letters so far, each with its index.
-        letter_reads: How many times a letter was read.
+        letter_reads: How many times a letter was read. The reader compares it before and after a
+            root, to know whether the root is that of a number.
     """
 
     def __init__(self) -> None:
         self.letters: dict[str, int] = {}
         self.letter_reads = 0
-        self._point_index, self._may_be_complex, self._remaining_pair_budget = 0, False, PAIR_BUDGET
+        # whether the formula that is computed has i or the root of a negative number
+        self._may_be_complex = False
+        self._point_index, self._remaining_pair_budget = 0, PAIR_BUDGET
 
     def value(self, formula: str, point_index: int) -> Value | None:
         """The formula's value at the point with this index; None where it has no value."""

@@ -75,6 +75,7 @@ class GraderProcess:
         limits = GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES
         self._program_arguments = [*map(str, (Path(__file__).parents[2], *limits, int(with_audit)))]
         self._process: subprocess.Popen[bytes] | None = None
+        # whether the timer has killed the process, and whether the pool has killed it for good
         self._has_expired = self._is_closing = False
 
     def kill(self) -> None:
@@ -185,7 +186,11 @@ class GraderProcess:
             self._process.kill()
 
     def end(self, patience_s: float = 0.0) -> int:
-        """Reap the process. Kill it if it does not end by itself. Return its exit code."""
+        """Wait for the process, kill it if it does not end by itself, and return its exit code.
+
+        Args:
+            patience_s: How long the process may take to end by itself.
+        """
         process, self._process = self._process, None
         if not process:
             return 0

@@ -36,9 +36,10 @@ OPERATORS = frozenset(
     "\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split()
 )
 FLIPPED_OPERATORS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
+"""Each operator, and the one that means the same after both terms are exchanged."""
 MOST_BOUNDS = 15
-"""Bounds of two sets together, with the three names of infinity, as the cost is quadratic. Longer
-unions and lists are compared member by member."""
+"""Most bounds of two sets together, of which the three names of infinity count too. The cost is
+quadratic in this number. Longer unions and lists are compared member by member."""
 ELEMENT_SEPARATORS = frozenset([",", ";", OR, AND])
 REALS = "\\mathbb{R}"
 UNION_SIGNS, DIFFERENCE_SIGNS = frozenset(["\\cup"]), frozenset(["\\setminus"])
@@ -49,6 +50,7 @@ _OPERATORS_BY_BRACKETS = {
     "[)": ("\\ge", "<"),
     "[]": ("\\ge", "\\le"),
 }
+"""How the numbers of an interval compare with its lower end, and with its upper end."""
 _COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), strict=True))
 _INFINITY_BY_NAME = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 

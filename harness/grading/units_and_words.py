@@ -119,7 +119,8 @@ _UNIT_LETTERS = "mgshlLAVNJWKCF"
 _NOT_IN_UNITS = re.compile(
     r"(?<![A-Za-z^])\d|[^\w ./()*^¢€£₹¥%'\\-]|_|(?<![A-Za-z])-|-(?![A-Za-z])"
 )
-"""Matches the `5` or the `=` of `x=5`, but not the `2` of `cm^2`."""
+"""Matches what shows that words after a number are not a unit: the `5` or the `=` of `x=5`, but not
+the `2` of `cm^2`."""
 _PLAIN_SYMBOL_BY_CONTENT = {
     ",": ", ",
     ";": ", ",
