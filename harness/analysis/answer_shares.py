@@ -10,7 +10,7 @@ import pandas
 
 from harness.analysis.baseline_comparison import Design, compare_outcomes
 from harness.analysis.outcomes import count_outcomes
-from harness.analysis.verdicts import AT_CHANCE
+from harness.analysis.verdicts import AT_CHANCE_REASON
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, GOLD_FIRST, NATS_MARGIN
 
 ANSWER_COLUMNS = {
@@ -42,7 +42,7 @@ def answer_table(
         )
         for score in (ANSWER_SHARE, ANSWER_LOGPROB)
     )
-    is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE, na=False)
+    is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE_REASON, na=False)
     return share_comparison.assign(
         answer_share=share_comparison["accuracy"],
         answer_logprob=logprob_comparison["accuracy"],

@@ -325,6 +325,7 @@ def _compare_replicates(
         "aa_flips": flips / 2,
     }
     counts, baseline_counts = repeat_run.completion_counts, baseline_repeat.completion_counts
+    # each is the number of completions that changed, and the number of all
     if counts and baseline_counts:
         row |= {
             "aa_changed": counts[0] + baseline_counts[0],
@@ -339,9 +340,9 @@ def _refuse_unknown(
     """Refuse a setting without the baseline, and a contrast of a condition that no setting has."""
     for setting, outcomes_by_condition in outcomes_by_setting.items():
         if design.baseline not in outcomes_by_condition:
-            location = ", ".join(f"{column} {value}" for column, value in setting)
+            setting_text = ", ".join(f"{column} {value}" for column, value in setting)
             raise ComparisonError(
-                f"{location}: no baseline condition {design.baseline!r} among "
+                f"{setting_text}: no baseline condition {design.baseline!r} among "
                 f"{list_first([*outcomes_by_condition], 6)}. Name one of them as --baseline."
             )
     conditions = set().union(*outcomes_by_setting.values())

@@ -74,6 +74,7 @@ class CrossedDifference:
 
 
 Difference = PairedDifference | CrossedDifference
+"""The difference for these prompts only, or for new prompts too."""
 
 
 def to_points(

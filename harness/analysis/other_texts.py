@@ -68,7 +68,9 @@ def text_table(
         first_runs = {name: replicates[0] for name, replicates in outcomes_by_condition.items()}
         for name, texts_by_family in texts_by_condition.items():
             for family, text_names in texts_by_family.items():
-                text_outcomes = [first_runs[text] for text in text_names if text in first_runs]
+                text_outcomes = [
+                    first_runs[text_name] for text_name in text_names if text_name in first_runs
+                ]
                 if name in first_runs and text_outcomes:
                     row = {**dict(setting), "condition": name, "kind": family.replace("_", " ")}
                     row |= _compare_with_texts(
@@ -83,8 +85,8 @@ def _group_texts(
 ) -> dict[str, dict[str, list[str]]]:
     """The names of the other texts of each condition with a filler, by family.
 
-    Texts that were made for one condition belong to all whose filler has the same length, placement
-    and other changes.
+    Texts that were made for one condition belong to all whose filler has the same location: length,
+    placement and other changes.
     """
     location_by_condition: dict[str, Any] = {
         name: (condition.filler_tokens, condition.describe()["placement"], condition.other_changes)
@@ -109,7 +111,7 @@ def _compare_with_texts(
 ) -> Row:
     """The columns of a condition beside the texts of one family."""
     right_counts = np.array(
-        [side.right_counts.sum() for side in (baseline, outcomes, *text_outcomes)]
+        [counted.right_counts.sum() for counted in (baseline, outcomes, *text_outcomes)]
     )
     sample_count = baseline.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
@@ -117,7 +119,7 @@ def _compare_with_texts(
     row: Row = {"texts": len(text_outcomes), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * right_counts[0] / sample_count)
     if len(text_outcomes) >= FEWEST_TEXTS:
-        changes = np.array([outcomes.right_counts - text.right_counts for text in text_outcomes])
+        changes = np.array([outcomes.right_counts - other.right_counts for other in text_outcomes])
         difference = estimate_crossed(
             changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
         )

@@ -115,7 +115,7 @@ def count_outcomes(
     """
     if "replicate" not in frame:
         frame = frame.assign(replicate=0)
-    # a score of MEAN_SCORES was chosen by a table of ours, because users cannot request one
+    # users cannot request a score of MEAN_SCORES, so one that is given has been chosen already
     if score not in MEAN_SCORES:
         score = choose_score(frame, score)
     setting_columns = ["model", "layout", *by]

@@ -80,12 +80,13 @@ class PairedDifference:
         zero_share = reaches_zero.mean()
         weights = np.ones(len(smaller_means))
         if 0 < zero_share < 1:
-            # Random patterns only estimate p. These weights make the interval agree with it at 0.
+            # Random patterns only estimate p. With these weights the interval still excludes 0
+            # exactly if p is below alpha.
             weights = np.where(reaches_zero, self.p / zero_share, (1 - self.p) / (1 - zero_share))
         low = float(np.quantile(smaller_means, alpha, weights=weights, method="inverted_cdf"))
         # mirrored, because `inverted_cdf` always takes the lower of two neighbours
         high = -float(np.quantile(-larger_means, alpha, method="inverted_cdf"))
-        # reached if all changes have the same sign
+        # p if all changes had the same sign: no p of as many changes is smaller
         least_p = 2.0 ** (1 - self.gains - self.losses)
         if least_p >= alpha:
             low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
@@ -125,8 +126,8 @@ def estimate_difference(
     directed_sums = -cluster_sums if total_change < 0 else cluster_sums
     subset_means = _draw_subset_means(directed_sums, cluster_sizes)
     if total_change == 0:
-        # A difference of 0 has no direction. Patterns of both directions make the interval mirror
-        # exactly.
+        # A difference of 0 has no direction. With patterns of both directions, exchanging the
+        # conditions mirrors the interval in this case too.
         smaller_means, larger_means = _draw_subset_means(-directed_sums, cluster_sizes)
         subset_means = np.hstack([subset_means, [-larger_means, -smaller_means]])
     return PairedDifference(

@@ -81,7 +81,8 @@ def _power_over_prompts(effect_size: float, plan: PlannedComparison) -> float:
     problem_variance = plan.discordance / (plan.problem_count * plan.repeats)
     problem_noise = rng.normal(0, math.sqrt(problem_variance), size=SIMULATED_RUN_COUNT)
     variance = prompt_variance + problem_variance
-    # Satterthwaite's degrees of freedom, with the limit that `crossed_effects.crossed_error` has
+    # Satterthwaite's degrees of freedom. If the variance due to prompts is not small, they are at
+    # most the number of prompts less one, as in the analysis of a run.
     degrees_of_freedom = variance**2 / (
         prompt_variance**2 / (plan.prompts - 1)
         + problem_variance**2 / max(1, plan.problem_count - 1)
@@ -105,7 +106,7 @@ def _power_of_one_prompt(effect_size: float, plan: PlannedComparison) -> float:
     success_counts = np.arange(2 * repeats + 1)
     # chances[c]: the share of problems with c successes
     chances = undecided_share * np.diff(bdtr(success_counts, 2 * repeats, chance_right), prepend=0)
-    # a settled problem does not change, as an undecided one with `repeats` successes
+    # a settled problem has a change of 0, as an undecided one with `repeats` successes has
     chances[repeats] += 1 - undecided_share
     chances /= chances.sum()
     # problem_counts[run, c]: the number of problems with c successes, which are all alike

@@ -18,6 +18,7 @@ from harness.runs.prompt_sources import AnsweredProblem, AnsweredPrompt, Source
 from harness.yaml_settings import Strict
 
 FLIP_OUTCOMES = get_args(Flip)
+"""What a problem can do from one condition to another: flip in a direction, or stay as it is."""
 FLIP_DIRECTIONS = ("wrong_to_right", "right_to_wrong")
 EITHER_FLIP = "changed"
 """The value of `flip` for problems that flipped in either direction."""
@@ -86,8 +87,8 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     _require_verdicts(source, criterion)
     problems = _list_candidates(source, criterion)
     if criterion.flip:
-        outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
-        problems = [problem for problem in problems if problem.outcome in outcomes]
+        chosen_outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
+        problems = [problem for problem in problems if problem.outcome in chosen_outcomes]
     if len(problems) < (criterion.n or 1):
         counts_text = "".join(
             f", {outcome.replace('_', ' ')} {count}"

@@ -206,7 +206,7 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
         ComparisonError: a name is that of a reference condition in one run, and of another
             condition in another run.
     """
-    # of each condition the first run that has it, and its fields there, empty if it is tested
+    # the first run that has the condition, and its fields as a reference condition of this run
     first_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run in runs:
         for condition in _list_conditions(run):

@@ -25,6 +25,7 @@ MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
 NUMBER_TEST = (
     "tested by sign flips of the differences of problems or clusters, of which it takes 50"
 )
+"""How scores that are numbers are tested; part of their meaning."""
 SCORE_MEANINGS = {
     "avg": "percentage of right samples",
     "pass": "chance that at least one of k samples is right; each set of k counts as a sample",

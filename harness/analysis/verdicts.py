@@ -27,7 +27,7 @@ FEWEST_GRADED = 0.5
 """If a smaller share of a condition's samples has a graded answer, the absence of an effect means
 nothing."""
 
-AT_CHANCE = "no condition's interval of gold answers that come first lies above"
+AT_CHANCE_REASON = "no condition's interval of gold answers that come first lies above"
 """The beginning of a reason that no significant test overrides: such a model does not know which
 answer is right."""
 
@@ -77,7 +77,8 @@ def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: floa
             "p_adjusted": p_adjusted,
             "verdict": verdict,
         }
-        # format may explain a difference that is halved among answered samples, and may be 0 there
+        # the format may explain a difference if, among answered samples, less than half of it is
+        # left and it may be 0
         row["by_format"] = bool(
             verdict in SIGNIFICANT_VERDICTS
             and 2 * abs(row["answered_difference"]) < abs(row["difference"])
@@ -88,7 +89,7 @@ def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: floa
 def _choose_verdict(row: Row, *, is_significant: bool) -> str:
     """The verdict on a tested row. Only chance takes precedence over a significant difference."""
     reason = row.get("unmeasured")
-    if reason and (reason.startswith(AT_CHANCE) or not is_significant):
+    if reason and (reason.startswith(AT_CHANCE_REASON) or not is_significant):
         return "unmeasured"
     if not is_significant:
         return "equivalent" if row["within_margin"] else "inconclusive"
@@ -109,7 +110,7 @@ def explain_unmeasured(
     if "difference" not in row:
         return None
     if chance and all(setting_row["accuracy_low"] <= chance for setting_row in rows):
-        return f"{AT_CHANCE} {chance:.3g} %"
+        return f"{AT_CHANCE_REASON} {chance:.3g} %"
     pair_rows = [
         setting_row
         for setting_row in rows

@@ -149,7 +149,7 @@ def _same_element(answer: str, target: str) -> bool:
         are_same = compare(answer, target)
         if are_same is not None:
             return are_same
-    return _same_enclosed(answer, target)
+    return _same_entries(answer, target)
 
 
 def _same_set(answer: str, target: str) -> bool | None:
@@ -184,7 +184,7 @@ def _same_union(answer: str, target: str) -> bool | None:
     return _same_in_any_order(members, target_members)
 
 
-def _same_enclosed(answer: str, target: str) -> bool:
+def _same_entries(answer: str, target: str) -> bool:
     """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
     answer_brackets, answer_content = brackets(answer)
     target_brackets, target_content = brackets(target)

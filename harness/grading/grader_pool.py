@@ -89,7 +89,8 @@ class GraderPool:
             grade = answer
         else:
             targets = expect_choice(answer, job.target, job.choices) if job.choices else job.targets
-            # choices have the decimal sign of the data, and all other targets have points
+            # The text of a choice has the decimal sign of the data, and a target needs a point. An
+            # answer that names the right choice is itself the target, and stays as it is.
             if job.choices and job.decimal_sign == "," and answer not in targets:
                 targets = tuple(map(with_decimal_points, targets))
             # An answer that is equal to a target as text is correct. Whether another answer is the

@@ -223,7 +223,7 @@ def same_sets(answer: str, target: str) -> bool | None:
     return has_proper_reading
 
 
-Combine = Callable[[list[bool]], bool]
+CommaMeaning = Callable[[list[bool]], bool]
 """The meaning of a comma in a set: `any` for a union, `all` for an intersection."""
 
 
@@ -262,7 +262,7 @@ class _NumberLine:
             for set_text in set_texts
         ]
 
-    def membership(self, set_text: str, combine: Combine) -> tuple[bool, ...]:
+    def membership(self, set_text: str, combine: CommaMeaning) -> tuple[bool, ...]:
         """Whether a set contains the number, for all its positions from the lowest to the highest.
 
         `combine` is the meaning of a comma.
@@ -274,7 +274,7 @@ class _NumberLine:
             contained.append(self.contains(set_text, combine))
         return tuple(contained)
 
-    def contains(self, text: str, combine: Combine) -> bool:
+    def contains(self, text: str, combine: CommaMeaning) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.
 
         Args:
@@ -300,7 +300,9 @@ class _NumberLine:
             return self.relation_contains(relation)
         return text == REALS or self.interval_contains(text)
 
-    def list_contains(self, members: list[str], separators: list[str], combine: Combine) -> bool:
+    def list_contains(
+        self, members: list[str], separators: list[str], combine: CommaMeaning
+    ) -> bool:
         """Whether a list of relations contains the number.
 
         Args:

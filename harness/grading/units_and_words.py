@@ -163,7 +163,7 @@ def rewrite_text_group(
     if content.lstrip(", ") in ("and", "or"):
         return text_group
     if content.endswith((" and", " or")):
-        # `and` separates this entry from the next text group
+        # in `\text{5 and} 6` the comma replaces `and`
         entry = content.rpartition(" ")[0]
         return rewrite_text_group(entry, left_character=left_character) + ", "
     # `\text{(1, 2)}` is one answer, so a comma after a bracket does not separate entries
