@@ -113,14 +113,14 @@ INTERRUPTED_EXIT_CODE = 130
 
 def main() -> None:
     """Run the command. An expected error becomes one line on stderr and exit code 2."""
-    from harness.display.progress import sign_of_life
+    from harness.display.progress import report_slow_start
 
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     # a job scheduler's SIGTERM ends a command as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     exit_code = 2
     try:
-        with sign_of_life():
+        with report_slow_start():
             # shells leave the `~` of `--output=~/x` as it is
             option_with_home = rf"\1{Path.home()}"
             app([re.sub(r"^(--[\w-]+=)~(?=/|$)", option_with_home, word) for word in sys.argv[1:]])

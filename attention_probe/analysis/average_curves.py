@@ -131,8 +131,8 @@ def average_curve(
             "stands at the shaded positions"
         )
     clusters = traces.clusters([trace.problem_id for trace in condition_traces])
-    averages = average_columns(settings.read_weights(header, condition_traces), clusters)
-    points = averages.rename_axis("x").reset_index()
+    weights = settings.read_weights(header, condition_traces)
+    points = average_columns(weights, clusters).rename_axis("x").reset_index()
     points = points[points["count"] > 0]
     return points.assign(
         condition=condition,
@@ -176,10 +176,9 @@ def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
         if all(traces.has(problem_id, condition) for condition in names)
     ]
     if not shared_ids:
-        stored_conditions = ", ".join(traces.conditions) or "no trace yet"
         raise ConfigError(
             f"{traces.path} has no problem under all of {', '.join(names)}; it has "
-            f"{stored_conditions}."
+            f"{', '.join(traces.conditions) or 'no trace yet'}."
         )
     return shared_ids
 
@@ -199,7 +198,7 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
 
 def _select_common_region(traces: Sequence[Trace]) -> list[Trace]:
     """The prompts whose filler tokens stand at the most common positions."""
-    # positions as bytes, because arrays cannot be counted
+    # as bytes, because a Counter needs values with a hash, which arrays lack
     regions = [np.flatnonzero(trace.roles == FILLER_INDEX).tobytes() for trace in traces]
     ((common_region, count),) = Counter(regions).most_common(1)
     if 2 * count <= len(traces):

@@ -28,7 +28,7 @@ def doctor(
         {"result": check.result, "subject": subject, "found": check.state}
         for subject, check in checks.items()
     ]
-    # several checks may need the same packages
+    # without repetitions, as several checks can need the same packages
     fixes = [*dict.fromkeys(check.fix for check in checks.values() if check.fix)]
     page = render([Table("Installation", rows, [*map(text_column, rows[0])], fixes)])
     typer.echo(page)

@@ -70,10 +70,9 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     all_averages = pandas.concat(averages, ignore_index=True)
     all_averages.loc[all_averages["condition"] == _CONTRAST_NAME, "unit"] = "relative change"
     # a model has several panels if they have different c
-    panels = pandas.concat(
+    return pandas.concat(
         all_averages.assign(panel=panel.title) for panel in config.models if panel.model == model
-    )
-    return panels.assign(model=traces.header.model, prompts=len(problem_ids))
+    ).assign(model=traces.header.model, prompts=len(problem_ids))
 
 
 def _read_numbers(trace: Trace) -> list[float]:

@@ -44,14 +44,14 @@ def draw_figure(
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
-    first_row = int(bars is not None)  # the row above is that of the bars
-    row_count = first_row + len(config.rows)
+    bar_row_count = int(bars is not None)
+    row_count = bar_row_count + len(config.rows)
     note = " ".join(_explain_figure(config, curves, bars))
     with figure_style.drawing(0.7 + 1.5 * row_count, note, title=config.title) as figure:
         grid = figure.add_gridspec(row_count, len(config.heads))
         for panel in config.panels:
             panel_points = select_points(panel, curves)
-            axes = figure.add_subplot(grid[first_row + panel.row, panel.column])
+            axes = figure.add_subplot(grid[bar_row_count + panel.row, panel.column])
             _draw_panel(axes, panel, panel_points)
             _scale_axes(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)

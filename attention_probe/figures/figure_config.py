@@ -235,17 +235,19 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        look_by_condition, title, panels = looks(self.conditions), self.title, []
+        look_by_condition, panels = looks(self.conditions), []
         for row_index, row in enumerate(self.rows):
             # a figure that reproduces one of the study's shows as many positions as that figure
             last_position = 120 if row.view == "full" else 60
             x_limits = (0, last_position) if self.seed_document else None
             row_looks = {condition: look_by_condition[condition] for condition in row.series}
             for column, head in enumerate(self.heads):
-                model = head.model or self.model or ""
-                model_name = "" if title else self._model_name(head)
-                named_head = head.model_copy(update={"model": model, "name": model_name})
-                panels.append(Panel(row_index, column, named_head, row, row_looks, x_limits))
+                values = {
+                    "model": head.model or self.model or "",
+                    "name": "" if self.title else self._model_name(head),
+                }
+                complete_head = head.model_copy(update=values)
+                panels.append(Panel(row_index, column, complete_head, row, row_looks, x_limits))
         return panels
 
 

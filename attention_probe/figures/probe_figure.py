@@ -53,7 +53,9 @@ def make_figure(
             record=MeasurementOptions(activations=config.kind != "curves"),
             device=device,
         )
-        path = config.traces or _measure(settings, config.prompts, folder / "traces", advance)
+        path = config.traces or _measure_traces(
+            settings, config.prompts, folder / "traces", advance
+        )
         with AttentionTraces(path) as traces:
             if label_model(traces.header.model) != label_model(model):
                 raise ConfigError(
@@ -90,7 +92,7 @@ def _refuse_missing_heads(config: FigureConfig) -> None:
             )
 
 
-def _measure(
+def _measure_traces(
     settings: ProbeSettings,
     prompts: PromptsConfig,
     folder: Path,

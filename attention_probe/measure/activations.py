@@ -96,9 +96,9 @@ class ActivationReference:
         """
         magnitudes = _read_magnitudes(activations).ravel()
         # the quantiles overwrite their input, because a copy of millions of values takes memory
-        median, end = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
+        median, high = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
         mad = np.median(np.abs(magnitudes - median), overwrite_input=True)
-        return cls(mad=float(mad), histogram_end=float(end))
+        return cls(mad=float(mad), histogram_end=float(high))
 
 
 def activation_unit(name: str) -> str:
@@ -198,7 +198,7 @@ def gini(counts: NDArray[np.int32]) -> float:
     sorted_counts = np.sort(counts).astype(np.float64)
     if not sorted_counts.any():
         return float("nan")
-    # the coefficients of the sorted values in the sum of all differences between two values
+    # For sorted x the sum of x[j] - x[i] over all pairs i < j is the sum of (2 i - n - 1) x[i].
     coefficients = 2 * np.arange(1, len(sorted_counts) + 1) - len(sorted_counts) - 1
     return float(coefficients @ sorted_counts / (len(sorted_counts) * sorted_counts.sum()))
 

@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 
 class Quantity(NamedTuple):
-    """A recorded number. `layer` runs over the header's layers, `head` over all query heads."""
+    """A recorded number.
+
+    Attributes:
+        unit: Its unit.
+        definition: Its meaning, for readers of the documentation and of pages.
+        axes: What it is recorded for. `layer` runs over the header's layers, `head` over all query
+            heads.
+    """
 
     unit: str
     definition: str

@@ -46,9 +46,9 @@ PHRASE_BY_COUNTED_COLUMN = {
 }
 """Columns of mediators whose samples a remark counts in each condition, however few they are."""
 LEAST_PRINTED_PERCENT = 0.05
-"""Percentages below this are written as 0.0."""
+"""Endings of a smaller percentage are left out, as it would be written as 0.0."""
 FEW_CLUSTERS = 15
-"""With fewer clusters a warning says so: of 8 clusters intervals are 57 to 102 points long."""
+"""With fewer clusters there is a warning: with 8, intervals are 57 to 102 points long."""
 
 
 def explain_comparison(
@@ -71,7 +71,7 @@ def explain_comparison(
     # what is said about all rows must hold for the one with the fewest draws
     draw_count = min(row["draws"] for row in compared_rows)
     examples_text, example_remarks = _describe_examples(board, draw_count)
-    remarks = [*_remark_tests(board, compared_rows, tested_rows), *example_remarks]
+    remarks = [*_remark_roles(board, compared_rows, tested_rows), *example_remarks]
     if board.score != NUMBER:
         remarks += _remark_sample_size(tested_rows, cluster_count, cluster_noun, draw_count)
     if not board.by:
@@ -224,10 +224,10 @@ def _describe_adjustment(board: Leaderboard, tested_rows: Sequence[Row]) -> str:
         return " of the primary contrast alone"
     tests_text = f"{len(holm_rows)} {plural('test', len(holm_rows))}"
     if board.contrasts is None:
-        article = "the" if len(holm_rows) == 1 else "all"
+        determiner = "the" if len(holm_rows) == 1 else "all"
         return (
-            f", adjusted by Holm over {article} {tests_text} of this table, not named before the "
-            "run"
+            f", adjusted by Holm over {determiner} {tests_text} of this table, not named before "
+            "the run"
         )
     origin_text = "named before the run"
     if board.primary:
@@ -263,9 +263,10 @@ def has_several_settings(rows: Sequence[Row]) -> bool:
     return len({(row["model"], row["layout"]) for row in rows}) > 1
 
 
-def _remark_tests(
+def _remark_roles(
     board: Leaderboard, compared_rows: Sequence[Row], tested_rows: Sequence[Row]
 ) -> Iterator[str]:
+    """The meaning of the star and of the word exploratory, if the table has them."""
     if any(row["primary"] for row in compared_rows):
         share_text = ""
         if has_several_settings(compared_rows):
@@ -305,14 +306,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
     for setting, rows in rows_by_setting.items():
         setting_text = f", {setting}" if len(rows_by_setting) > 1 else ""
-        for column, phrase in PHRASE_BY_COUNTED_COLUMN.items():
-            count_texts = [
-                f"{label(row['condition'])} {row[column] * row['samples'] / 100:.0f}"
-                for row in rows
-                if row[column]
-            ]
-            if count_texts:
-                yield f"Samples {phrase}{setting_text}: {', '.join(count_texts)}."
+        yield from _count_special_samples(rows, setting_text)
         # the sort is stable: if conditions have equal sums, the first and the last are named
         sorted_rows = sorted(rows, key=_sum_ungraded)
         least_row, most_row = sorted_rows[0], sorted_rows[-1]
@@ -321,6 +315,18 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             if least_row is not most_row:
                 extremes_text = f"least in {_list_endings(least_row)}; {extremes_text}"
             yield f"Not graded{setting_text}: {extremes_text}. {_advise(most_row)}"
+
+
+def _count_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[str]:
+    """The numbers of samples with a next question, and of those without a whole completion."""
+    for column, phrase in PHRASE_BY_COUNTED_COLUMN.items():
+        count_texts = [
+            f"{label(row['condition'])} {row[column] * row['samples'] / 100:.0f}"
+            for row in rows
+            if row[column]
+        ]
+        if count_texts:
+            yield f"Samples {phrase}{setting_text}: {', '.join(count_texts)}."
 
 
 def _advise(row: Row) -> str:

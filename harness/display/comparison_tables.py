@@ -31,9 +31,9 @@ def show_comparison(board: Leaderboard) -> Table:
     rows = rows_of_conditions(board, board.comparison)
     cluster_counts = (0, 0) if board.by else (board.cluster_count, board.copy_count)
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    all_rows = records(board.comparison)
-    shared_texts, text_columns = split_shared_values(all_rows, names, cluster_counts)
-    title = ", ".join(shared_texts) or "Differences from the baseline"
+    shared_texts, text_columns = split_shared_values(
+        records(board.comparison), names, cluster_counts
+    )
     accuracy_column = replace(ACCURACY_COLUMN, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
         accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=mean)
@@ -48,7 +48,13 @@ def show_comparison(board: Leaderboard) -> Table:
     ]
     facts, warnings, remarks = explain_comparison(board, rows)
     columns = [*text_columns, *_fill_legends(number_columns, facts)]
-    return Table(title, rows, columns, remarks, warnings)
+    return Table(
+        ", ".join(shared_texts) or "Differences from the baseline",
+        rows,
+        columns,
+        remarks,
+        warnings,
+    )
 
 
 def _depends_on_format(row: Row) -> bool:
@@ -88,8 +94,9 @@ def split_shared_values(
             (value,) = values
             text = str(value)
             if name == "problems":
-                clusters_text = describe_clusters(value, *cluster_counts)
-                text = f"{value} {plural('problem', value)}{clusters_text}"
+                text = (
+                    f"{value} {plural('problem', value)}{describe_clusters(value, *cluster_counts)}"
+                )
             elif name == "repeats":
                 text = f"{value} {plural('sample', value)} each"
             texts.append(text)

@@ -28,8 +28,8 @@ from harness.grading import describe_gold, read_elements
 from harness.reasoning_markers import NO_MARKERS_NOTE
 
 PLANNED_DISCORDANCE = 0.1
-"""The assumed share of problems on which single samples of two conditions disagree. It has the
-order of the study's numbers."""
+"""The assumed share of problems on which single samples of two conditions disagree, about that of
+the study."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
 
@@ -42,7 +42,8 @@ ANSWER_TEXT_BY_KEY = {
     ANSWER_LOGPROB: "the log-probability of the gold answer is compared with those of "
     "all others that are scored; by chance {:.3g} % come first",
 }
-"""Where the answer is read, by the key `answer`."""
+"""Where the answer is read, by the key `answer`. Each text is formatted with the percentage of
+problems that chance answers correctly, so other braces are doubled."""
 
 PROMPT_TABLE_COLUMNS = tuple(
     Column(name, name, str, numeric=name not in ("condition", "layout"))
@@ -99,7 +100,7 @@ def _group_prompts(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
     """
     groups: dict[tuple[str, str], list[ConditionPrompts]] = {}
     for condition_prompts in plan.tasks.values():
-        # With --limit, no problem may be left for a draw of examples.
+        # With --limit there can be draws of examples without a problem.
         if condition_prompts.prompts:
             name = group_name(condition_prompts.condition.kind, condition_prompts.condition.name)
             groups.setdefault((name, str(condition_prompts.layout)), []).append(condition_prompts)
@@ -172,8 +173,9 @@ def _note_conditions(plan: Plan) -> Iterator[str]:
     for condition_prompts in plan.tasks.values():
         if notes := condition_prompts.notes:
             more_text = f" ({len(notes) - 1} similar notes)" if len(notes) > 1 else ""
-            name = f"{condition_prompts.condition.name} ({condition_prompts.layout})"
-            names_by_note.setdefault(f"{notes[0]}{more_text}", []).append(name)
+            names_by_note.setdefault(f"{notes[0]}{more_text}", []).append(
+                f"{condition_prompts.condition.name} ({condition_prompts.layout})"
+            )
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
     if plan.lacks_markers:
@@ -252,10 +254,13 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
     if config.positive_control:
         details.append(POSITIVE_CONTROL)
     if config.other_texts:
-        family_texts = [f"{count} {name}" for name, count in config.other_texts.items()]
+        family_texts = [
+            f"{count} {name.replace('_', ' ')}" for name, count in config.other_texts.items()
+        ]
         prompt_count = sum(prompts.condition.kind == OTHER_TEXT for _, prompts, *_ in plan.rows)
-        detail = f"{prompt_count * config.repeats_per_prompt} of {' and '.join(family_texts)}"
-        details.append(detail.replace("_", " "))
+        details.append(
+            f"{prompt_count * config.repeats_per_prompt} of {' and '.join(family_texts)}"
+        )
     details_text = f": {', '.join(details)}" if details else ""
     yield f"requests  {plan.completion_count}{details_text}"
     if arm_count := len(config.interventions):
@@ -312,11 +317,11 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
     pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
     contrasts = [contrast_name(*pair) for pair in pairs]
     yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
-    # the primary contrast is tested first, so it alone has the full alpha
+    # The primary contrast is tested first and with the full alpha, so its effect is stated.
     if config.primary_contrast:
-        contrasts = [contrast_name(*config.primary_contrast)]  # the effect is only of this one
+        contrasts = [contrast_name(*config.primary_contrast)]
     if contrasts:
-        # Bonferroni, the safe choice for Holm: the plan has no p-values yet
+        # Bonferroni's adjustment: Holm's, which is never stricter, needs p-values.
         test_count = len(contrasts) * max(1, len(config.layouts))
         divisor_text = f" / {test_count}" if test_count > 1 else ""
         effect_text, assumption_text = _describe_smallest_effect(

@@ -31,22 +31,7 @@ def print_problem(
     Raises:
         RunError: the run has no such problem, condition or layout.
     """
-    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
-    conditions = {prompt.condition for prompt in candidates}.difference(run.reference_conditions)
-    if condition:
-        conditions = {condition}
-    prompts = [
-        prompt
-        for prompt in candidates
-        if prompt.condition in conditions and layout in (None, prompt.layout)
-    ]
-    if not prompts:
-        request_text = ", ".join(filter(None, (problem_id, condition, layout)))
-        alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
-        if not candidates:
-            alternatives = [prompt.problem_id for prompt in run.prompts]
-        suggestions = list_near(request_text, dict.fromkeys(alternatives))
-        raise RunError(f"{run.name} has no {request_text}: expected one of {suggestions}.")
+    prompts = _select_prompts(run, problem_id, condition, layout)
     doc = prompts[0].doc
     level_text = f"level {doc['level']}" if doc["level"] else ""
     problem_facts = (problem_id, level_text, doc["subject"], f"gold answer {doc['answer']}")
@@ -54,12 +39,37 @@ def print_problem(
     for prompt in prompts:
         console.print()
         draw_text = "" if prompt.problem_id == problem_id else f", {prompt.problem_id}"
-        heading = f"{label(prompt.condition)}, {prompt.layout}{draw_text}\n"
         segments = [
             (segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.roles_and_texts
         ]
+        heading = f"{label(prompt.condition)}, {prompt.layout}{draw_text}\n"
         _print(console, (heading, "bold"), *segments)
         _print_samples(console, prompt)
+
+
+def _select_prompts(
+    run: Run, problem_id: str, condition: str | None, layout: str | None
+) -> list[AnsweredPrompt]:
+    """The prompts of a problem: see `print_problem`."""
+    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
+    all_conditions = {prompt.condition for prompt in candidates}
+    conditions = {condition} if condition else all_conditions.difference(run.reference_conditions)
+    prompts = [
+        prompt
+        for prompt in candidates
+        if prompt.condition in conditions and layout in (None, prompt.layout)
+    ]
+    if not prompts:
+        request_text = ", ".join(filter(None, (problem_id, condition, layout)))
+        # what the problem has, or which problems there are
+        alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
+        if not candidates:
+            alternatives = [prompt.problem_id for prompt in run.prompts]
+        raise RunError(
+            f"{run.name} has no {request_text}: expected one of "
+            f"{list_near(request_text, dict.fromkeys(alternatives))}."
+        )
+    return prompts
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> str:
@@ -83,6 +93,9 @@ def _print_samples(console: Console, prompt: AnsweredPrompt) -> None:
     for number, (sample, score) in enumerate(prompt.graded_samples, start=1):
         title = f"completion {number} of {sample_count}" if sample_count > 1 else "completion"
         style = "green" if score.verdict == "correct" else "red"
-        heading = f"-> {title}: {score.verdict or 'not graded'}"
         completion = (sample.completion or "not recorded").strip("\n")
-        _print(console, (heading, style), (f", answer {score.answer or '-'}\n{completion}", ""))
+        _print(
+            console,
+            (f"-> {title}: {score.verdict or 'not graded'}", style),
+            (f", answer {score.answer or '-'}\n{completion}", ""),
+        )

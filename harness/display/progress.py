@@ -31,11 +31,11 @@ LOG_SECONDS = 30.0
 TOTAL_BAR = "all"
 """The name of the last bar, which counts all tasks together."""
 _bars_are_visible = Event()
-"""Set once bars are visible: they make the message of `sign_of_life` unnecessary."""
+"""Set once bars are visible: they make the message of `report_slow_start` unnecessary."""
 
 
 @contextmanager
-def sign_of_life() -> Iterator[None]:
+def report_slow_start() -> Iterator[None]:
     """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
 
     def print_sign() -> None:
@@ -61,7 +61,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with _make_bars(TimeRemainingColumn(), transient=True) as bars:
         _bars_are_visible.set()
         bar_id = bars.add_task(title, total=None)
-        # short work prints no line
+        # work of less than two seconds prints no line
         next_line_time = time.monotonic() + 2
 
         def update_bar(finished: int, total: int) -> None:
@@ -92,6 +92,7 @@ class Progress:
     ) -> None:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
         self._most_tokens = most_tokens
+        # until the engine sets it: no tokens
         self.running_token_counts: Callable[[], Sequence[int]] = list
         for name, total in {**total_by_task, TOTAL_BAR: sum(total_by_task.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)

@@ -180,5 +180,5 @@ def _select_filled_columns(
     for column in side_table.columns:
         field, *_ = column.key.split()
         if any(row[field] is not None for row in rows):
-            legend = column.legend or side_table.meaning_by_column.get(field, "")
-            yield replace(column, legend=replace_accuracy(legend, score))
+            meaning = side_table.meaning_by_column.get(field, "")
+            yield replace(column, legend=replace_accuracy(column.legend or meaning, score))

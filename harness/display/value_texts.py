@@ -109,9 +109,9 @@ def define_flips(sample_count: int) -> str:
 
 def describe_repeat(row: Mapping[str, Any]) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
-    shift_text = estimate(row["aa_difference"], row["low"], row["high"])
     change_text = (
-        f"{count(row['aa_flips'])} problems flip, and the difference changes by {shift_text} points"
+        f"{count(row['aa_flips'])} problems flip, and the difference changes by "
+        f"{estimate(row['aa_difference'], row['low'], row['high'])} points"
     )
     if _is_missing(row["aa_samples"]):
         return change_text

@@ -137,8 +137,8 @@ def test_a_problem_is_shown(command):
 
 SLOW = """
 import sys, time
-from harness.display.progress import sign_of_life
-with sign_of_life():
+from harness.display.progress import report_slow_start
+with report_slow_start():
     time.sleep(2.5)
 """
 

@@ -85,8 +85,9 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
     margin_transform = axes.get_yaxis_transform()
     for name, offset_inches in CELL_OFFSETS_INCHES.items():
         # an offset in points, of which an inch has 72
-        offset = (72 * offset_inches, 0)
-        axes.annotate(row.cells.get(name, ""), (1, y), offset, margin_transform, **options)
+        axes.annotate(
+            row.cells.get(name, ""), (1, y), (72 * offset_inches, 0), margin_transform, **options
+        )
     if row.look:
         axes.annotate(row.name, (0, y), (-4, 0), margin_transform, ha="right", **options)
     else:

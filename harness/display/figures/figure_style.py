@@ -93,7 +93,7 @@ def wrapped_label(condition: str) -> str:
     return textwrap.fill(visible(label(condition)), NAME_LINE_LETTERS)
 
 
-def spell(text: str) -> str:
+def spell_filler(text: str) -> str:
     """A filler in a figure; one of blanks and line breaks only has the names of its characters."""
     if not text.strip():
         return " ".join(map(name_character, text))

@@ -64,8 +64,13 @@ def _make_setting_rows(
         if not pandas.isna(row["aa_samples"]):
             # a repeat run has no interval, so its column shows the number of changed completions
             cells["interval"] = f"{row['aa_changed']} of {row['aa_samples']}"
-        name = f"{wrapped_label(row['condition'])} (A/A)"
-        yield FigureRow(name, cells, looks[row["condition"]], row["aa_difference"], is_filled=False)
+        yield FigureRow(
+            f"{wrapped_label(row['condition'])} (A/A)",
+            cells,
+            looks[row["condition"]],
+            row["aa_difference"],
+            is_filled=False,
+        )
     for row in table[table["role"] != "baseline"].to_dict("records"):
         # without a verdict the role says why there is none
         verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]

@@ -51,7 +51,6 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     sweeps = find_sweeps(conditions)
     looks = figure_style.looks(conditions)
     rows_by_setting = figure_style.split_settings(table)
-    baseline_label = figure_style.wrapped_label(table["baseline"].iloc[0])
     # the distance between intervals at the same length, 1.2 % of the axis
     step = 0.012 * max(map(max, sweeps.values()))
     # the legend states placement and other changes only if they differ between fillers
@@ -64,24 +63,37 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         panels = figure.subplots(len(rows_by_setting), squeeze=False, sharex=True, sharey=True)
         for axes, (setting, rows) in zip(panels.ravel(), rows_by_setting.items(), strict=True):
             axes.set_title(setting)
-            axes.set_ylabel(f"Difference from {baseline_label} (points)")
+            axes.set_ylabel(
+                f"Difference from {figure_style.wrapped_label(table['baseline'].iloc[0])} (points)"
+            )
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
             differences = rows[rows["role"] != "reference"].set_index("condition")
             # The baseline has no difference from itself, but its point lies on the line at 0.
             differences = differences.fillna({"difference": 0.0})
             for index, (filler, sweep) in enumerate(sweeps.items()):
-                points = differences.reindex([*sweep.values()]).assign(x=[*sweep])
-                points = points.dropna(subset="role").sort_values("x")
                 shift = step * (index - (len(sweeps) - 1) / 2)
-                points["x"] += shift * (points["x"] > 0)
+                points = _select_points(differences, sweep, shift)
                 fields = filler if placements_differ else filler[:1]
-                legend_text = ", ".join(figure_style.spell(field) for field in fields if field)
-                # a sweep looks like its first condition, as the study's do in all other figures
+                legend_text = ", ".join(
+                    figure_style.spell_filler(field) for field in fields if field
+                )
+                # its first condition gives a line its look, so the study's look as in other figures
                 look = looks[next(iter(sweep.values()))]
                 _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
+
+
+def _select_points(
+    differences: pandas.DataFrame, sweep: Mapping[int, str], shift: float
+) -> pandas.DataFrame:
+    """The rows of a sweep's conditions, with the length as `x`; all but length 0 are shifted."""
+    rows = differences.reindex([*sweep.values()]).assign(x=[*sweep])
+    # a condition that this model and layout lack has no role
+    points = rows.dropna(subset="role").sort_values("x")
+    points["x"] += shift * (points["x"] > 0)
+    return points
 
 
 def _draw_filler_line(

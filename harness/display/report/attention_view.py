@@ -27,8 +27,8 @@ from harness.experiment.prompts.built_prompts import (
     find_region_indices,
 )
 
-WEIGHT_LEVELS, MISSING_KEY = 254, 255
-"""The byte of the weight 1, and that of a key which the query does not see."""
+WEIGHT_LEVELS, UNSEEN_KEY = 254, 255
+"""The byte of the weight 1, and that of a key (an attended token) which the query does not see."""
 
 PALETTE = tuple(look.colour for look in LOOKS.values())
 """The colours of conditions and the spare ones: `--s0`, `--s1` and so on in the style sheet."""
@@ -67,7 +67,7 @@ def make_page(views: Sequence[AttentionView]) -> str:
         "regions": TOKEN_REGIONS,
         "roles": TOKEN_ROLES,
         "levels": WEIGHT_LEVELS,
-        "missing": MISSING_KEY,
+        "missing": UNSEEN_KEY,
     }
     return fill_template(
         "attention_page.html.jinja",
@@ -127,7 +127,7 @@ def describe_prompt(
         cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
         sums = cumulated_sums[..., ends] - cumulated_sums[..., starts]
         levels = np.rint(WEIGHT_LEVELS * np.sqrt(sums.clip(0, 1))).astype(np.uint8)
-        levels[is_missing[..., starts]] = MISSING_KEY
+        levels[is_missing[..., starts]] = UNSEEN_KEY
         region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
         packed_layers.append(base64.b64encode(levels.tobytes()).decode())
     return {

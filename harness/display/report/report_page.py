@@ -84,8 +84,9 @@ def _collect_facts(
 ) -> dict[str, Any]:
     """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
-    condition_names = [row["condition"] for row in rows if row["baseline"] == board.baseline]
-    conditions = describe_conditions(condition_names)
+    conditions = describe_conditions(
+        [row["condition"] for row in rows if row["baseline"] == board.baseline]
+    )
     packed_index, packed_blocks = pack_samples(
         samples, baseline=board.baseline, conditions=conditions, contrasts=rows
     )
@@ -93,9 +94,10 @@ def _collect_facts(
     if any(row["role"] != "baseline" for row in rows):
         for kind, (figure, _) in draw_figures(board, runs, []):
             image_by_kind[kind] = _embed_figure(figure, kind)
+    # above all other figures
     forest_image = image_by_kind.pop(FigureKind.FOREST, None)
-    # the page shows the line of a receipt, which unfolds its JSON
-    receipt_texts = [
+    # the page shows the line; a click on it opens the JSON
+    lines_and_receipts = [
         (
             receipt_line(receipt).removeprefix("receipt: "),
             json.dumps(run.receipt, indent=1, ensure_ascii=False, default=str),
@@ -112,7 +114,7 @@ def _collect_facts(
         "further_tables": show_side_tables(board).values(),
         "margin": points(float(rows[0]["margin"])),
         "baseline": board.baseline,
-        "receipts": receipt_texts,
+        "receipts": lines_and_receipts,
         "samples": len(samples),
         "reference_conditions": len(board.reference_conditions),
         "index": packed_index,
@@ -168,11 +170,10 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
         noise_text = (
             "No repeat run and no positive control were made, so noise and sensitivity are unknown."
         )
-    facts = {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise_text}
     return {
         "question": replace_accuracy(question, board.score),
         "findings": findings,
-        "facts": facts,
+        "facts": {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise_text},
     }
 
 

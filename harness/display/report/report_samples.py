@@ -86,13 +86,14 @@ def pack_samples(
         if sample["condition"] in condition_names:
             samples_by_group = sample_groups_by_problem.setdefault(sample["problem_id"], {})
             samples_by_group.setdefault(name_group(sample), []).append(sample)
-    entries = []
-    details = []
-    for number, samples_by_group in enumerate(sample_groups_by_problem.values()):
-        # the number of the block, and the problem's number in it
-        position = divmod(number, PROBLEMS_PER_BLOCK)
-        entries.append(_describe_problem(samples_by_group) | {"at": position})
-        details.append(_describe_samples(samples_by_group))
+    problem_entries = []
+    sample_entries = []
+    for index, samples_by_group in enumerate(sample_groups_by_problem.values()):
+        # `at` has the index of the block, and the problem's index in it
+        problem_entries.append(
+            _describe_problem(samples_by_group) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
+        )
+        sample_entries.append(_describe_samples(samples_by_group))
     page_index = {
         "baseline": baseline,
         "conditions": conditions,
@@ -103,11 +104,12 @@ def pack_samples(
             for row in contrasts
         },
         "define_flips": define_flips(max(row["repeats"] for row in contrasts)),
-        "problems": entries,
+        "problems": problem_entries,
     }
-    starts = range(0, len(details), PROBLEMS_PER_BLOCK)
-    blocks = [pack(details[start : start + PROBLEMS_PER_BLOCK]) for start in starts]
-    return pack(page_index), blocks
+    starts = range(0, len(sample_entries), PROBLEMS_PER_BLOCK)
+    return pack(page_index), [
+        pack(sample_entries[start : start + PROBLEMS_PER_BLOCK]) for start in starts
+    ]
 
 
 def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
