@@ -46,8 +46,10 @@ def read_choices(
         with suppress(ValueError, SyntaxError):
             content = ast.literal_eval(content.strip())
     labels, texts = _split_labels(content)
-    # a text without a label, or a label without a text, would lose a choice
-    is_complete = isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts)
+    is_complete = isinstance(labels, list) and isinstance(texts, list)
+    if is_complete:
+        # a text without a label of its own, or a label without a text, would lose a choice
+        is_complete = len(texts) == len(labels) == len({*map(str, labels)})
     pairs = zip(labels, texts, strict=True) if is_complete else ()
     choices = {str(label): str(text).strip() for label, text in pairs if text not in (None, "")}
     is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
