@@ -134,8 +134,8 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
 def _same_element(answer: str, target: str) -> bool:
     """Compare two elements of lists. Neither has a comma outside its brackets.
 
-    Each comparison is for one kind of elements, and returns None for other kinds. The first that
-    fits decides.
+    Each comparison is for one kind of elements, and returns None for other kinds. The first result
+    that is not None decides.
     """
     answer, target = (
         "\\infty" if element == "+\\infty" else element for element in (answer, target)

@@ -164,15 +164,15 @@ _DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS}
 _REST_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
 )
-"""The text after a digit group with the mark that ends its list entry, as group 1.
+r"""The text after a digit group with the mark that ends its list entry, as group 1.
 
-Matches `+x)` after the group in `(58,500+x)`, and `,` after that in `58,500,3`. A comma with a
+Matches `\pi)` after the group in `(58,500\pi)`, and `,` after that in `58,500,3`. A comma with a
 blank after it does not end an entry. A brace does not either, because it belongs to a command."""
 _REVERSED_BEGINNING_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
 """The same for the text before a digit group. This text is reversed, because `re` cannot match
-backwards: `+x(` for the group in `(x+58,500)`."""
+backwards: `-(` for the group in `(-58,500)`."""
 _DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
     rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS})\d{{3}})+(?!\d)"
 )

@@ -248,10 +248,7 @@ class _NumberLine:
         self.position = 0
 
     def memberships(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
-        """For each set, whether it has the numbers from the lowest to the highest.
-
-        A comma may mean a union or an intersection, so there are two results.
-        """
+        """For each set the results of `membership`: two, as a comma may mean a union or not."""
         self.point_index, self.value_by_bound = point_index, dict(_INFINITY_BY_NAME)
         self.bounds: list[Value] = []
         for set_text in set_texts:
@@ -263,7 +260,7 @@ class _NumberLine:
         ]
 
     def membership(self, set_text: str, combine: CommaMeaning) -> tuple[bool, ...]:
-        """Whether a set contains the number, for all its positions from the lowest to the highest.
+        """Whether a set contains the number, for all positions of the number in their order.
 
         `combine` is the meaning of a comma.
         """
