@@ -36,7 +36,7 @@ r"""Matches `x`, `\alpha`, `a_{1}`, `f'`."""
 _CALL = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
 r"""Matches `(2)`, `(x)`, `(\theta)` after a name: `f(2)`."""
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
-"""Matches `_{12}` in `a_{12}`, which is the same letter as `a_12`."""
+"""Matches `_{12}` in `a_{12}`. Without the braces it is the same letter."""
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
 r"""Matches `\sqrt`, `\pi `."""
 _MIXED_NUMBER = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
