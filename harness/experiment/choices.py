@@ -49,7 +49,9 @@ def read_choices(
     is_complete = isinstance(labels, list) and isinstance(texts, list)
     if is_complete:
         # a text without a label of its own, or a label without a text, would lose a choice
-        is_complete = len(texts) == len(labels) == len({*map(str, labels)})
+        has_own_labels = len(texts) == len(labels) == len({*map(str, labels)})
+        has_plain_texts = not any(isinstance(text, list | dict) for text in texts)
+        is_complete = has_own_labels and has_plain_texts
     pairs = zip(labels, texts, strict=True) if is_complete else ()
     choices = {str(label): str(text).strip() for label, text in pairs if text not in (None, "")}
     is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
