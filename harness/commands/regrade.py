@@ -68,8 +68,8 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     lines = [f"{summary}."]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
         count_by_name = grades[column].value_counts()
-        count_text = ", ".join(f"{name} {count}" for name, count in count_by_name.items())
-        lines.append(f"{heading}: {count_text}.")
+        count_texts = [f"{name} {count}" for name, count in count_by_name.items()]
+        lines.append(f"{heading}: {', '.join(count_texts)}.")
     if (grades["form"] == NO_FORM).any():
         lines.append(
             f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *MARKER_BY_FORM, 'bare'])}."

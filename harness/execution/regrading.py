@@ -200,8 +200,9 @@ def _make_jobs(
     rows_and_jobs = []
     golds_by_question: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start([logged.completion for logged in logged_completions])
-    gold_cells = [(logged.location, logged.gold_cell) for logged in logged_completions]
-    gold_lists = read_gold_column(gold_cells, path, decimal_sign)
+    gold_lists = read_gold_column(
+        [(logged.location, logged.gold_cell) for logged in logged_completions], path, decimal_sign
+    )
     for logged, golds in zip(logged_completions, gold_lists, strict=True):
         refuse_other_golds(golds_by_question, logged.question, golds, logged.location)
         gold, *alternatives = golds

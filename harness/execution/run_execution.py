@@ -154,8 +154,10 @@ def describe_folder(plan: Plan, output: Path) -> str:
     identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
     looks = extend_identity(files, identity, stored_prompts(plan)).looks
     remark = f"; the table will be look {looks}" if looks > 1 else ""
-    sample_count = f"{len(files.journal.records):,} of {plan.completion_count:,}"
-    return f"{output}, {sample_count} samples are there{remark}"
+    return (
+        f"{output}, {len(files.journal.records):,} of {plan.completion_count:,} samples are "
+        f"there{remark}"
+    )
 
 
 def run_identity(plan: Plan, sampling: Sampling) -> Identity:

@@ -142,12 +142,13 @@ class Source:
     @property
     def prompts_sha256(self) -> str:
         """Hash over the hashes of all prompts, in order."""
-        prompt_lines = [
-            f"{problem.id} {condition} {prompt.prompt_sha256}"
-            for problem in self.problems
-            for condition, prompt in problem.prompts.items()
-        ]
-        return hash_text("\n".join(prompt_lines))
+        return hash_text(
+            "\n".join(
+                f"{problem.id} {condition} {prompt.prompt_sha256}"
+                for problem in self.problems
+                for condition, prompt in problem.prompts.items()
+            )
+        )
 
 
 def build_source(

@@ -271,7 +271,6 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
 
 def set_old_scores_aside(files: RunFiles) -> None:
     """Rename scores of another version, so that every sample is graded again."""
-    folder = files.path
     if files.score_versions not in (None, current_score_versions()):
-        paths = (folder / f"old-scores-{number}.jsonl" for number in count(1))
-        (folder / SCORES).replace(next(path for path in paths if not is_stored(path)))
+        paths = (files.path / f"old-scores-{number}.jsonl" for number in count(1))
+        (files.path / SCORES).replace(next(path for path in paths if not is_stored(path)))

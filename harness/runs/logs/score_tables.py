@@ -123,8 +123,8 @@ def _find_columns(
     """The column of each role: the chosen one, or the only one whose name fits."""
     columns_text = list_first(available_columns, MOST_COLUMNS_SHOWN)
     chosen_columns = {*chosen_column_by_role.values()}
-    has_known_roles = chosen_column_by_role.keys() <= COLUMN_NAMES_BY_ROLE.keys()
-    if not (has_known_roles and chosen_columns <= {*available_columns, ""}):
+    unknown_roles = chosen_column_by_role.keys() - COLUMN_NAMES_BY_ROLE.keys()
+    if unknown_roles or chosen_columns - {*available_columns, ""}:
         raise ConfigError(
             f"--columns: expected ROLE=COLUMN with the roles {', '.join(COLUMN_NAMES_BY_ROLE)}, "
             f"and the columns of {name}, which are {columns_text}."
