@@ -244,8 +244,6 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
         stored = replace(stored, limit=requested.limit)
     if not keeps_prompts:
         return stored
-    # More prompts, of more problems of the dataset, which keeps its name.
-    dataset = replace(requested.dataset, name=stored.dataset.name)
     # More samples and repeat runs of a task.
     tasks = {}
     for name, task in stored.tasks.items():
@@ -262,8 +260,9 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
         config = config | {key: requested.config.get(key) for key in EXTENSION_KEYS}
     return replace(
         stored,
+        # More prompts, of more problems of the dataset, which keeps its name.
         prompts_sha256=requested.prompts_sha256,
-        dataset=dataset,
+        dataset=replace(requested.dataset, name=stored.dataset.name),
         tasks=tasks,
         config=config,
     )

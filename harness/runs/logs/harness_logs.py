@@ -100,19 +100,15 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
         metric, value = _choose_score(
             location, {name: score.value for name, score in sample.scores.items()}, metric
         )
-        rows.append(
-            (
-                location,
-                {
-                    "item": sample.id,
-                    "sample": sample.epoch,
-                    "score": value,
-                    "completion": sample.output.completion,
-                    "gold": sample.target,
-                    "question": " ".join([*question_texts, *(sample.choices or ())]),
-                },
-            )
-        )
+        row = {
+            "item": sample.id,
+            "sample": sample.epoch,
+            "score": value,
+            "completion": sample.output.completion,
+            "gold": sample.target,
+            "question": " ".join([*question_texts, *(sample.choices or ())]),
+        }
+        rows.append((location, row))
     facts = log.eval.model_dump(mode="json")
     settings = {name: facts[name] for name in ("model_args", "task_args", "solver_args", "config")}
     settings["generation"] = log.plan.config.model_dump(mode="json")
@@ -138,18 +134,14 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
         gold_index = doc["gold_index"]
         gold_indices = gold_index if isinstance(gold_index, list) else [gold_index]
         metric, value = _choose_score(location, record["metric"], metric)
-        rows.append(
-            (
-                location,
-                {
-                    "item": doc["id"],
-                    "score": value,
-                    "completion": record["model_response"]["text"],
-                    "gold": [doc["choices"][index] for index in gold_indices],
-                    "question": doc["query"],
-                },
-            )
-        )
+        row = {
+            "item": doc["id"],
+            "score": value,
+            "completion": record["model_response"]["text"],
+            "gold": [doc["choices"][index] for index in gold_indices],
+            "question": doc["query"],
+        }
+        rows.append((location, row))
     # all documents of a task have the same settings, so the last one will do
     settings = {"max_gen_toks": doc["generation_size"], "num_fewshot": len(doc["fewshot_samples"])}
     # details lie in OUTPUT/details/MODEL/DATE, their results file in OUTPUT/results/MODEL
