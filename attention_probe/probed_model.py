@@ -55,8 +55,8 @@ def open_model(
     }
     # one set for each average, and one for each stored row
     set_count = QUERY_SET_COUNT + max(map(options.count_rows, all_prompts))
-    layer_settings = settings.opened | {"recorded": sorted(settings.layers)}
-    with closing(open_recorder(engine_arguments, layer_settings, set_count)) as engine:
+    layers_by_use = settings.opened | {"recorded": sorted(settings.layers)}
+    with closing(open_recorder(engine_arguments, layers_by_use, set_count)) as engine:
         yield partial(measure_in_engine, engine, options=options), {}
 
 

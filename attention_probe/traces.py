@@ -138,6 +138,7 @@ class AttentionTraces:
         self.header, self.receipt = header_file.header, header_file.receipt
         self.path = path
         self._lock = folder_lock
+        """Held until `close` if traces may be added; None for reading."""
         self._entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """The file and the facts of each trace by problem and condition, as they were added."""
         # names are numbers with leading zeros, so this is the order of adding

@@ -119,10 +119,9 @@ def attend(
     # nothing reads the last layer's output, unless the pass goes on for the hooks
     if layer_index != capture.layer_indices[-1] or capture.has_pending_hooks:
         output = value.new_empty(1, token_count, head_count, value.shape[-1])
-    if scaling is None:
-        scaling = head_dim**-0.5
+    score_factor = head_dim**-0.5 if scaling is None else scaling
     for queries, keys, weights in weight_blocks(
-        query[0], key[0], attention_mask, scaling, softcap, s_aux
+        query[0], key[0], attention_mask, score_factor, softcap, s_aux
     ):
         if output is not None:
             # the query heads of a KV head are consecutive, so one product has all their queries

@@ -92,11 +92,13 @@ class Reduction:
         self._query_sets = query.new_ones(2, self._token_count, dtype=torch.float32)
         if request.query_sets is not None:
             self._query_sets = request.query_sets.to(self._query_sets)
+        # [head, query set, key] over the queries so far
         self._sums = self._query_sets.new_zeros(
             head_count, len(self._query_sets), self._token_count
         )
         self._first_row = self._token_count - request.row_count
         self._rows: list[Tensor] = []
+        """[head, row, key] The kept rows of each block; many blocks have none."""
 
     def add(self, weights: Tensor, queries: slice, keys: slice) -> None:
         """Add a block. Its diagonal is zeroed for all sets but the last.

@@ -224,7 +224,7 @@ def _refuse_mismatch(
 def _unexpected_tensors(
     model: PreTrainedModel, layers_path: str, tensor_names: Iterable[str]
 ) -> Iterator[str]:
-    """The names that belong to a loaded layer."""
+    """Those of the names that belong to a loaded layer."""
     layers_prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
     layers = model.get_submodule(layers_path)
     for tensor_name in tensor_names:

@@ -65,7 +65,9 @@ class EnginePool:
         self.cards: list[Sequence[str] | None] = []
         self._engines: list[_Engine] = []
         self._waiting: deque[tuple[int, Request]] = deque()
+        """The requests that no engine has, with their numbers."""
         self._fruitless_starts = 0
+        """Starts in a row that gave no sample."""
 
     @property
     def token_counts(self) -> list[int]:

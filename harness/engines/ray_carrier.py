@@ -134,6 +134,7 @@ class RayCarrier:
             os.environ.get("OMP_NUM_THREADS"),
         )
         self._temporary_folder: tempfile.TemporaryDirectory[str] | None = None
+        """The files of a Ray that was started here; None with a cluster."""
         self._connect()
         try:
             nodes = self._ray.nodes()

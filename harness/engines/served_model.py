@@ -132,6 +132,7 @@ class ServedModel:
         self._url_query = question_mark + query
         """The end of the address, such as Azure's `?api-version=`."""
         self._path = PATH_BY_BACKEND[backend]
+        """The path of the API below the server's address."""
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
@@ -151,6 +152,7 @@ class ServedModel:
                 yielded.
         """
         unsent_requests, loop = iter(requests), self._runner.get_loop()
+        # the time of the last whole completion, after which pauses are limited
         self._last_reply_time = loop.time()
         request_by_call: dict[asyncio.Task[Completion], Request] = {}
         names_by_error: dict[str, list[str]] = {}
@@ -162,7 +164,7 @@ class ServedModel:
                     request_by_call[loop.create_task(self._generate(request))] = request
                 if not request_by_call:
                     break
-                # the calls run only within `run`, so also while none of them finishes
+                # all calls go on while this waits for one of them, and at no other time
                 finished_calls, _ = self._runner.run(
                     asyncio.wait(
                         request_by_call,

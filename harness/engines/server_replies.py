@@ -42,7 +42,7 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     cut_text = text
     for stop_string in stop_strings:
         cut_text = cut_text.partition(stop_string)[0]
-    finish_reason = _explain_end(body, may_be_whole)
+    finish_reason = _find_finish_reason(body, may_be_whole)
     return Completion(
         text=cut_text,
         reasoning=reasoning,
@@ -53,8 +53,8 @@ def read_reply(status: int, body: Any, stop_strings: Sequence[str]) -> Completio
     )
 
 
-def _explain_end(body: Any, may_be_whole: object) -> str | None:
-    """The finish reason of a reply, whose completion cannot be whole if it lacks a text."""
+def _find_finish_reason(body: Any, may_be_whole: object) -> str | None:
+    """The finish reason of a reply; `may_be_whole` is false if its completion lacks a text."""
     choice = _find(body, "choices", 0)
     if _find(body, "error") or _find(choice, "error"):
         return "error"

@@ -105,7 +105,9 @@ class VLLMEngine:
         self._original_environment = {
             name: value for name, value in os.environ.items() if name.startswith(_VLLM_PREFIXES)
         }
+        """The variables of vLLM as they were before this engine changed them."""
         self._is_aborted = False
+        """Whether a request has ended without a completion: see `stream`."""
         self._recording_numbers = count()
         self._recording_by_request: dict[str, str] = {}
         """The name of each request's recording. Ids of requests are used again, names are not."""

@@ -52,6 +52,7 @@ class WatchedCalls:
         self._processes, self._make_death_error = processes, make_death_error
         self._stall_seconds = STALL_FACTOR * step_limit_seconds
         self._queue: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+        """Calls for the thread, each with the future that gets its answer; None ends the thread."""
         threading.Thread(target=self._serve, name="mless-engine", daemon=True).start()
 
     def start(self, load: Callable[[], Any]) -> Any:

@@ -41,7 +41,9 @@ class ReferenceModel:
         self, model_name: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
         self._changes: Sequence[Mapping[str, Any]] = ()
+        """The changes of the prompt that is being answered."""
         self._indices = self._positions = torch.zeros(0)
+        """[token] The indices of a pass's tokens in the prompt, and their positions after gaps."""
         self._phantom_states: Sequence[Tensor] = ()
         """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
         self._last_output_by_layer: dict[int, Tensor] = {}

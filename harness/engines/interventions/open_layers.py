@@ -163,8 +163,10 @@ def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
     """
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # our hooks replace methods of the V1 runner
     options["worker_cls"] = "harness.engines.interventions.open_worker.OpenWorker"
-    user_config = options.get("additional_config") or {}
-    options["additional_config"] = {**user_config, PLUGIN_NAME: layers_by_use}
+    options["additional_config"] = {
+        **(options.get("additional_config") or {}),
+        PLUGIN_NAME: layers_by_use,
+    }
     if not options.get("enforce_eager"):
         from vllm.config import CompilationConfig
 

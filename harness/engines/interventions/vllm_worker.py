@@ -398,7 +398,7 @@ class WorkerInterventions:
     def _recorded_weights(
         self, layer: int, query: Tensor, keys: Tensor, queries: RecordedQueries
     ) -> Tensor:
-        """The weights of recorded queries, as those of `changed_weights`."""
+        """The weights of recorded queries, in the shape of those of `changed_weights`."""
         attention = self._attention_module(layer)
         score_factor, window = attention.impl.scale, attention.sliding_window
         if changes := select_changes(queries.chunk.changes, layer, "attention"):
