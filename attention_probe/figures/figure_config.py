@@ -270,11 +270,12 @@ def load_figure_config(
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
     values = read_values(path, "figures", overrides)
-    if model:
+    if model and isinstance(values, dict):
         values["model"] = model
         if "models" in values:
             values["models"] = [{"model": model}]
-        _spread_heads(values.get("heads", []), model)
+        validate(FigureConfig, values, path)  # before its heads are changed
+        _spread_heads(values.get("heads") or [], model)
     _drop_model_values(values, read_values(path, "figures"))
     return validate(FigureConfig, values, path)
 

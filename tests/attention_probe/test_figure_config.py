@@ -152,6 +152,13 @@ def test_a_faulty_figure_config_is_refused(tmp_path, old, new, message):
         load(tmp_path, text)
 
 
+@pytest.mark.parametrize("text", ["[a]", "heads: 3", "heads: [5]"])
+def test_a_faulty_figure_config_is_refused_for_another_model_too(tmp_path, text):
+    (tmp_path / "figure.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        load_figure_config(tmp_path / "figure.yaml", model="smollm2")
+
+
 def test_the_heads_of_the_appendix_exist():
     """The words of each `mless figure` command of the page are those that bash splits."""
     text = (ROOT / "docs/reproduce.md").read_text()
