@@ -42,6 +42,7 @@ def check_model(model: str) -> tuple[str, bool]:
 
 
 def _check_answers(model: str, folder: Path) -> str:
+    """Run the problems of doctor.yaml, store the run in the folder, and return its table."""
     config = load_config(
         resources.folder("configs") / "runs" / "doctor.yaml",
         {"model.model_args.pretrained": model},
@@ -50,6 +51,11 @@ def _check_answers(model: str, folder: Path) -> str:
 
 
 def _check_attention(_model: str, folder: Path) -> str:
+    """Compare the attention that the engine records with that of Hugging Face.
+
+    Raises:
+        ModelError: they differ by more than WEIGHT_TOLERANCE.
+    """
     # the prompts are those of the run that `_check_answers` has stored, which also names the model
     mean_weights = []
     for folder_name, engine_arguments in (("reference", None), ("engine", {})):

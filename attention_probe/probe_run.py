@@ -1,4 +1,8 @@
-"""The probe: run selected prompts through the first layers once, and store a trace of each."""
+"""The probe: run selected prompts through the first layers once, and store a trace of each.
+
+A *trace* is what was measured of one prompt. A *source* is the problems with their prompts: those
+of a run or of logs, or built from a dataset.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The settings of a probe: what to record, of which model and under which conditions."""
+"""The settings of a probe: what to record, of which model and under which conditions.
+
+A *source* is the problems with their prompts: those of a run or of logs, or built from a dataset.
+"""
 
 from __future__ import annotations
 
@@ -107,17 +110,17 @@ class ProbeSettings:
                     "the engine does: add --engine."
                 )
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        completed = replace(
+        completed_settings = replace(
             self, conditions=conditions, device=device, opened=opened_layers(interventions)
         )
         # the run's arguments say nothing about another model
         if _locate(self.model or source.model) != _locate(source.model):
-            return completed
+            return completed_settings
         arguments, engine = source.model_arguments, self.engine
         if engine is None or not source.is_vllm:  # vLLM knows no arguments of other backends
             arguments = select_loader_arguments(arguments)
         return replace(
-            completed,
+            completed_settings,
             model=self.model or source.model,
             arguments=arguments,
             engine=None if engine is None else arguments | engine,
@@ -164,7 +167,7 @@ def _locate(model: str | None) -> Path:
 
 
 def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[str]:
-    """The conditions without position gaps.
+    """The condition of each name: of a position gap, the one whose filler leaves the gap.
 
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
@@ -218,6 +221,7 @@ def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObj
         model: The model to load; another than the run's may have any weights.
         fingerprint: Its fingerprint.
     """
+    # pairs of a file and its digest, and the commit on the hub
     stored_items, loaded_items = (
         {"revision": facts.get("revision"), **(facts.get("sha256") or {})}.items()
         for facts in (source.fingerprint, fingerprint)

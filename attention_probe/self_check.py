@@ -44,7 +44,8 @@ def self_check(
     Raises:
         ModelError: the model gives no attention, or lacks what is to be recorded.
     """
-    # A longer prompt would take much memory, and a shorter one would check less.
+    # The longest prompt up to the preferred length, or else the shortest one above it: a longer
+    # prompt would take much memory, and a shorter one would check less.
     prompt = max(
         prompts,
         key=lambda prompt: (

@@ -52,7 +52,7 @@ class Trace(TokenizedPrompt):
     activations: Mapping[str, float] = field(default_factory=dict)
 
 
-FACT_NAMES = tuple(field.name for field in fields(Trace) if field.name not in (*ARRAYS, "measures"))
+FACT_NAMES = tuple(fact.name for fact in fields(Trace) if fact.name not in (*ARRAYS, "measures"))
 """The fields of a trace that are not arrays."""
 
 
@@ -186,7 +186,7 @@ class AttentionTraces:
         """
         facts = {name: getattr(trace, name) for name in FACT_NAMES}
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
-        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         # A damaged file may have been deleted, so the next number is not the number of files.
         last_number = next((int(path.stem) for path, _ in reversed(self._entry_by_key.values())), 0)
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
@@ -268,6 +268,7 @@ class AttentionTraces:
             self._lock.release()
 
     def _add_entry(self, path: Path, facts: JsonObject) -> None:
+        """Remember the file and the identifying facts of a trace."""
         entry = msgspec.convert(facts, PromptFacts)
         self._entry_by_key[entry.problem_id, entry.condition] = path, entry
 

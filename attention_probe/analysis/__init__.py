@@ -1,1 +1,1 @@
-"""Curves with bands over prompts, and a ranking of heads between two conditions."""
+"""Curves of attention with bands over prompts."""

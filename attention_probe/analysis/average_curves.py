@@ -12,7 +12,7 @@ Source: Bogdan et al., "Thought Anchors", 2025 (the average attention weight); S
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,27 +163,26 @@ def average_columns(table: Floats, clusters: Integers) -> pandas.DataFrame:
     )
 
 
-def shared_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
+def shared_problems(traces: AttentionTraces, conditions: Collection[str]) -> list[str]:
     """The problems with traces under all of these conditions, in the order of adding.
 
     Raises:
         ConfigError: there is none.
     """
-    names = list(conditions)
     shared_ids = [
         problem_id
         for problem_id in traces.problem_ids
-        if all(traces.has(problem_id, condition) for condition in names)
+        if all(traces.has(problem_id, condition) for condition in conditions)
     ]
     if not shared_ids:
         raise ConfigError(
-            f"{traces.path} has no problem under all of {', '.join(names)}; it has "
+            f"{traces.path} has no problem under all of {', '.join(conditions)}; it has "
             f"{', '.join(traces.conditions) or 'no trace yet'}."
         )
     return shared_ids
 
 
-def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[str]:
+def chosen_problems(traces: AttentionTraces, conditions: Collection[str]) -> list[str]:
     """The shared problems without controls, which are matched to them.
 
     Raises:
@@ -197,7 +196,11 @@ def chosen_problems(traces: AttentionTraces, conditions: Iterable[str]) -> list[
 
 
 def _select_common_region(traces: Sequence[Trace]) -> list[Trace]:
-    """The prompts whose filler tokens stand at the most common positions."""
+    """The prompts whose filler tokens stand at the most common positions.
+
+    Raises:
+        ConfigError: these are not more than half of the prompts.
+    """
     # as bytes, because a Counter needs values with a hash, which arrays lack
     regions = [np.flatnonzero(trace.roles == FILLER_INDEX).tobytes() for trace in traces]
     ((common_region, count),) = Counter(regions).most_common(1)

@@ -1,7 +1,8 @@
 """The first MLP's activations without and with Mless: their histogram, and their token classes.
 
-Every number is a mean over prompts. A change is relative, (with - without) / without, of the same
-prompts.
+Mless is the filler of the study. Every number is a mean over prompts. A change is relative,
+(with - without) / without, of the same prompts. `c` is one of NEAR_ZERO_FACTORS: it scales the
+threshold below which an activation is near zero.
 """
 
 from collections.abc import Sequence
@@ -192,5 +193,5 @@ def _draw_token_classes(axes_pair: Sequence[Axes], table: pandas.DataFrame, c: f
 def _read_intervals(table: pandas.DataFrame, quantities: list[str], condition: str) -> Floats:
     """Mean, low and high of quantities, [3, row]. A histogram has a row for each bin."""
     rows = table[table["condition"] == condition].set_index("quantity").loc[quantities]
-    values: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
-    return values.T
+    intervals: Floats = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64)
+    return intervals.T

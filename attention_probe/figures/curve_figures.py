@@ -72,17 +72,21 @@ def select_points(panel: Panel, curves: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
-    """The curves: dotted where fewer than half reach."""
+    """Draw the mean and the band of each condition.
+
+    Where fewer than half of the prompts reach, the mean is dotted and has no band.
+    """
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     width_step = 0.5 if panel.x_limits else 0.2
     # the points and the looks both have the order of the conditions in the config
     curve_by_condition = panel_points.set_index("x").groupby("condition", sort=False)
-    pairs = zip(panel.look_by_condition.items(), curve_by_condition, strict=True)
-    for index, ((condition, look), (_, curve)) in enumerate(pairs):
+    looks_and_curves = zip(panel.look_by_condition.items(), curve_by_condition, strict=True)
+    for index, ((condition, look), (_, curve)) in enumerate(looks_and_curves):
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
         x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
+        # matplotlib leaves names that begin with "_" out of the legend
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
         axes.plot(
             x,
@@ -109,6 +113,7 @@ def _is_reached(points: pandas.DataFrame) -> Any:
 def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """Shade the positions of the inserted tokens, if the prompt is shown with them."""
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
+    # a filler in several parts has a region for each run of consecutive positions
     for region in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
         if len(region):
             ends, name = (region[0] - 0.5, region[-1] + 0.5), panel.row_config.region

@@ -242,11 +242,11 @@ class FigureConfig(Strict):
             x_limits = (0, last_position) if self.seed_document else None
             row_looks = {condition: look_by_condition[condition] for condition in row.series}
             for column, head in enumerate(self.heads):
-                values = {
+                head_facts = {
                     "model": head.model or self.model or "",
                     "name": "" if self.title else self._model_name(head),
                 }
-                complete_head = head.model_copy(update=values)
+                complete_head = head.model_copy(update=head_facts)
                 panels.append(Panel(row_index, column, complete_head, row, row_looks, x_limits))
         return panels
 
@@ -295,10 +295,12 @@ def _drop_model_values(values: Any, file_values: Any) -> None:
     They describe the file's model, so they would be wrong for another. Values that differ from the
     file's were overridden, so they remain.
     """
-    pairs = _pair_sections(values, file_values)
-    if all(section.get("model") == file_section.get("model") for section, file_section in pairs):
+    section_pairs = _pair_sections(values, file_values)
+    if all(
+        section.get("model") == file_section.get("model") for section, file_section in section_pairs
+    ):
         return
-    for section, file_section in pairs:
+    for section, file_section in section_pairs:
         # `name` is the model's name in a head, but the figure's own name at the top level
         keys = MODEL_KEYS if section is values else (*MODEL_KEYS, "name")
         for key in keys:
@@ -308,11 +310,11 @@ def _drop_model_values(values: Any, file_values: Any) -> None:
 
 def _pair_sections(values: Any, file_values: Any) -> list[tuple[Any, Any]]:
     """The mappings that may contain MODEL_KEYS or a model, each with that of the file."""
-    pairs = [(values, file_values)]
+    section_pairs = [(values, file_values)]
     if isinstance(values, dict):
         for key in ("heads", "models", "rows"):
             sections, file_sections = values.get(key), file_values.get(key)
             if isinstance(sections, list) and isinstance(file_sections, list):
-                pairs += zip(sections, file_sections, strict=False)
+                section_pairs += zip(sections, file_sections, strict=False)
     # what is not a mapping is left for the schema to refuse
-    return [pair for pair in pairs if all(isinstance(section, dict) for section in pair)]
+    return [pair for pair in section_pairs if all(isinstance(section, dict) for section in pair)]

@@ -90,5 +90,6 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         table = pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
             low=np.nan, high=np.nan, count=0, kind="published bar"
         )
+    # in the order of BAR_CONDITIONS, in which they are drawn
     bars = pandas.concat([table[table["condition"] == condition] for condition in BAR_CONDITIONS])
     return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")

@@ -1,4 +1,7 @@
-"""A figure from its config: measure what is missing, then draw."""
+"""A figure from its config: measure what is missing, then draw.
+
+A *source* is the problems with their prompts: those of a run or of logs, or built from a dataset.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -98,7 +101,11 @@ def _measure_traces(
     folder: Path,
     advance: Advance,
 ) -> Path:
-    """A complete folder of traces, named after what it holds, so that it is measured only once."""
+    """Measure what is missing in a folder of traces, and return the folder.
+
+    Its name is a hash of the settings, the prompts and the selected problems, so that the same
+    traces are measured only once.
+    """
     source = open_source(prompts, settings.conditions, settings.load_tokenizer)
     settings = settings.complete_from(source)
     selected_problems = [

@@ -84,6 +84,7 @@ def read_view(path: Path) -> AttentionView:
 def _list_masses(trace: Trace) -> list[Any]:
     """The masses [region, layer, head]; None where prompts share no token of the problem."""
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
+    # as objects, because an array of numbers cannot hold None, and JSON has no NaN
     rounded_masses = masses.round(MASS_DIGITS).astype(object)
     rounded_masses[np.isnan(masses)] = None
     return list(rounded_masses.tolist())

@@ -102,7 +102,7 @@ class ActivationReference:
 
 
 def activation_unit(name: str) -> str:
-    """The unit of a number that `measure_activations` returns."""
+    """The unit of a number that `measure_activations` returns: it follows from the first word."""
     unit_by_prefix = {"near": "share of activations", "gini": "0 to 1", "tokens": "tokens"}
     return unit_by_prefix.get(name.partition("_")[0], "activation")
 
@@ -152,18 +152,22 @@ def measure_activations(
         "gini": gini(bin_counts),
         "histogram_top": reference.histogram_end,
     }
-    return measures | _near_zero_shares(magnitudes, reference, classify(tokens)), bin_counts
+    return measures | _measure_near_zero(magnitudes, reference, classify(tokens)), bin_counts
 
 
-def _near_zero_shares(
+def _measure_near_zero(
     magnitudes: NDArray[np.float32],
     reference: ActivationReference,
     token_classes: NDArray[np.int8],
 ) -> dict[str, float]:
-    """The numbers of `measure_activations` about values near zero, of all tokens and by class."""
+    """Thresholds, shares of |a| below them, and numbers of tokens: see `measure_activations`.
+
+    A share is of all tokens, or of those of one class.
+    """
     measures: dict[str, float] = {}
     for c in NEAR_ZERO_FACTORS:
         threshold = NORMAL_CONSISTENCY * reference.mad * c
+        # no value is below a threshold of 0, so a share would say nothing
         token_shares = np.full(len(magnitudes), np.nan)
         if reference.mad:
             token_shares = (magnitudes < threshold).mean(axis=1)
@@ -231,7 +235,11 @@ def classify(tokens: Sequence[str]) -> NDArray[np.int8]:
 
 
 def _classify_characters(text: str) -> list[int]:
-    """The class of each character, as an index into TOKEN_CLASSES."""
+    """The class of each character, as an index into TOKEN_CLASSES.
+
+    The characters of a lexeme have the class of its entry in the lexicon, or `other` without one.
+    Digits are digits everywhere, also in text that no lexeme has.
+    """
     lexicon = _read_lexicon()
     class_indices = [_OTHER_INDEX] * len(text)
     for match in _LEXEMES.finditer(text):

@@ -34,6 +34,7 @@ def measure_in_engine(
     sums_by_prompt = record_sums(engine, requests)
     for prompt, sets, sums in zip(prompts.values(), averaged_sets, sums_by_prompt, strict=True):
         fields = average_sums(prompt, sets, sums[:, :QUERY_SET_COUNT])
+        # the rows follow the averaged sets; any sets after them are empty
         row_stop = QUERY_SET_COUNT + options.count_rows(prompt)
         fields["rows"] = sums[:, QUERY_SET_COUNT:row_stop].swapaxes(1, 2)
         fields_by_condition[prompt.condition] = fields

@@ -21,7 +21,6 @@ from harness.layers_and_heads import count_rows
 FieldsByCondition = dict[str, dict[str, Any]]
 """The measured fields of the `Trace` of each of a problem's prompts, by condition."""
 
-
 QUERY_SET_COUNT = 3
 """The number of sets in `query_sets`."""
 
@@ -52,7 +51,7 @@ class MeasurementOptions:
 
 
 QuerySets = NDArray[np.bool_]
-"""[query set, token]"""
+"""[query set, token] Which tokens are queries of each set; `query_sets` makes it."""
 
 
 def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySets:
@@ -64,7 +63,11 @@ def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySe
 
 
 def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
-    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`."""
+    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`.
+
+    The first two sets give the mean weight of each token. The last one gives the masses: the mean
+    attention on each region, and on all original (not inserted) tokens together.
+    """
     curves = average_weights(sums[:, :SETS_WITHOUT_OWN_TOKEN], sets[:SETS_WITHOUT_OWN_TOKEN])
     # each token is in exactly one region
     is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
@@ -120,7 +123,7 @@ def measure_problem(
         if statistics.activations is not None:
             positions = np.flatnonzero(common_by_condition[condition] & prompt.has_role("problem"))
             activations = statistics.activations[positions]
-            # the baseline comes first, and its thresholds serve for all conditions
+            # The baseline comes first, and its thresholds serve for all conditions.
             if reference is None:
                 reference = ActivationReference.of(activations)
             texts = _read_texts(prompt, positions)

@@ -73,6 +73,13 @@ def causal_mask(
 ) -> CausalMask:
     """The registered mask function: the rule of Hugging Face, not yet evaluated.
 
+    Args:
+        q_length: The number of queries.
+        kv_length: The number of keys.
+        local_size: The size of a sliding window or chunk; None if there is no limit.
+        allow_is_causal_skip: Whether a plain causal mask needs no rule.
+        arguments: All others, which `sdpa_mask` gets unchanged.
+
     Raises:
         ModelError: queries may see later keys.
     """
@@ -127,6 +134,7 @@ def attend(
             # the query heads of a KV head are consecutive, so one product has all their queries
             grouped_weights = weights.reshape(value.shape[1], -1, weights.shape[-1])
             product = torch.bmm(grouped_weights.to(value.dtype), value[0, :, keys])
+            # back to single heads, in the axis order of the output
             output[0, queries] = product.view(head_count, -1, value.shape[-1]).transpose(0, 1)
         if reduction is not None:
             reduction.add(weights, queries, keys)
@@ -168,6 +176,7 @@ def weight_blocks(
     """
     head_count, token_count, head_dim = query.shape
     block_queries = _block_size(head_count * token_count, query.device)
+    # room for the last block, the largest: its queries see all keys
     buffer = query.new_empty(head_count * min(block_queries, token_count) * token_count)
     for first_query in range(0, token_count, block_queries):
         queries = slice(first_query, min(first_query + block_queries, token_count))
@@ -198,15 +207,24 @@ def _hide_keys(scores: Tensor, mask: CausalMask, queries: slice, keys: slice) ->
     """Set the scores of keys that a query may not see to -inf, in place."""
     if mask.is_plain:
         # only the last keys, as many as there are queries, can come after one of the queries
-        size = queries.stop - queries.start
-        scores[..., -size:] += scores.new_full((size, size), -torch.inf).triu_(1)
+        query_count = queries.stop - queries.start
+        hidden_keys = scores.new_full((query_count, query_count), -torch.inf).triu_(1)
+        scores[..., -query_count:] += hidden_keys
     else:
         is_visible = mask.block(queries, keys)[0]
         scores += scores.new_zeros(is_visible.shape).masked_fill_(~is_visible, -torch.inf)
 
 
 def _block_size(weights_per_query: int, device: torch.device) -> int:
-    """The number of queries in a block, each with this number of float32 weights of all heads."""
+    """The number of queries in a block, whose weights are in float32.
+
+    It is the number that MOST_BLOCK_BYTES allows, but at least FEWEST_QUERIES and at most
+    MOST_QUERIES.
+
+    Args:
+        weights_per_query: The number of weights that a query has in all heads together.
+        device: Where the model runs.
+    """
     kind = "cpu" if device.type == "cpu" else "cuda"
     return max(
         FEWEST_QUERIES, min(MOST_QUERIES[kind], MOST_BLOCK_BYTES[kind] // (4 * weights_per_query))

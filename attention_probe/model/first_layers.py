@@ -224,7 +224,8 @@ def _refuse_mismatch(
 def _unexpected_tensors(
     model: PreTrainedModel, layers_path: str, tensor_names: Iterable[str]
 ) -> Iterator[str]:
-    """Those of the names that belong to a loaded layer."""
+    """The names that belong to a loaded layer, without buffers that the model now computes."""
+    # a checkpoint of the whole model has the prefix of the base model in its names
     layers_prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
     layers = model.get_submodule(layers_path)
     for tensor_name in tensor_names:

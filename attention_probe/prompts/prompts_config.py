@@ -68,6 +68,7 @@ def open_source(
         layout = prompts_config.layout and str(prompts_config.layout)
         return source_of(Run.load(run_or_logs, metric=prompts_config.metric), layout=layout)
     assert prompts_config.dataset is not None  # because the config has exactly one source
+    # a position gap needs no prompt of its own: it is made from the one with the filler
     condition_names = [name.removesuffix(GAP_SUFFIX) for name in conditions] or NAMED_CONDITIONS
     return build_source(
         open_dataset(prompts_config.dataset),

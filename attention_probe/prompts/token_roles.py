@@ -172,7 +172,11 @@ def tokenize_problem(
 
 
 def remove_gap(name: str, conditions: Collection[str]) -> str:
-    """The condition of a position gap: `mless` for `mless+gap`; any other name as it is."""
+    """The condition of a position gap: `mless` for `mless+gap`; any other name as it is.
+
+    A name is that of a position gap if it is not among the conditions, and is among them without
+    GAP_SUFFIX.
+    """
     condition = name.removesuffix(GAP_SUFFIX)
     return condition if name not in conditions and condition in conditions else name
 

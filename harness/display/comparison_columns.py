@@ -38,6 +38,7 @@ def show_text(value: Any) -> str:
 
 
 def _mark_primary(name: Any, primary: Any) -> str:
+    """The label of a condition, with a star if its contrast is the primary one."""
     return f"{label(name)} *" if primary else label(name)
 
 

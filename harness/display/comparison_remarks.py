@@ -1,4 +1,8 @@
-"""The legends and remarks below the table of a comparison: what its numbers mean, and its tests."""
+"""The legends and remarks below the table of a comparison: what its numbers mean, and its tests.
+
+*Other texts* have the length and placement of a filler. Those of one kind are a *family*. The
+*place* of a filler is whether its difference lies above, below or among the range of theirs.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -176,6 +180,9 @@ def find_families(text_rows: Iterable[Row], contrast_row: Mapping[Any, Any]) -> 
 def describe_place(board: Leaderboard, contrast_row: Row) -> str:
     """The verdict together with the place among other texts; empty without other texts.
 
+    One clause compares the filler with the baseline, one with the other texts. The range of each
+    family follows in brackets, or the reason why it shows no place.
+
     Args:
         board: All tables.
         contrast_row: A row of the comparison.
@@ -285,6 +292,7 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
     """How ungraded samples ended, and the contrasts that are `unmeasured` with the reason."""
     if not board.by:
         yield from _warn_of_endings(board)
+    # the labels are keys, so that each is listed once and in the order of the table
     labels_by_reason: dict[str, dict[str, None]] = {}
     for row in records(board.comparison):
         if row["verdict"] == "unmeasured":
@@ -369,8 +377,8 @@ def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
                 remark += " The samples of both have the same seeds, and the repeat run has others."
             yield remark, False
             continue
-        fields = board.reference_conditions.get(row["condition"], {})
-        if fields.get("kind") == POSITIVE_CONTROL:
+        reference_facts = board.reference_conditions.get(row["condition"], {})
+        if reference_facts.get("kind") == POSITIVE_CONTROL:
             # the control must lower the accuracy, so a rise does not show that effects are visible
             is_detected = row["p"] < ALPHA and row["difference"] < 0
             outcome_text = "NOT DETECTED, so effects that this run does not find may still exist"

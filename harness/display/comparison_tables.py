@@ -87,11 +87,11 @@ def split_shared_values(
     """
     texts, columns = [], []
     for name in names:
-        values = {row[name] for row in rows} - {None}
-        if name not in _TITLE_COLUMNS or len(values) > 1:
+        distinct_values = {row[name] for row in rows} - {None}
+        if name not in _TITLE_COLUMNS or len(distinct_values) > 1:
             columns.append(text_column(name))
-        elif values:
-            (value,) = values
+        elif distinct_values:
+            (value,) = distinct_values
             text = str(value)
             if name == "problems":
                 text = (

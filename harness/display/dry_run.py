@@ -168,7 +168,11 @@ def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _note_conditions(plan: Plan) -> Iterator[str]:
-    """The notes on prompts, each with the conditions that have it."""
+    """A note on the prompts of each condition, and one if the markers of reasoning are not known.
+
+    Of several notes on a condition only the first is shown, with the number of the others.
+    Conditions with the same text are in one line.
+    """
     names_by_note: dict[str, list[str]] = {}
     for condition_prompts in plan.tasks.values():
         if notes := condition_prompts.notes:
@@ -200,21 +204,23 @@ def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
 def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
     """The numbers of problems that are asked, of copies and clusters, and of examples."""
     total_count, problems = len(plan.full_dataset.problems), plan.dataset.problems
-    text = str(len(problems))
+    counts_text = str(len(problems))
     if len(problems) < total_count:
-        text += f" of {total_count}"
+        counts_text += f" of {total_count}"
     questions = {(problem.cluster_key, problem.question) for problem in problems}
     copy_count = len(problems) - len(questions)
-    text += f" problems{describe_clusters(len(problems), cluster_count, copy_count)}"
+    counts_text += f" problems{describe_clusters(len(problems), cluster_count, copy_count)}"
     fewshot = plan.config.fewshot
     if plan.example_ids and fewshot and fewshot.has_examples:
         pool_size = len(plan.example_ids.pool)
-        text += f", examples from {pool_size} others" if pool_size else ", examples from a file"
-    return text
+        counts_text += (
+            f", examples from {pool_size} others" if pool_size else ", examples from a file"
+        )
+    return counts_text
 
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
-    """The gold answers that cannot be compared, and how the least usual others are read."""
+    """The gold answers that cannot be compared, and how the others of the rarest forms are read."""
     refusals, readings = [], []
     for problem in problems:
         for answer in (problem.answer, *problem.alternatives):
@@ -314,8 +320,9 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
         problem_count: The number of problems; those of one cluster count as one.
     """
     condition_names = {condition.name for condition in config.conditions}
-    pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
-    contrasts = [contrast_name(*pair) for pair in pairs]
+    # a pair is the two conditions of a contrast
+    tested_pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
+    contrasts = [contrast_name(*pair) for pair in tested_pairs]
     yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
     # The primary contrast is tested first and with the full alpha, so its effect is stated.
     if config.primary_contrast:
@@ -336,7 +343,7 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
 def _describe_smallest_effect(
     config: RunConfig, problem_count: int, alpha: float
 ) -> tuple[str, str]:
-    """The smallest effect that a test detects, and what this assumes."""
+    """The smallest effect that a test detects, and the discordance and spread that this assumes."""
     draw_count, spread_text = 1, ""
     # With FEWEST_DRAWS draws of examples or more, the test is also for new draws.
     if config.draws >= FEWEST_DRAWS:

@@ -83,12 +83,12 @@ class Column:
 
     def cell(self, row: Row) -> Cell:
         """The text of this column in a row, and the value by which rows are sorted."""
-        values = [row.get(field) for field in self.key.split()]
-        sort_value = values[0]
+        field_values = [row.get(field) for field in self.key.split()]
+        sort_value = field_values[0]
         if sort_value is None:
             sort_value = math.nan if self.numeric else ""
         is_strong = self.strong and row["verdict"] in SIGNIFICANT_VERDICTS
-        return Cell(text=self.format(*values), sort_key=str(sort_value), strong=is_strong)
+        return Cell(text=self.format(*field_values), sort_key=str(sort_value), strong=is_strong)
 
 
 @dataclass(frozen=True)

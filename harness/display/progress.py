@@ -38,11 +38,11 @@ _bars_are_visible = Event()
 def report_slow_start() -> Iterator[None]:
     """Print a message on a terminal after 1.5 seconds, unless bars are visible by then."""
 
-    def print_sign() -> None:
+    def print_working() -> None:
         if not _bars_are_visible.is_set():
             print_message("working")
 
-    timer = Timer(1.5, print_sign)
+    timer = Timer(1.5, print_working)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()

@@ -50,11 +50,13 @@ class SideTable:
 
 
 def _show_accuracy(accuracy: Any, change: Any) -> str:
+    """A percentage with its difference from the baseline, which the baseline lacks."""
     text = number(accuracy)
     return text if change is None else f"{text} {signed_number(change)}"
 
 
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
+    """The spread of the true differences of other texts, with its interval."""
     return f"{number(spread)} {interval(low, high)}"
 
 
@@ -64,12 +66,12 @@ SIDE_TABLES = (
         heading="Log-probabilities of the answers, nats",
         meaning_by_column=answer_shares.ANSWER_COLUMNS,
         columns=(
-            Column(ANSWER_SHARE, "log share", partial(number, digits=2)),
+            Column(ANSWER_SHARE, "log share", partial(number, decimals=2)),
             Column("difference low high", f"difference [{LEVEL_TEXT}]", difference),
             Column("p_adjusted", "p adj.", p_value),
             Column("verdict", "verdict", show_text, numeric=False),
-            Column(ANSWER_LOGPROB, "log-prob.", partial(number, digits=2)),
-            Column("logprob_difference", "difference", partial(signed_number, digits=2)),
+            Column(ANSWER_LOGPROB, "log-prob.", partial(number, decimals=2)),
+            Column("logprob_difference", "difference", partial(signed_number, decimals=2)),
         ),
         remarks=("Log-probabilities of fewer than 50 clusters are not tested: unmeasured.",),
     ),
@@ -88,7 +90,7 @@ SIDE_TABLES = (
             Column("effect range_low range_high", "filler", estimate, optional=True),
             Column("place", "place", str),
             Column("rank", "rank", count),
-            Column("as_extreme", "as extreme %", partial(number, digits=0)),
+            Column("as_extreme", "as extreme %", partial(number, decimals=0)),
             Column("difference new_low new_high", f"minus their mean [{LEVEL_TEXT}]", difference),
             Column("new_p", "p", p_value, optional=True),
             Column(
@@ -120,7 +122,7 @@ SIDE_TABLES = (
         meaning_by_column=mediators_and_audit.MEDIATOR_COLUMNS,
         columns=(
             *COLUMN_BY_ENDING.values(),
-            Column("completion_tokens", "tokens", partial(number, digits=0)),
+            Column("completion_tokens", "tokens", partial(number, decimals=0)),
             Column("next_question", "next question", number, optional=True),
         ),
         on_request=True,

@@ -35,16 +35,16 @@ def label(condition: Any) -> str:
     return LABEL_BY_CONDITION.get(str(condition), str(condition))
 
 
-def number(value: Any, digits: int = 1) -> str:
+def number(value: Any, decimals: int = 1) -> str:
     """A number without a sign."""
-    return EN_DASH if _is_missing(value) else f"{value:.{digits}f}"
+    return EN_DASH if _is_missing(value) else f"{value:.{decimals}f}"
 
 
-def signed_number(value: Any, digits: int = 1) -> str:
+def signed_number(value: Any, decimals: int = 1) -> str:
     """A number with its sign. Zero after rounding has none."""
     if _is_missing(value):
         return EN_DASH
-    text = f"{value:+.{digits}f}"
+    text = f"{value:+.{decimals}f}"
     return text[1:] if float(text) == 0 else text.replace("-", MINUS)
 
 
@@ -53,11 +53,11 @@ def interval(low: Any, high: Any, *, has_sign: bool = False) -> str:
     if _is_missing(low, high):
         return ""
     write_end = signed_number if has_sign else number
-    digits = count_digits(low, high)
-    return f"[{write_end(low, digits)}, {write_end(high, digits)}]"
+    decimals = count_decimals(low, high)
+    return f"[{write_end(low, decimals)}, {write_end(high, decimals)}]"
 
 
-def count_digits(low: Any, high: Any) -> int:
+def count_decimals(low: Any, high: Any) -> int:
     """The digits after the point of an interval: the shorter the interval, the more.
 
     Two below a length of half a point, none from 10 points on, otherwise one.
@@ -76,12 +76,12 @@ def accuracy(value: Any, low: Any, high: Any) -> str:
 
 def mean(value: Any, low: Any, high: Any) -> str:
     """A mean of numbers of any unit with its interval."""
-    return f"{number(value, max(1, count_digits(low, high)))} {interval(low, high)}".rstrip()
+    return f"{number(value, max(1, count_decimals(low, high)))} {interval(low, high)}".rstrip()
 
 
 def estimate(value: Any, low: Any, high: Any) -> str:
     """A difference with the digits of its interval, and at least one."""
-    return signed_number(value, max(1, count_digits(low, high)))
+    return signed_number(value, max(1, count_decimals(low, high)))
 
 
 def difference(value: Any, low: Any, high: Any) -> str:
@@ -125,8 +125,8 @@ def p_value(value: Any) -> str:
     if value < 0.001:
         return "< 0.001"
     # 0.0499996 must not be printed as 0.050, because it is significant
-    for digits in range(3, 18):
-        text = f"{value:.{digits}f}"
+    for decimals in range(3, 18):
+        text = f"{value:.{decimals}f}"
         if (float(text) < ALPHA) == (value < ALPHA):
             return text
     return repr(value)
@@ -138,7 +138,8 @@ def verdict(
     """The verdict, with the place among other texts if it is shown.
 
     A significant difference has a remark if it may be due to the format of answers alone, or if it
-    is within the margin.
+    is within the margin. A contrast without a verdict has its role instead, and the baseline a
+    dash.
     """
     if word is None:
         return EN_DASH if role == "baseline" else str(role)
@@ -177,6 +178,7 @@ def describe_clusters(problem_count: int, cluster_count: int, copy_count: int) -
 
 
 def _is_missing(*values: Any) -> bool:
+    """Whether any of the values is None or NaN."""
     return any(value is None or math.isnan(value) for value in values)
 
 

@@ -36,10 +36,12 @@ def draw_figures(
             numbers = comparison
             figure = draw_forest(numbers, records(board.side_tables["texts"]))
         elif find_sweeps(conditions):
-            fields = [{"condition": name} | conditions[name].describe() for name in conditions]
+            condition_facts = [
+                {"condition": name} | conditions[name].describe() for name in conditions
+            ]
             # the axis shows differences from the baseline, so contrasts with others are left out
             rows = comparison[comparison["baseline"] == board.baseline]
-            numbers = rows.merge(pandas.DataFrame(fields), on="condition", how="left")
+            numbers = rows.merge(pandas.DataFrame(condition_facts), on="condition", how="left")
             figure = draw_dose(numbers, conditions)
         elif kinds:
             raise ComparisonError(

@@ -74,9 +74,9 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             for index, (filler, sweep) in enumerate(sweeps.items()):
                 shift = step * (index - (len(sweeps) - 1) / 2)
                 points = _select_points(differences, sweep, shift)
-                fields = filler if placements_differ else filler[:1]
+                shown_parts = filler if placements_differ else filler[:1]
                 legend_text = ", ".join(
-                    figure_style.spell_filler(field) for field in fields if field
+                    figure_style.spell_filler(part) for part in shown_parts if part
                 )
                 # its first condition gives a line its look, so the study's look as in other figures
                 look = looks[next(iter(sweep.values()))]

@@ -40,7 +40,12 @@
   /** Where an element stands in the prompt without filler: below 0 if it is inserted. */
   const orderOf = (prompt, index) => index === prompt.text.length ? Infinity : prompt.original[index];
 
-  /** The elements of two prompts place by place. */
+  /**
+   * The elements of two prompts place by place: pairs of indices, null where a prompt has no element.
+   *
+   * Two elements share a place if they are the same token of the prompt without filler, or both a whole
+   * filler. Every other element has a place of its own, inserted ones before the next original token.
+   */
   function pairUp(left, right) {
     if (!right) return left.text.map((_, index) => [index]);
     const places = [];
@@ -48,6 +53,7 @@
     while (i < left.text.length || j < right.text.length) {
       const [a, b] = [orderOf(left, i), orderOf(right, j)];
       const both = a === b && (a >= 0 || (isGroup(left, i) && isGroup(right, j)));
+      // inserted elements come before the original token that the other prompt has next
       const onlyLeft = !both && (a < 0 || (b >= 0 && a < b));
       places.push([both || onlyLeft ? i++ : null, both || !onlyLeft ? j++ : null]);
     }
@@ -74,6 +80,7 @@
     return prompt.bytes[layer].subarray(start, start + width);
   }
 
+  /** The byte of an element's weight; null if the side has no such element, no row of the query, or the query does not see it. */
   function levelAt(side, place) {
     const index = pairs[place][side.number];
     if (!side.levels || index === null || side.levels[index] === facts.missing) return null;
@@ -87,6 +94,7 @@
     return pieces.map((piece) => (piece in SIGNS ? make("span", { class: "blank" }, SIGNS[piece]) : plain(piece)));
   }
 
+  /** What stands at a place, as nodes: the token, then its number and role; or a filler as a whole. */
   function describe(place) {
     const side = sides.find(({ number }) => pairs[place][number] !== null);
     const { prompt, number } = side;
@@ -132,6 +140,7 @@
     return role === -1 || prompt.role.includes(role) ? percent(mass) : "none";
   }
 
+  /** The mass in a cell of the grid, of the chosen region: under one condition, or the difference. */
   function shownMass(cell) {
     const region = choice.region.value;
     const masses = sides.map((side) => massOf(side, region, cell));
@@ -149,10 +158,10 @@
     $(".heads thead").replaceChildren(make("tr", {}, make("td", {}, "Head"), rows[0].map(([, number]) => make("th", { scope: "col", "aria-label": `Head ${number + 1}` }, String(number + 1)))));
     $(".heads tbody").replaceChildren(...rows.map((row, layer) => make("tr", {}, make("th", { scope: "row" }, `Layer ${view.layers[layer]}`), row.map((cell) => {
       const mass = shownMass(cell);
-      const is = String(cell) === String(head);
+      const isChosen = String(cell) === String(head);
       const text = isDifference ? points(mass) : shareOf(sides[choice.shown.value], choice.region.value, mass);
       const button = make("button", {
-        type: "button", "data-cell": cell.join(), "aria-pressed": String(is), tabindex: is ? "0" : "-1",
+        type: "button", "data-cell": cell.join(), "aria-pressed": String(isChosen), tabindex: isChosen ? "0" : "-1",
         class: !isDifference ? `s${sides[choice.shown.value].slot}` : mass < 0 ? "less" : "more",
         "aria-label": `Layer ${view.layers[layer]} Head ${cell[1] + 1}: ${text}`,
       }, text.replace(" %", "").replace(/[\d.]+$/, (number) => Number(number).toFixed(number < 9.95 ? 1 : 0)));
@@ -182,9 +191,9 @@
   /** The tokens of one side. A place without an element of this side keeps its width, so that both sides break alike. */
   function drawSide(side) {
     const { prompt, number } = side;
-    const other = sides[1 - number];
+    const otherSide = sides[1 - number];
     const nodes = pairs.map((pair, place) => {
-      const owner = pair[number] === null ? other.prompt : prompt;
+      const owner = pair[number] === null ? otherSide.prompt : prompt;
       const index = pair[number] === null ? pair[1 - number] : pair[number];
       const isAbsent = pair[number] === null;
       const role = roleOf(owner, index);
@@ -202,6 +211,7 @@
     return make("section", { class: `s${side.slot}` }, name, text, make("p", { class: "small" }, "The five strongest tokens"), make("ol", { class: "strongest" }));
   }
 
+  /** Shade the tokens by their weights for the chosen head and query, and write what follows from these. */
   function paint() {
     for (const side of sides) side.levels = levelsOf(side, head, queryIn(side, query));
     const top = Math.max(1, ...sides.flatMap((side) => strongest(side).map(([level]) => level)));
@@ -243,6 +253,7 @@
     return tokens.sort((a, b) => b[0] - a[0]).slice(0, STRONGEST);
   }
 
+  /** The table of attention by region, and the tokens whose attention changes most. */
   function drawSums() {
     const names = sides.map((side) => side.label);
     const asking = query === null ? [`the ${view.queried}'s tokens`, " (mean)"] : describe(query);
@@ -258,7 +269,7 @@
     const changes = sides.length < 2 ? [] : pairs.map((_, place) => [sides.map((side) => levelAt(side, place)), place])
       .filter(([levels, place]) => !levels.includes(null) && !isGroup(sides[0].prompt, pairs[place][0]))
       .map(([levels, place]) => [weightOf(levels[1]) - weightOf(levels[0]), place, errorOf(levels[0]) + errorOf(levels[1])])
-      .filter(([change, , error]) => Math.abs(change) > error)
+      .filter(([change, , error]) => Math.abs(change) > error) // not due to the rounding of weights alone
       .sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, STRONGEST);
     const items = changes.map(([change, place]) => make("li", { "data-place": place }, describe(place), make("strong", {}, points(change))));
     $(".changes").replaceChildren(...(items.length ? [make("p", { class: "caption" }, plain(`Largest changes from ${names[0]} to ${names[1]}, in points`)), make("ol", { class: "strongest" }, items)] : []));
@@ -275,6 +286,7 @@
     $(".readout").replaceChildren(...nodes.flat(Infinity));
   }
 
+  /** Mark the tokens at a place, and read out their weights. */
   function inspect(place) {
     for (const old of root.querySelectorAll(".inspected")) old.classList.remove("inspected");
     key = place;
@@ -288,6 +300,7 @@
     readOut([describe(place), ": ", plain(parts.join("; "))]);
   }
 
+  /** Show the attention of the token at a place; null shows the mean. */
   function ask(place) {
     earlier = query ?? earlier;
     query = place;
@@ -296,6 +309,7 @@
 
   // ---- choices ------------------------------------------------------------------------------------------------------
 
+  /** Fill a menu, keep the value if it is an option, and hide a menu without a choice. */
   function fill(select, options, value) {
     select.replaceChildren(...options.map(([name, text]) => make("option", { value: name }, plain(text))));
     if (options.some(([name]) => String(name) === String(value))) select.value = value;

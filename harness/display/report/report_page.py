@@ -210,6 +210,7 @@ def _describe_verdict(row: Row) -> str:
 
 
 def _describe_difference(row: Row) -> str:
+    """The difference of a row with names, unit, interval and adjusted p, if there is one."""
     # separated, because the unit stands between a difference and its interval
     change_text, _, interval_text = difference(
         row["difference"], row["low"], row["high"]

@@ -7,10 +7,10 @@
   // ---- completions --------------------------------------------------------------------------------------------------
 
   /** A completion: its answer's last box is marked, and where it begins to differ from another. */
-  function written(text, answer, other) {
+  function written(text, answer, otherText) {
     const box = Math.max(...["\\boxed{", "\\fbox{"].map((begin) => (answer ? text.lastIndexOf(`${begin}${answer}}`) : -1)));
     const end = text.indexOf("{", box) + String(answer).length + 2;
-    const fork = forkOf(text, other);
+    const fork = forkOf(text, otherText);
     const cuts = [0, ...(box < 0 ? [] : [box, end]), ...(fork < 0 ? [] : [fork]), text.length].sort((a, b) => a - b);
     const pieces = cuts.slice(1).map((to, index) => {
       const from = cuts[index];
@@ -23,11 +23,11 @@
     return make("div", { class: "text", dir: "auto" }, pieces);
   }
 
-  /** The first position, at the start of a word, where two texts differ; -1 if they are equal. */
-  function forkOf(text, other) {
-    if (text === other || other === undefined) return -1;
+  /** The first position, at the start of a word, where two texts differ; -1 if they are equal or there is only one. */
+  function forkOf(text, otherText) {
+    if (text === otherText || otherText === undefined) return -1;
     let at = 0;
-    while (at < text.length && at < other.length && text[at] === other[at]) at += 1;
+    while (at < text.length && at < otherText.length && text[at] === otherText[at]) at += 1;
     while (at > 0 && /[\w.]/.test(text[at - 1])) at -= 1;
     return at;
   }
@@ -95,6 +95,7 @@
   const SIGNS = { up: "\u25b2", down: "\u25bc", right: "\u25cf", wrong: "\u25cb", same: "\u25d0" };
   const words = () => (data.problems.some((problem) => Object.values(problem.right).some(([, samples]) => samples > 1)) ? SEVERAL : WORDS);
 
+  /** Fill a menu with pairs of value and text, and hide a menu without a choice. */
   function options(name, pairs, value) {
     form.elements[name].replaceChildren(...pairs.map(([key, text]) => make("option", { value: key }, plain(text))));
     if (pairs.some(([key]) => String(key) === String(value))) form.elements[name].value = value;
@@ -131,6 +132,7 @@
     return [problem.id, problem.text, problem.target, ...texts].join("\n").toLowerCase();
   }
 
+  /** List the problems that pass the filters. A search ignores the outcome. */
   async function filter() {
     filterCount += 1;
     const number = filterCount;
@@ -160,6 +162,7 @@
     choose(rows.length ? 0 : -1);
   }
 
+  /** Add the next rows to the list. */
   function more() {
     const next = rows.slice(listedCount, listedCount + SHOWN).map(([problem, kind], number) => {
       const of = (name) => problem.right[groupOf(name)];
@@ -181,6 +184,7 @@
     further.hidden = listedCount >= rows.length;
   }
 
+  /** Select the row of this number, put it into the page's address, and show its problem; -1 selects none. */
   function choose(number, focus = false) {
     for (const [row, on] of [[selected, false], [number, true]]) {
       while (on && row >= listedCount && listedCount < rows.length) more();
