@@ -1,4 +1,9 @@
-"""`compare`: every condition against the baseline, with tests, intervals and verdicts."""
+"""`compare`: every condition against the baseline, with tests, intervals and verdicts.
+
+A contrast is the difference between two conditions, `mless - wo`. Runs register contrasts before
+they start. A/A columns compare a condition with its repeat run, which differs from it by noise
+alone. A reference condition, such as a positive control, is a yardstick that is not tested itself.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """All conditions together: which problems are right, or have the same answer, under all of them.
 
-Repeat runs (A/A) have the same columns, which show what noise alone changes. None is a test.
+The runs of one condition, the first and its repeat runs (A/A), have the same columns, which show
+what noise alone changes. None is a test.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,10 @@
 """Would another text have changed accuracy as much as the tested filler did?
 
-Other texts of one family are asked about the same problems, with the same draws of examples, as the
-tested filler. The range of their observed differences from the baseline predicts that of one more
-such text. The tested filler lies above, among or below it. All noise stays in the range, because
-the tested difference has its noise too.
+Other texts are fillers that a run makes for this question, in families: of sentences, or of random
+tokens. Other texts of one family are asked about the same problems, with the same draws of
+examples, as the tested filler. The range of their observed differences from the baseline predicts
+that of one more such text. The tested filler lies above, among or below it. All noise stays in the
+range, because the tested difference has its noise too.
 """
 
 import math
@@ -109,9 +110,18 @@ def _group_texts(
 def _compare_with_texts(
     outcomes: Outcomes, baseline: Outcomes, text_outcomes: Sequence[Outcomes]
 ) -> Row:
-    """The columns of a condition beside the texts of one family."""
+    """The columns of a condition beside the texts of one family.
+
+    Args:
+        outcomes: Those of the condition.
+        baseline: Those of the baseline.
+        text_outcomes: Those of each other text.
+    """
     right_counts = np.array(
-        [counted.right_counts.sum() for counted in (baseline, outcomes, *text_outcomes)]
+        [
+            condition_outcomes.right_counts.sum()
+            for condition_outcomes in (baseline, outcomes, *text_outcomes)
+        ]
     )
     sample_count = baseline.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
@@ -119,7 +129,10 @@ def _compare_with_texts(
     row: Row = {"texts": len(text_outcomes), "effects": effects, "effect": effect}
     row |= place_effect(effect, np.array(effects), 100 * right_counts[0] / sample_count)
     if len(text_outcomes) >= FEWEST_TEXTS:
-        changes = np.array([outcomes.right_counts - other.right_counts for other in text_outcomes])
+        # [text, problem]: each text is what `estimate_crossed` calls a prompt
+        changes = outcomes.right_counts - np.array(
+            [other_outcomes.right_counts for other_outcomes in text_outcomes]
+        )
         difference = estimate_crossed(
             changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
         )

@@ -1,4 +1,8 @@
-"""Counts of right samples by problem and condition, and the accuracy of a single condition."""
+"""Counts of right samples by problem and condition, and the accuracy of a single condition.
+
+A draw of examples is one choice of the solved examples before the question. A replicate is the
+first run of a condition or its repeat run. Problems that are not independent share a cluster.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,7 +159,11 @@ def count_outcomes(
 def _sum_by_run(
     frame: pandas.DataFrame, run_columns: list[str], problem_numbers: Integers, score: str | None
 ) -> Iterator[tuple[Any, Any]]:
-    """The keys and a sorted table [problem, count x draw] of the samples of each replicate."""
+    """For each replicate its values of `run_columns`, and a table of its counts of samples.
+
+    The table has a row for each problem, in the order of their numbers, and a column for each kind
+    of count (right, graded, samples, repeats) and draw of examples.
+    """
     samples = frame[run_columns].assign(
         problem=problem_numbers,
         draw=frame.get("draw", 0),
@@ -194,9 +202,11 @@ def _count_changed_completions(
         for replicate in (0, 1)
     )
     # an inner join, because a condition that was not run again has nothing to compare
-    pairs = first_samples.merge(repeat_samples, on=sample_columns)
-    is_changed = pairs["completion_x"] != pairs["completion_y"]
-    groups: Any = is_changed.groupby([pairs[name] for name in condition_columns], observed=True)
+    sample_pairs = first_samples.merge(repeat_samples, on=sample_columns)
+    is_changed = sample_pairs["completion_x"] != sample_pairs["completion_y"]
+    groups: Any = is_changed.groupby(
+        [sample_pairs[name] for name in condition_columns], observed=True
+    )
     # the keys are those of the repeat run, whose replicate is 1
     return {(*key, 1): (int(group.sum()), len(group)) for key, group in groups}
 

@@ -72,8 +72,8 @@ class Side:
         file = Path(path).resolve()
         # The only condition of a log or table is called `log` or after its file: naming it again
         # would say nothing.
-        is_file = condition in ("log", file.stem)
-        side_name = file.name if is_file else f"{file.name}:{condition}"
+        is_default_name = condition in ("log", file.stem)
+        side_name = file.name if is_default_name else f"{file.name}:{condition}"
         return cls(name=side_name, samples=samples, run=run)
 
 

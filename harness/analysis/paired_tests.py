@@ -30,9 +30,9 @@ def average_clusters(values: Floats, clusters: Integers) -> tuple[Floats, Floats
         values: [problem] Any numbers.
         clusters: [problem] The number of the problem's cluster, from 0 without gaps.
     """
-    sizes = np.bincount(clusters)
-    weights = np.asarray(sizes * (len(sizes) / len(clusters)), dtype=np.float64)
-    return np.bincount(clusters, values) / sizes, weights
+    cluster_sizes = np.bincount(clusters)
+    weights = np.asarray(cluster_sizes * (len(cluster_sizes) / len(clusters)), dtype=np.float64)
+    return np.bincount(clusters, values) / cluster_sizes, weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Select problems by flip, ids or at random.
+"""Select problems of a `Source` (a run, logs or a dataset) by flip, ids or at random.
 
-Problems that are selected by their outcome cannot show what a filler does on average. Such a
-selection is marked, and can have matched controls: problems that did not flip.
+A problem flips if it becomes right or wrong from one condition to another. Problems that are
+selected by their outcome cannot show what a filler does on average. Such a selection is marked, and
+can have matched controls: problems that did not flip.
 """
 
 import random

@@ -253,6 +253,7 @@ def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tup
 
 
 def _list_conditions(run: Run) -> list[str]:
+    """The conditions of which a run has samples."""
     return list(run.samples["condition"].astype(str).unique())
 
 

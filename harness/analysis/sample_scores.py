@@ -85,7 +85,11 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
 
 
 def _find_scale(frame: pandas.DataFrame) -> str | None:
-    """Whether the scores of a frame are fractions or other numbers; None if all are 0 or 1."""
+    """The scale of a table's scores: `FRACTION`, `NUMBER`, or None if all are 0 or 1.
+
+    Raises:
+        ComparisonError: one condition has fractions, and another one larger numbers.
+    """
     scores = frame[SCORE_COLUMN]
     if scores.isin([0, 1]).all():
         return None

@@ -36,9 +36,11 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
         mean: Owen (1988), doi:10.1093/biomet/75.2.237, here with 0 and 1 as further possible
         values.
     """
-    pairs = np.column_stack(np.broadcast_arrays(np.asarray(values, dtype=float), weights))
-    distinct_pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-    distinct_values, distinct_weights = distinct_pairs.T.copy()
+    values_with_weights = np.column_stack(
+        np.broadcast_arrays(np.asarray(values, dtype=float), weights)
+    )
+    distinct_rows, counts = np.unique(values_with_weights, axis=0, return_counts=True)
+    distinct_values, distinct_weights = distinct_rows.T.copy()
     mean = float((distinct_values * distinct_weights) @ counts / counts.sum())
     critical_value = float(ndtri(1 - ALPHA / 2))
 

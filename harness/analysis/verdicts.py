@@ -1,4 +1,9 @@
-"""Verdicts on differences: p-values adjusted for all tests, and why equivalence cannot be shown."""
+"""Verdicts on differences: p-values adjusted for all tests, and why equivalence cannot be shown.
+
+Each printed table of a growing run is a look at it, and each look can find an effect by chance. A
+positive control is a condition that must lower accuracy: where it is not detected, the absence of
+another effect means nothing.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

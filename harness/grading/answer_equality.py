@@ -166,13 +166,13 @@ def _same_date(answer: str, target: str) -> bool | None:
 
 def _same_words(answer: str, target: str) -> bool | None:
     """Compare two texts of words, or two words with a number, such as `Room 101`."""
-    words = readable_words(answer), readable_words(target)
+    answer_words, target_words = readable_words(answer), readable_words(target)
     # up to three letters may be a product, such as `abc`
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
-    if None not in words and (are_words or _SHORT_WORD.fullmatch(target)):
-        return words[0] == words[1]
-    names = numbered_name(answer), numbered_name(target)
-    return None if None in names else names[0] == names[1]
+    if None not in (answer_words, target_words) and (are_words or _SHORT_WORD.fullmatch(target)):
+        return answer_words == target_words
+    answer_name, target_name = numbered_name(answer), numbered_name(target)
+    return None if None in (answer_name, target_name) else answer_name == target_name
 
 
 def _same_union(answer: str, target: str) -> bool | None:

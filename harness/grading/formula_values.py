@@ -252,6 +252,7 @@ class Evaluator:
         if value is None or isinstance(value, mpmath.mpc):
             raise Unreadable("no real number")
         with mpmath.workprec(AGREEMENT_BITS):
+            # the plus sign makes mpmath round the value to this precision
             return +_rounded(value)
 
     def letter(self, name: str) -> Value:
@@ -309,13 +310,13 @@ class Evaluator:
             if factor_count * n.bit_length() > MOST_EXACT_BITS:
                 raise TooLarge("factorial too large")
             return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
-        values = [_rounded(argument) for argument in arguments]
+        rounded_arguments = [_rounded(argument) for argument in arguments]
         most_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
-        if any(value and mpmath.mag(value) > most_bits for value in values):
+        if any(value and mpmath.mag(value) > most_bits for value in rounded_arguments):
             raise TooLarge(f"{name} of a large number")
-        if is_combinatorial and any(map(mpmath.im, values)):
+        if is_combinatorial and any(map(mpmath.im, rounded_arguments)):
             raise Unreadable(f"{name} of a complex number")
-        return self.checked(_FUNCTION_BY_NAME[name](*values))
+        return self.checked(_FUNCTION_BY_NAME[name](*rounded_arguments))
 
     def checked(self, value: Value) -> Value:
         """The value, rounded if it is too long a fraction.

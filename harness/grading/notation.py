@@ -164,15 +164,19 @@ _DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS}
 _REST_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
 )
-r"""The text after a digit group with the mark that ends its list entry, as group 1.
+r"""Finds the mark at the right of a digit group that `_separates_entries` needs, as group 1.
 
-Matches `\pi)` after the group in `(58,500\pi)`, and `,` after that in `58,500,3`. A comma with a
-blank after it does not end an entry. A brace does not either, because it belongs to a command."""
+It is the nearest comma without a blank after it, or the nearest closing bracket: `)` in
+`(58,500\pi)`, the last comma of `58,500,3`. Nothing matches if a semicolon, a comma with a blank or
+the end of the clause comes first. Brackets that open and close before the mark are skipped. A brace
+is a mark only as `\}`, because `}` alone ends the argument of a command."""
 _REVERSED_BEGINNING_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;]|[)\]}][^()\[\]{}]*[(\[{])*((?<! ),|[(\[]|\{\\)"
 )
-"""The same for the text before a digit group. This text is reversed, because `re` cannot match
-backwards: `-(` for the group in `(-58,500)`."""
+"""Finds the same mark at the left of a digit group: a comma, or an opening bracket.
+
+The text before the group is reversed for it, because `re` cannot match backwards: `(-` before the
+group in `(-58,500)` is `-(`."""
 _DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
     rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS})\d{{3}})+(?!\d)"
 )
@@ -229,9 +233,13 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
     )
     pieces = _TEXT_GROUP.split(text)  # every second piece is a \text{...}, whose blanks must stay
     pieces[::2] = map(_without_blanks, pieces[::2])
-    text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}")).removeprefix("=")
-    text = text.removeprefix("\\approx").lstrip(" ")
+    # again, because a command that is removed by now may have hidden the full stop: `5.\right`
+    text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}"))
+    # a sign in front, as in `=5` and `\approx5`, only continues the sentence before the box
+    text = text.removeprefix("=").removeprefix("\\approx").lstrip(" ")
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
+    # `\pi(2)` is a product, but without a sign it would be read like `f(2)`, a function's value.
+    # Number words are read again, because some were not alone at first: `{\text{five}}`, `=five`.
     return in_digits(text.replace("\\pi(", "\\pi*("))
 
 
@@ -357,22 +365,31 @@ def _join_digit_group(match: re.Match[str]) -> str:
 def _separates_entries(digit_group: re.Match[str]) -> bool:
     """Whether the commas of a digit group separate the entries of a list.
 
-    They do in `(12,345)`, a bracket without another comma, and in `1,234,5`, where another comma
-    has no blank after it either. They group digits in `(1,000, 2)`, where the other comma has one.
+    The nearest mark outside the group decides, on its left and on its right; a mark is a comma, a
+    semicolon or a bracket. The commas separate entries in two cases:
+
+    - One of the two marks is a comma without a blank after it, as in `1,234,5`. The commas of the
+      group are written in the same way, so they mean the same.
+    - Both marks are brackets, as in `(12,345)`. A pair of brackets usually holds several entries.
+
+    Otherwise they group digits, as in `1,000` and `(1,000, 2)`.
     """
     text = digit_group.string
     matches = (
         _REVERSED_BEGINNING_OF_ENTRY.match(text[: digit_group.start()][::-1]),
         _REST_OF_ENTRY.match(text, digit_group.end()),
     )
-    neighbouring_marks = [match[1] for match in matches if match]
-    # without a comma, a mark on each side means that the group fills a pair of brackets
-    return "," in neighbouring_marks or len(neighbouring_marks) == 2
+    # a side without a match has another mark, or none
+    nearest_marks = [match[1] for match in matches if match]
+    # two marks of which neither is a comma are a pair of brackets
+    return "," in nearest_marks or len(nearest_marks) == 2
 
 
 def _without_blanks(piece: str) -> str:
     """Remove the blanks of a text without `\\text`, and write its typed functions as commands."""
+    # `\!` prints nothing. It stayed until here because it may stand between digit groups.
     piece = _TYPED_FUNCTION.sub(r"\\\1 ", mark_loose_words(piece)).replace("\\!", "")
+    # a mixed number such as `3 1/2` is recognised by its blank, so it is rewritten first
     piece = _MIXED_NUMBER.sub(r"\1\\frac{\2}{\3}", re.sub(" +", " ", piece))
     return _BARE_MATHBB.sub(r"\\mathbb{\1}", _INNER_BLANK.sub(r"\1", piece))
 

@@ -2,7 +2,8 @@
 
 They never change our verdict. They make our numbers comparable with those of lm-eval and of the
 study, and show differences that only a grader makes. The other graders run in the workers of the
-grader pool, each under a deadline. The column of a grader that did not end is None, not False.
+grader pool, each under a deadline, as a step of the job. The column of a grader that did not end is
+None, not False.
 """
 
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ StepResult = tuple[dict[str, Any], str | None]
 
 
 def _authors_rule(audit_texts: Mapping[str, str]) -> StepResult:
+    """The rule of the study's authors. Where their code fails, the answer counts as wrong."""
     remark = None
     try:
         is_correct, is_equal = authors_rule(
@@ -99,6 +101,7 @@ def prepare_graders() -> None:
 
 @lru_cache(maxsize=1024)
 def _parse_solution(solution: str) -> Any:
+    """Parse a solution once for all completions of its problem."""
     from math_verify import parse
 
     return parse(solution, parsing_timeout=None)

@@ -141,7 +141,9 @@ def defined_value(
 ) -> str | None:
     """The value that `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` states.
 
-    None if the relation states something else.
+    It is the last term of a chain of equations whose other terms are the same. A name at the
+    beginning or, of two terms, at the end is not compared. None if the relation states something
+    else.
 
     Args:
         relation: Its terms and operators.
@@ -156,6 +158,7 @@ def defined_value(
     def is_named(term: str) -> bool:
         return is_name(term) or (may_be_combined and _is_combination(term))
 
+    # `5=x` is turned round, so that its value is the last term
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
     if is_named(terms[0]):
@@ -179,7 +182,11 @@ def without_rounding(text: str) -> str:
 
 
 def same_comparison(answer: Relation, target: Relation) -> bool:
-    """Whether two equations or inequalities are multiples or rearrangements of each other."""
+    """Whether two equations or inequalities are multiples or rearrangements of each other.
+
+    They are if the differences of their sides have a constant ratio, as `2x-2y` and `x-y` have. A
+    negative ratio must exchange `<` and `>`.
+    """
     if len(answer.operators) != 1 or len(target.operators) != 1:
         return False
     operator, target_operator = answer.operators[0], target.operators[0]

@@ -160,6 +160,7 @@ def rewrite_text_group(
     if content in _PLAIN_SYMBOL_BY_CONTENT:
         return _PLAIN_SYMBOL_BY_CONTENT[content]
     text_group = f"\\text{{{content}}}"
+    # these words stay as text until `mark_bases_and_lists` replaces them
     if content.lstrip(", ") in ("and", "or"):
         return text_group
     if content.endswith((" and", " or")):
@@ -201,20 +202,20 @@ def in_digits(plain_text: str) -> str:
 
 
 def readable_words(plain_text: str) -> str | None:
-    """The words of a text that contains only words; None for other texts.
+    """The words of a text that contains only words, joined without blanks; None for other texts.
 
     They are in lower case, except a single letter, and the last one is in the singular. `\\text`,
     quotation marks and a leading article or `Option` are left out, so `(B)` and `even` can be
     compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
     """
     text = re.sub(r"(?i)\A\W*(?:an?|the) ", "", _without_text_command(plain_text))
-    words = re.sub(r"[\s().,:;\"`]|''", "", text)
-    words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", words)
-    if not re.fullmatch(r"[A-Za-z'-]+", words):
+    joined_words = re.sub(r"[\s().,:;\"`]|''", "", text)
+    joined_words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", joined_words)
+    if not re.fullmatch(r"[A-Za-z'-]+", joined_words):
         return None
-    if len(words) == 1:
-        return words
-    return re.sub(r"(?<=\w{3})s\Z", "", words.lower())
+    if len(joined_words) == 1:
+        return joined_words
+    return re.sub(r"(?<=\w{3})s\Z", "", joined_words.lower())
 
 
 def numbered_name(plain_text: str) -> str | None:
@@ -269,9 +270,11 @@ def split_unit(text: str) -> tuple[str, str]:
         return text, unit
     value = text.removesuffix(match.group())
     factor, unit_words = _split_scale(match["unit"])
+    # in `\sin 30\degree` the degrees belong to the argument and are not the unit
     is_angle = "\\degree" in unit_words and _TRIGONOMETRIC_FUNCTION.search(text)
     if not value or not _is_unit(unit_words) or is_angle:
         return text, unit
+    # in `5\text{ million dollars}` the value is 5 times a million
     if factor > 1:
         value = f"({value})*{factor}"
     return value, _spell_unit(unit_words) or unit
@@ -301,6 +304,7 @@ def _is_unit(unit_words: str) -> bool:
     if _NOT_IN_UNITS.search(re.sub(r"\^\{(\d)\}", r"^\1", unit_words)):
         return False
     for word in re.findall(r"[^\W\d]+", unit_words.replace(".", "")):
+        # another single letter is a factor, as in `5\text{x}`
         if len(word) == 1 and word not in _UNIT_LETTERS:
             return False
         if len(word) > 1 and (
