@@ -133,6 +133,7 @@ class LmEvalBackend:
                 # lm-eval's server models send the same seed for all samples that have none
                 if request.seed is not None:
                     settings["seed"] = request.seed
+                # lm-eval's metadata: the task, the number of the document, and of its repeats
                 doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
                 instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
             first_request = batch[0]

@@ -107,6 +107,7 @@ class EnginePool:
                 self._start(wanted_count)
             else:  # an engine that still loads would come too late
                 self._drop([engine for engine in self._engines if not engine.facts])
+            # once no engine may be started, those that are left share the requests
             sharing_count = wanted_count if self._may_start else max(1, len(self._engines))
             # Equal shares: no engine holds a long queue while another is idle.
             self._hand_out(math.ceil(unfinished_count / sharing_count))
@@ -150,7 +151,11 @@ class EnginePool:
                 engine.call = self._carrier.exchange(engine.handle, requests)
 
     def _collect(self) -> FinishedRequests:
-        """Read the answers that have come."""
+        """Wait up to POLL_SECONDS for answers of engines, and return the requests they finished.
+
+        An engine that has loaded the model answers with its facts, which are stored. An engine
+        whose call fails is lost: see `_lose`.
+        """
         engine_by_call = {
             engine.call: engine for engine in self._engines if engine.call is not None
         }

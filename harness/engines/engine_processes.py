@@ -153,6 +153,7 @@ class WorkerFacts:
             return torch.backends.cpu.get_cpu_capability()
 
         def card() -> str | None:
+            """The UUID of the device; without one, the cards that the process may use."""
             with suppress(NotImplementedError):  # a CPU has none
                 return str(current_platform.get_device_uuid(self.local_rank))
             return os.environ.get("CUDA_VISIBLE_DEVICES")

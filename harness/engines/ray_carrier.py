@@ -80,7 +80,10 @@ class EngineActor:
     def exchange(
         self, requests: Sequence[tuple[int, Request]]
     ) -> tuple[list[Completion], list[int]]:
-        """Take requests and work for a moment.
+        """Take requests and work until EXCHANGE_SECONDS are over and a completion has finished.
+
+        It ends earlier if all requests are finished. Without any completion it ends after
+        FRUITLESS_EXCHANGE_SECONDS.
 
         Returns:
             The completions that have finished, and `VLLMEngine.token_counts`.

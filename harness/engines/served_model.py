@@ -96,6 +96,7 @@ def check_served(config: RunConfig) -> None:
             API would get text.
     """
     arguments = validate(ServerArguments, config.model.model_args, "model.model_args")
+    # a chat API gets turns, of which the server makes a prompt with its own template
     layouts, takes_turns = config.layouts, config.model.applies_own_template
     fault = ""
     if config.gen_kwargs == "model_default":
@@ -253,6 +254,7 @@ class ServedModel:
             if completion and read_reason(completion.finish_reason) != "broken":
                 self._last_reply_time = clock()
                 return completion
+            # a server that asks for a pause is busy, not broken: its pauses have a limit of time
             if pause_seconds > 0 and not completion:
                 wait_seconds = max(pause_seconds, 1.0)
                 pause_end = clock() + pause_seconds

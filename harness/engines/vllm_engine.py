@@ -123,6 +123,7 @@ class VLLMEngine:
             raise
 
     def _start(self, arguments: Mapping[str, Any], has_sampled_requests: bool) -> None:
+        """Start vLLM with these arguments, and check it if it gets reference answers."""
         options = engine_arguments(arguments)
         _choose_kernels(options)
         _prepare_environment()
@@ -279,6 +280,7 @@ class VLLMEngine:
             )
 
     def _make_death_error(self) -> EngineError:
+        """The error for an engine process that has died, with its cause if the log has one."""
         cause = known_cause(self._messages.read()) or "It was killed, or what it printed says why."
         return EngineError(
             f"The engine process died in the middle of the run. {cause} {CONTINUE_ADVICE}"
@@ -295,8 +297,9 @@ class VLLMEngine:
             worker_facts = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
         def list_of_workers(name: str) -> list[Any] | None:
-            values = [facts_of_worker.get(name) for facts_of_worker in worker_facts]
-            return [value for value in values if value] or None
+            """The fact of this name of each worker that knows it; None if no worker does."""
+            facts_or_none = [facts_of_worker.get(name) for facts_of_worker in worker_facts]
+            return [fact for fact in facts_or_none if fact] or None
 
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
@@ -359,7 +362,7 @@ def device_type() -> str | None:
 
 
 def _choose_kernels(options: dict[str, Any]) -> None:
-    """Set the variables that choose kernels."""
+    """Set the variables that choose kernels, and change the engine arguments in place."""
     if options.pop("batch_invariant", False):
         os.environ["VLLM_BATCH_INVARIANT"] = "1"
         if device_type() == "cuda":

@@ -97,6 +97,7 @@ class WatchedCalls:
                     break
 
     def _has_dead_process(self) -> bool:
+        # a copy, because vLLM may add a process meanwhile, in the other thread
         return any(not process.is_alive() for process in list(self._processes))
 
     def call(self, method: Callable[[], Any]) -> Any:

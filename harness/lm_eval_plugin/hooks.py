@@ -84,6 +84,7 @@ def filler(**metadata: Any) -> DocumentsBySplit:
     if settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
     has_filler = any(key in KIND_BY_FILLER for key in settings)
+    # a template may have no place for a filler; without a template there is always a filler
     needs_filler = "{filler}" in settings.get("template", "{filler}")
     if needs_filler and not has_filler:
         settings["unit"] = "/"  # the filler of the study

@@ -66,6 +66,7 @@ def write_wrapped_tasks(
         tokenizer,
         max_gen_toks=0,
     )
+    # in a wrapped condition's prompt the filler is all text between instruction and question
     instruction = baseline_prompts.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
     helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
     text_by_file_name = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
@@ -175,6 +176,7 @@ def _find_task_file(name: str) -> str:
         if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
             generating_names.append(task_name)
     if name not in generating_names:
+        # related tasks begin with the same word, such as `gsm8k` in `gsm8k_cot`
         related_names = [
             task_name
             for task_name in generating_names

@@ -66,7 +66,7 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
         )
     range_lists = [change.get("weights", []) for change in changes]
     range_count = max(map(len, range_lists))
-    # a weight of 1 changes nothing
+    # padded by ranges without tokens, whose weight of 1 would change nothing
     padded_lists = [ranges + [[0, 0, 0, 1]] * (range_count - len(ranges)) for ranges in range_lists]
     # [sequence, range, value]; float32 represents positions exactly
     range_table = np.array(padded_lists, np.float32).reshape(len(changes), range_count, 4)
@@ -119,7 +119,8 @@ def changed_weights(
 
     Where `scale` is off, original tokens have the weights that they would have without the filler.
     Where `bias` is off, the filler's values are not added. Queries before the filler's end are
-    unchanged. The logarithm of a token's last weight is added to the scores of later queries.
+    unchanged. The logarithm of a token's weight is added to the scores of later queries; where
+    several ranges contain the token, the last one holds.
 
     Args:
         query: [sequence, token, head, unit], of any dtype.
@@ -234,9 +235,9 @@ def redistribute(
     """
     unit_count = activations.shape[-1]
     small_count = max(1, round(share * unit_count))
-    sizes, fractions = activations.abs(), draw_numbers(positions, unit_count, seed)
+    magnitudes, fractions = activations.abs(), draw_numbers(positions, unit_count, seed)
     # [token, unit] each token has its own threshold, because prompts come in chunks
-    is_small = sizes <= sizes.kthvalue(small_count, -1, keepdim=True).values
+    is_small = magnitudes <= magnitudes.kthvalue(small_count, -1, keepdim=True).values
     outer_ends = torch.where(
         activations >= 0,
         activations.kthvalue(int(OUTWARD_QUANTILE * unit_count), -1, keepdim=True).values,
@@ -245,13 +246,16 @@ def redistribute(
     steps = torch.where(is_small, outer_ends * fractions - activations, 0)
     if sham is not None:
         # a sham moves the units with the largest of these numbers
-        ranks = sizes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
+        ranks = magnitudes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
         is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
+        # only proportions of these steps matter, because their norm is replaced below
         sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
         if sham == "inward":
             sham_steps = -sham_steps
         sham_norms = sham_steps.norm(dim=-1, keepdim=True)
-        # activations that are zero have no sign, so a token may have none that a sham can move
+        # Activations that are zero have no sign, so all sham steps of a token may be zero. The
+        # division by their norm gives infinity or NaN, which nan_to_num makes finite: the product
+        # with the steps is then zero.
         steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / sham_norms).nan_to_num()
     return activations + steps
 

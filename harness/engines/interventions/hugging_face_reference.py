@@ -30,6 +30,11 @@ REFERENCE_ATTENTION = "mless_interventions"
 class ReferenceModel:
     """A model of Hugging Face's whose attention and activations a prompt's intervention changes.
 
+    Some changes need states of tokens that are computed before the prompt, without changes. For the
+    kind `mlp_output` these tokens are the `source`: a beginning of the prompt, of whose last token
+    the MLP outputs are used. For the kind `filler` they are the `phantom`: a filler that is not in
+    the prompt, but whose keys and values are added in Layer 1.
+
     Args:
         model_name: The model's folder or hub name.
         dtype: The type of its weights.
@@ -45,7 +50,10 @@ class ReferenceModel:
         self._indices = self._positions = torch.zeros(0)
         """[token] The indices of a pass's tokens in the prompt, and their positions after gaps."""
         self._phantom_states: Sequence[Tensor] = ()
-        """The first layer's keys and values [1, token, head, unit] of a phantom filler."""
+        """The first layer's keys and values [1, token, head, unit] of the tokens computed last.
+
+        These are the phantom's if the prompt has one: the kind `filler` is always alone.
+        """
         self._last_output_by_layer: dict[int, Tensor] = {}
         """By layer, the MLP's output for the last token of the last pass."""
         self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
@@ -82,29 +90,32 @@ class ReferenceModel:
                 self._compute_source(source, change.get("start", 0))
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
-        ids, cache, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
+        ids, past_states, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
             self._indices = start + torch.arange(ids.shape[1], device=ids.device)
             self._positions = add_gap(self._indices, *find_gap(self._changes))
             output = self.model(
                 ids,
                 position_ids=self._positions[None],
-                past_key_values=cache,
+                past_key_values=past_states,
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache, start = output.past_key_values, start + ids.shape[1]
+            past_states, start = output.past_key_values, start + ids.shape[1]
             # in float32, whatever the model's type: leads of near-ties are small
             top_two = output.logits[0, -1].float().log_softmax(-1).topk(2)
             reply["tokens"].append(int(top_two.indices[0]))
             reply["logprobs"].append(float(top_two.values[0]))
             reply["leads"].append(float(top_two.values[0] - top_two.values[1]))
-            # the next pass has this token alone; all earlier ones are in the cache
+            # the next pass has this token alone; `past_states` has all earlier ones
             ids = top_two.indices[:1][None]
         return reply
 
     def _compute_source(self, token_ids: Sequence[int], start: int) -> None:
-        """Compute the outputs of a source, and the keys and values of a phantom filler."""
+        """Store the MLP outputs, and Layer 1's keys and values, of a source or a phantom.
+
+        Either change uses only its own kind of states. `start` is the position of the first token.
+        """
         ids = torch.tensor([token_ids], device=self.model.device)
         positions = start + torch.arange(ids.shape[1], device=ids.device)
         output = self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1)
@@ -150,6 +161,9 @@ class ReferenceModel:
             key_count = key.shape[2]
             indices = torch.arange(key_count - query.shape[2], key_count, device=query.device)[None]
             query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+            # A layer has at most one change of attention. Phantom keys come last because
+            # `changed_weights` expects them there; it hides them from queries before the filler's
+            # place. Their order has no effect, as keys contain their positions.
             if changes[0].get("phantom"):
                 key = torch.cat([key, self._phantom_states[0]], 1)
                 value = torch.cat([value, self._phantom_states[1]], 1)

@@ -1,7 +1,8 @@
 """The check of interventions with the loaded engine, against answers of Hugging Face.
 
-Every engine answers a few prompts of every arm. It must give the answers of Hugging Face with the
-same arithmetic: the same tokens until the first near-tie, with the same log-probabilities.
+Every engine answers a few prompts of every arm, that is, of every condition. It must give the
+answers of Hugging Face with the same arithmetic: the same tokens until the first near-tie, with the
+same log-probabilities.
 """
 
 import math
@@ -181,8 +182,8 @@ def logprob_distance(
 ) -> float:
     """The largest difference of a log-probability of two greedy answers.
 
-    It is taken up to the first token that differs, and infinite if the expected reply has no
-    near-tie there.
+    It is taken up to the first token that differs. There the expected reply must have a near-tie:
+    its token leads the next best one by `bound` or less. The distance is infinite if it has none.
     """
     largest_difference = 0.0
     expected_columns = [expected_reply[name] for name in ("tokens", "logprobs", "leads")]
@@ -208,8 +209,8 @@ def compare_with_reference(
         reference: As `ask_reference` returns it.
 
     Returns:
-        `prompts`, their number by arm. `bound` and `largest`: the largest difference of a
-        log-probability that agrees, and the largest in these replies.
+        `prompts`, their number by arm; `bound`, the largest difference of log-probabilities at
+        which replies agree; and `largest`, the largest difference in these replies.
 
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
@@ -218,11 +219,11 @@ def compare_with_reference(
     bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
     prompt_count_by_arm, disagreements, largest_difference = {}, [], 0.0
     for arm_name, arm_replies in replies_by_arm.items():
-        pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
-        distances = [logprob_distance(reply, expected, bound) for reply, expected in pairs]
+        reply_pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
+        distances = [logprob_distance(reply, expected, bound) for reply, expected in reply_pairs]
         prompt_count_by_arm[arm_name] = len(distances)
         largest_difference = max([largest_difference, *distances])
-        agreeing_count = sum(difference <= bound for difference in distances)
+        agreeing_count = sum(distance <= bound for distance in distances)
         if agreeing_count < len(distances):
             disagreements.append(f"{arm_name} {agreeing_count} of {len(distances)}")
     if disagreements:

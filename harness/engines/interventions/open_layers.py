@@ -138,6 +138,11 @@ def _find_obstacle(
 
 
 def _refuse_arguments(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> None:
+    """Refuse model arguments that exclude open layers, or changed activations.
+
+    Raises:
+        ConfigError: there is such an argument.
+    """
     for name, feature in _FEATURE_BY_ARGUMENT.items():
         value = arguments.get(name)
         # in Python True equals 1, but 1 is a default of sizes, not of switches

@@ -145,7 +145,8 @@ class Group:
     def slots(self, block_table: Tensor, block_size: int) -> Tensor:
         """[request, position] The slots of the keys of all positions in the layers of this table.
 
-        Layers with sliding windows have another table than those without.
+        A slot is the place of one token's keys and values in vLLM's cache. Layers with sliding
+        windows have another table than those without.
         """
         if self._block_table is not block_table:
             self._block_table = block_table

@@ -6,6 +6,9 @@ have an intervention. It changes these rows in four places: the positions before
 output of a layer's attention, and the activations and the output of a layer's MLP. Keys and values
 that a changed layer reads again are stored by slot beside vLLM's own cache, whose form differs by
 backend.
+Two kinds of tokens are computed by themselves first. A source is the beginning of a prompt, of
+whose last token the MLP outputs replace others. A phantom is a filler that is not in the prompt,
+but whose keys and values are added in the first layer.
 Rows are counted: an operation that was skipped, as by a CUDA graph, ends the run.
 """
 
@@ -142,7 +145,11 @@ class WorkerInterventions:
         return int((available_bytes - recording_bytes) * self._layer_count / stored_layer_count)
 
     def prepare(self, scheduled: Any, token_counts: np.ndarray) -> Any:
-        """List the changes and recordings of the next step, and move positions after gaps."""
+        """List the changes and recordings of the next step, and move positions after gaps.
+
+        First the rows of the last step are checked, and sums of complete prompts are written. vLLM
+        gets the inputs that its own method makes, which this one replaces.
+        """
         self.check_rows()
         self._send_sums()
         inputs = self._prepare_as_vllm(scheduled, token_counts)
@@ -166,12 +173,15 @@ class WorkerInterventions:
         return bool(self._is_uniform_decode(*arguments, **options))
 
     def _list_chunks(self, token_counts: np.ndarray) -> None:
-        """List the requests of the step that have an intervention or are recorded."""
+        """List the requests of the step that have an intervention or are recorded.
+
+        The rows that each must change or record are added to `expected_rows`.
+        """
         self._chunks, next_row = [], 0
         batch, requests = self._runner.input_batch, self._runner.requests
         first_indices = batch.num_computed_tokens_cpu[: len(token_counts)].tolist()
-        columns = zip(batch.req_ids, token_counts.tolist(), first_indices, strict=True)
-        for request_index, (request_id, token_count, first_index) in enumerate(columns):
+        scheduled_requests = zip(batch.req_ids, token_counts.tolist(), first_indices, strict=True)
+        for request_index, (request_id, token_count, first_index) in enumerate(scheduled_requests):
             first_row = next_row
             next_row += token_count
             parameters = requests[request_id].sampling_params
@@ -294,12 +304,12 @@ class WorkerInterventions:
         These are the sums of a step's prompts and their copy, the keys of two prompts in chunks,
         and six copies of weights: see WEIGHTS_AT_ONCE.
         """
-        model, layer_count = self._config.model_config, len(self._recorded_layers)
+        model, recorded_layer_count = self._config.model_config, len(self._recorded_layers)
         longest_prompt = model.max_model_len
         most_tokens = self._config.scheduler_config.max_num_batched_tokens + longest_prompt
-        sum_count = layer_count * self._set_count * self._head_count * most_tokens
+        sum_count = recorded_layer_count * self._set_count * self._head_count * most_tokens
         kv_head_count = model.get_num_kv_heads(self._config.parallel_config)
-        key_numbers = layer_count * longest_prompt * kv_head_count * model.get_head_size()
+        key_numbers = recorded_layer_count * longest_prompt * kv_head_count * model.get_head_size()
         weight_count = max(WEIGHTS_AT_ONCE, self._head_count * longest_prompt)
         float_count = 2 * sum_count + 6 * weight_count
         return int(float_count * torch.float32.itemsize + 2 * key_numbers * model.dtype.itemsize)
@@ -335,7 +345,14 @@ class WorkerInterventions:
     def _record_and_attend(
         self, layer: int, states: Sequence[Tensor], metadata: Any, output: Tensor
     ) -> None:
-        """Record a layer's attention in this step, and write the changed rows over its output."""
+        """Record a layer's attention in this step, and write the changed rows over its output.
+
+        Args:
+            layer: The layer, from 0.
+            states: Query, key and value [row, head, unit] of the step.
+            metadata: vLLM's tables of the slots in its cache.
+            output: [row, ...] The layer's attention, changed in place.
+        """
         query, *new_states = states
         if layer in self._recorded_layers:
             for queries in self._recorded_queries:
@@ -349,8 +366,9 @@ class WorkerInterventions:
             key, value = (stored[slots] for stored in self._stored_states[layer])
             if group.attention_changes.most_phantoms:
                 group.phantoms = group.phantoms or self._pad_phantoms(group.changes, key)
-                pairs = zip((key, value), group.phantoms, strict=True)
-                key, value = (torch.cat(pair, 1) for pair in pairs)
+                # the keys with those of phantoms, then the values with theirs
+                states_and_phantoms = zip((key, value), group.phantoms, strict=True)
+                key, value = (torch.cat(tensors, 1) for tensors in states_and_phantoms)
             score_factor = self._attention_module(layer).impl.scale
             attended = attend_with_changes(
                 query[group.rows], key, value, score_factor, group.indices, group.attention_changes
@@ -391,6 +409,7 @@ class WorkerInterventions:
         # the diagonal has each query's weight for its own token
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
         sums_without_own_token = queries.sets[:SETS_WITHOUT_OWN_TOKEN] @ weights
+        # [set, head, key]
         sums = torch.cat([sums_without_own_token, sums_with_own_token], 1).transpose(0, 1)
         recording.add_sums(self._recorded_layers.index(layer), sums)
         self.applied_rows += len(queries.indices)
@@ -470,9 +489,12 @@ class WorkerInterventions:
         distinct_fillers = [*dict.fromkeys(fillers)]
         indices = copy_to(key.device, [distinct_fillers.index(filler) for filler in fillers])
         empty = key.new_empty(0, *key.shape[2:])
-        pairs = [self._phantom_states.get(filler, (empty, empty)) for filler in distinct_fillers]
-        columns = map(list, zip(*pairs, strict=True))
-        return [pad_sequence(column, batch_first=True)[indices] for column in columns]
+        states_by_filler = [
+            self._phantom_states.get(filler, (empty, empty)) for filler in distinct_fillers
+        ]
+        # the keys of all fillers, and their values
+        keys_and_values = map(list, zip(*states_by_filler, strict=True))
+        return [pad_sequence(states, batch_first=True)[indices] for states in keys_and_values]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
         """Write the changed activations of a layer, times `up`, over their rows."""
@@ -480,6 +502,7 @@ class WorkerInterventions:
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
             activations, positions = self._activation(gate), self._runner.positions[rows]
+            # all requests of such a group have the same changes
             for change in select_changes(group.change_lists[0], layer, "activations"):
                 activations = change_activations(activations, positions, change)
             out[rows] = activations * up
@@ -487,9 +510,11 @@ class WorkerInterventions:
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
         """Write the changed outputs of a layer's MLP over their rows."""
+        # in the pass of a source: see `_compute_sources`
         if self._new_outputs is not None:
             self._new_outputs[layer] = out[-1].clone()
         for group in self._select_groups(layer, "outputs"):
+            # all requests of such a group have the same change
             rows, change = group.rows.flatten(), group.changes[0]
             source = self._outputs_by_source[tuple(change["source"])][layer]
             is_changed = torch.isin(group.indices.flatten(), copy_to(out.device, change["tokens"]))
@@ -510,7 +535,7 @@ class WorkerInterventions:
             start = change.get("start", 0)
             if not token_ids or (start, token_ids) in self._phantom_states:
                 continue
-            # without groups, nothing is changed in this pass
+            # Without groups, nothing is changed here. `change_outputs` fills `_new_outputs`.
             self._new_outputs, self._groups = {}, {}
             ids = copy_to(self._runner.device, token_ids)
             blocks = self._decoder.layers
@@ -526,7 +551,10 @@ class WorkerInterventions:
             self._outputs_by_source[token_ids], self._new_outputs = self._new_outputs, None
 
     def _select_groups(self, layer: int, target: str) -> list[Group]:
-        """The groups whose change is one of the layer's target; all members have the same."""
+        """The groups whose change is of this target: one of TARGET_BY_KIND, and in this layer.
+
+        The first request's change decides, as all requests of a group share target and layers.
+        """
         return [
             group
             for group in self._groups.values()
@@ -563,6 +591,7 @@ class _ChangedModule(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         out: Tensor = self.module(states)
+        # changed activations are computed again from the inputs `gate` and `up`, which `states` has
         torch.ops.mless.change_rows(states if self.is_activation else None, out, self.layer)
         return out
 
