@@ -20,5 +20,5 @@ def report(
     from harness.display.report.report_page import write_report
     from harness.runs.run_paths import locate_runs
 
-    size = write_report(locate_runs(runs), output, baseline=baseline, metric=metric)
-    typer.echo(f"report  {output} ({size / 1e6:.1f} MB)")
+    byte_count = write_report(locate_runs(runs), output, baseline=baseline, metric=metric)
+    typer.echo(f"report  {output} ({byte_count / 1e6:.1f} MB)")

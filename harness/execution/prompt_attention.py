@@ -70,9 +70,11 @@ class PromptAttention(list[Weights]):
     def show(self) -> Page:
         """The interactive page. A notebook displays it if it is the last value of a cell."""
         prompts = []
-        for mean, rows, tokens in zip(self, self.rows, self.tokens, strict=True):
+        for mean_weights, rows, tokens in zip(self, self.rows, self.tokens, strict=True):
             positions = np.arange(len(tokens))
-            prompt = describe_prompt(tokens, mean, rows, np.zeros_like(positions), positions)
+            prompt = describe_prompt(
+                tokens, mean_weights, rows, np.zeros_like(positions), positions
+            )
             prompts.append(pack({self.model: prompt}))
         facts = {
             "name": self.model,
@@ -135,11 +137,11 @@ def attention(
     for prompt_index, ((token_ids, _), row_count) in enumerate(
         zip(tokenized_prompts, row_counts, strict=True)
     ):
-        size = len(token_ids)
+        length = len(token_ids)
         # All prompts must have the same number of sets: one of all queries, an empty one, and one
         # of each query alone. A query's attention to its own token counts only after the first
         # SETS_WITHOUT_OWN_TOKEN sets, so the empty set comes before the sets of single queries.
-        query_sets = [[1] * size, [0] * size, *single_query_sets(row_count, size, most_rows)]
+        query_sets = [[1] * length, [0] * length, *single_query_sets(row_count, length, most_rows)]
         requests.append(recording_request(token_ids, query_sets, name=str(prompt_index)))
     layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
     with closing(

@@ -1,4 +1,9 @@
-"""Grades without a model: a finished run again, or completions that mless did not generate."""
+"""Grades without a model: a finished run again, or completions that mless did not generate.
+
+A log of lm-eval may hold, besides a completion, the answer that a filter of its task extracted from
+it. The form of an answer says how it was found: by such a filter, in a box, after a marker as in
+`The answer is`, and so on.
+"""
 
 import re
 from collections import Counter
@@ -242,26 +247,33 @@ def _contains_answer(text: str, answer: str) -> bool:
 
 
 def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
+    """The completions of a log of lm-eval; none if its task only scores given continuations.
+
+    What a filter extracted is the answer. It is left empty, so that `_make_jobs` searches the
+    completion, if the filter returned no answer of this sample. In a log of our tasks the
+    completion is left empty instead, because our grader has searched it already.
+    """
     log = read_log(path, metric=metric)
     is_of_our_task = (log.metric or "").startswith("verdict")
     for prompt in log.prompts:
         reasoning_start = "" if is_of_our_task else find_open_reasoning(prompt.prompt)[0]
         for sample, score in prompt.graded_samples:
-            # a task that scores given continuations has no completions
-            if sample.completion is None:
-                continue
             completion, answer = sample.completion, (score.answer or "").strip()
+            if completion is None:
+                continue
             is_right: bool | None = score.verdict == "correct" if score.verdict else None
-            is_whole_text = "\n" in answer or answer == completion.strip()
-            # the filter of a majority gives all samples the same answer and verdict
-            is_of_majority = answer not in completion and len(prompt.completions) > 1
             if is_of_our_task:
-                # our grader has already read the answer, and an empty completion has no other
+                # so that no other answer is found in it where our grader found none
                 completion = ""
-            elif is_whole_text or answer == _NO_MATCH or find_answer(answer)[0] in MARKER_BY_FORM:
-                # the filter found no answer or did not look for one, so the completion is searched
+            elif "\n" in answer or answer in (_NO_MATCH, completion.strip()):
+                # the filter looked for no answer and returned a whole text, or found none
                 answer = ""
-            elif is_of_majority:
+            elif find_answer(answer)[0] in MARKER_BY_FORM:
+                # the filter returned a sentence such as `The answer is 5.`
+                answer = ""
+            elif answer not in completion and len(prompt.completions) > 1:
+                # the filter of a majority gives all samples of a problem one answer and verdict,
+                # which say nothing about this sample
                 answer, is_right = "", None
             yield LoggedCompletion(
                 prompt.problem_id,
@@ -276,6 +288,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
 
 
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
+    """The completions of a table, or of a log of Inspect or lighteval. A row may hold several."""
     table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
     for number, (location, row) in enumerate(table.rows, start=1):
         problem_id = str(row.get("item") or number)

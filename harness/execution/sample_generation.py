@@ -1,4 +1,7 @@
-"""Generates the missing samples of a plan and grades them meanwhile."""
+"""Generates the missing samples of a plan and grades them meanwhile.
+
+A session is the work of one process on a run: a run that was interrupted has several.
+"""
 
 import sys
 import time
@@ -45,7 +48,7 @@ def generate_and_grade(
     session = _Session(plan, sampling, folder, quiet=quiet)
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         # first, so that the graders are busy while the model loads
-        session.grade_recorded(scorer)
+        session.take_recorded(scorer)
         if session.missing_requests:
             session.generate(scorer, engines)
         session.show_scores(scorer.finish())
@@ -92,13 +95,18 @@ class _Session:
         count_by_line = Counter(self._progress_line(key) for key in self._request_by_key)
         self._progress = Progress(count_by_line, most_tokens=sampling.max_tokens, quiet=quiet)
 
-    def grade_recorded(self, scorer: Scorer) -> None:
-        """Give the graders the samples of earlier sessions that have no score."""
+    def take_recorded(self, scorer: Scorer) -> None:
+        """Take up the samples of earlier sessions.
+
+        They are shown as recorded, and graded if they have no score. What they tell of a server is
+        kept for `generate`: how it counts tokens, and which model it served last.
+        """
         if not self.missing_requests:  # else the facts are noted when the engine is loaded
             self._folder.note(SESSION_PREFIX, self._session_facts)
         journal = RunFiles(self._folder.path).journal
         for number, sample in enumerate(journal.records):
             self._progress.count_recorded(self._line_by_task[sample.task])
+            # new replies must agree with the server's count of tokens in the recorded ones
             self._held_replies.compare(sample)
             # every sample, because `submit` skips those that have their score
             scorer.submit(sample)

@@ -1,4 +1,7 @@
-"""Grade and audit every sample in the grader pool, while others are still generated."""
+"""Grade and audit every sample in the grader pool, while others are still generated.
+
+An audit asks other graders for their verdicts on the same completion.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
@@ -96,6 +99,7 @@ class Scorer:
             yield from self._collect([result])
 
     def _collect(self, results: Iterable[tuple[Any, Grade]]) -> list[Score]:
+        """Store the pool's grades as scores, and return them; `key` is the sample's."""
         scores = []
         for key, grade in results:
             score_fields = {"key": key, **structs.asdict(grade)}

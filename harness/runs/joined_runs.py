@@ -83,7 +83,11 @@ def load_runs(
 
 
 def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
-    """One run with the conditions of all."""
+    """One run with the conditions of all.
+
+    Two runs may share a condition only if they are pooled and differ in nothing but their seed.
+    Where the seeds are not known, they need not differ.
+    """
     receipts = list_comparable_receipts(runs)
     for old_run, new_run in combinations(runs, 2):
         if old_run.name == new_run.name:
@@ -264,10 +268,12 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
     Empty if they are the same, or if a run has no such texts.
     """
     old_texts, new_texts = old_run.problems.get(role, {}), new_run.problems.get(role, {})
-    shared_ids = [name for name in old_texts if name in new_texts]
+    shared_ids = [problem_id for problem_id in old_texts if problem_id in new_texts]
     if old_texts and new_texts and not shared_ids:
         return "they have no problem in common"
-    changed_ids = [name for name in shared_ids if old_texts[name] != new_texts[name]]
+    changed_ids = [
+        problem_id for problem_id in shared_ids if old_texts[problem_id] != new_texts[problem_id]
+    ]
     if not changed_ids:
         return ""
     # If several gold answers agree and all questions differ, the problems are the same, and what

@@ -113,6 +113,7 @@ class Journal:
             self._write_line(header)
 
     def _write_line(self, record: JsonObject | KeyedRecord) -> None:
+        """Write a whole line at the end of the file, or none of it."""
         line = msgspec.json.encode(record) + b"\n"
         line_start, written_size = os.lseek(self._file_descriptor, 0, os.SEEK_END), 0
         with explain_write_errors(self.path):
@@ -148,6 +149,7 @@ class StoredJournal(Generic[_Record]):
         self._start_reading()
 
     def _start_reading(self) -> None:
+        """Begin at the first line, and read the header."""
         self._digest, self.torn_bytes = hashlib.sha256(), 0
         self.notes: list[JsonObject] = []
         self._numbered_lines: Iterator[tuple[int, bytes]] = self._read_lines()
@@ -250,11 +252,13 @@ def changed_settings_error(path: Path, changes: list[str]) -> JournalError:
 
 
 def _short_json(value: Any) -> str:
+    """A value as JSON of at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _decode(decoder: msgspec.json.Decoder[Any], path: Path, line_number: int, line: bytes) -> Any:
+    """The record in a line; the error for a damaged one names the line and what helps."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

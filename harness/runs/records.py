@@ -158,10 +158,14 @@ class StoredPrompt(Struct, omit_defaults=True):
         remaining_text = re.sub(
             rf"(?s)({reasoning_pattern})|{question_pattern}", r"\1", prompt_end + completion
         )
+        # the prompt's end was put before the completion only for the patterns
         return remaining_text[len(prompt_end) :]
 
     def _find_question_label(self) -> str:
-        """The format's text before the problem, the same with and without a filler between them."""
+        """The format's last text before the problem, if only a filler stands between them.
+
+        It is empty if any other text stands there. So it is the same with and without a filler.
+        """
         question_label = ""
         for segment in self.doc.get("segments") or ():
             if segment["role"] == "problem":
@@ -402,6 +406,7 @@ class Identity(Struct, kw_only=True):
     prompts_sha256: str
     contrasts: list[Contrast]
     primary: Contrast | None
+    # the field of the file is called `arms`
     tasks: Annotated[dict[str, Task], Meta(min_length=1)] = msgspec.field(name="arms")
     examples: ExampleIds | None = None
     looks: int = 1

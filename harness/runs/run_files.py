@@ -30,6 +30,7 @@ JOURNAL = "journal.jsonl"
 SCORES = "scores.jsonl"
 PROMPTS = "prompts.jsonl"
 RECEIPT = "run.json"
+"""The receipt: the facts of a finished run. A folder without it has no finished run."""
 
 
 def current_score_versions() -> ScoreVersions:

@@ -125,6 +125,7 @@ class RunFolder:
 
 
 def _write_prompts(file: IO[bytes], prompts: Sequence[StoredPrompt]) -> None:
+    """Write each prompt as a line of JSON."""
     file.writelines(msgspec.json.encode(prompt) + b"\n" for prompt in prompts)
 
 
@@ -176,7 +177,7 @@ def extend_identity(
     A run can be extended by problems, samples and conditions, as long as its prompts stay the same:
     then nothing that is recorded becomes wrong. The contrasts that it tests stay too, so added
     conditions are exploratory. Problems or samples that are added to a finished run, whose table
-    was printed, cost a further look.
+    was printed, cost a further look: a further test of each contrast, for which its p is adjusted.
 
     Raises:
         JournalError: the run has other settings, or its prompts are damaged. The message names

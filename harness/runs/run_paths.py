@@ -58,9 +58,10 @@ def locate_run(names: Sequence[str]) -> RunPath:
 
 
 def _find_runs(path: Path) -> list[Path]:
-    """The run itself, or the finished runs in a folder of runs and in its subfolders.
+    """The run itself, or the finished runs in a folder of runs.
 
-    lm-eval makes a folder for each model around its logs.
+    They are its subfolders, or the subfolders of these, because lm-eval makes a folder for each
+    model around its logs. Without any, they are the logs of Inspect in the folder.
     """
     if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
         return [path]
@@ -87,4 +88,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _subfolders(path: Path) -> list[Path]:
+    """The folders in a folder, in the order of their names."""
     return sorted(filter(Path.is_dir, path.iterdir()))

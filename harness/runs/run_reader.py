@@ -62,7 +62,7 @@ _RECEIPT_FACTS = (
     "git_revision",
     "added_tokens",  # only runs on servers have it
 )
-"""Facts that a table's receipt has as the run's receipt has them."""
+"""Facts that a table's receipt takes unchanged from the run's receipt."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -376,7 +376,7 @@ def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
         first_samples = [
             (sample, score) for sample, score in graded_samples if not sample.replicate
         ]
-        first_samples.sort(key=lambda pair: pair[0].sample_index)
+        first_samples.sort(key=lambda graded_sample: graded_sample[0].sample_index)
         answered_prompts.append(
             AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(first_samples))
         )

@@ -144,7 +144,7 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
     docs = [prompt.doc for prompt in prompts]
     model_label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
-    values_by_column = {
+    cells_by_column = {
         "model": [model_label] * len(prompts),
         "condition": [prompt.condition for prompt in prompts],
         "layout": [prompt.layout for prompt in prompts],
@@ -158,11 +158,12 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
     for prompt in prompts:
         first_prompt_by_id.setdefault(prompt.doc["id"], prompt)
     for name in ("cluster", "question"):
-        values_by_column[name] = [getattr(first_prompt_by_id[doc["id"]], name) for doc in docs]
+        cells_by_column[name] = [getattr(first_prompt_by_id[doc["id"]], name) for doc in docs]
     columns = pandas.DataFrame(
         {
-            name: pandas.Categorical(values, categories=list(dict.fromkeys(values)), ordered=True)
-            for name, values in values_by_column.items()
+            # in the order in which they first occur, which is that of tables
+            name: pandas.Categorical(cells, categories=list(dict.fromkeys(cells)), ordered=True)
+            for name, cells in cells_by_column.items()
         }
     )
     if any(prompt.draw for prompt in prompts):
@@ -171,7 +172,7 @@ def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -
         name: condition.describe() for name, condition in read_conditions(receipt["config"]).items()
     }
     for name in ("filler", "filler_tokens", "placement", "words"):
-        values = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
-        columns[name] = pandas.array(values, dtype="Int32" if name == "filler_tokens" else "str")
+        cells = [facts_by_condition.get(prompt.condition, {}).get(name) for prompt in prompts]
+        columns[name] = pandas.array(cells, dtype="Int32" if name == "filler_tokens" else "str")
     columns["prompt_sha256"] = [prompt.prompt_sha256 for prompt in prompts]
     return columns

@@ -147,4 +147,5 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
 
 
 def _short_hash(sha256: Any) -> str:
+    """The first digits of a hash, which suffice to compare two receipts; empty without a hash."""
     return str(sha256)[:8] if sha256 else ""

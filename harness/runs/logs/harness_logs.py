@@ -1,6 +1,7 @@
 """Scores of other harnesses: Inspect's logs, lighteval's details, and tables; lm-eval's are apart.
 
-What a file is follows from its content.
+What a file is follows from its content. Each reader makes rows whose keys are the roles of
+`score_tables`, such as `item` and `score`.
 """
 
 import json
@@ -161,13 +162,17 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
 
 
 def _is_greedy(temperature: float | None) -> bool | None:
+    """Whether the likeliest token was always taken; None if the temperature is not known."""
     return None if temperature is None else temperature == 0
 
 
 def _choose_score(
     location: str, value_by_metric: Mapping[str, Any], metric: str | None
 ) -> tuple[str, Any]:
-    """A metric, `NAME` or `NAME,KEY`, and its value; without a name the only one."""
+    """A metric and its value; without a name the only one.
+
+    A metric whose value is a mapping counts as several, each named `NAME,KEY`.
+    """
     value_by_name: dict[str, Any] = {}
     for name, value in value_by_metric.items():
         if isinstance(value, Mapping) and value:

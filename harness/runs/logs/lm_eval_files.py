@@ -130,10 +130,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
             origin = f"{path}, line {line_number}"
             fault = f"{origin}: not a line of lm_eval --log_samples"
             try:
-                line_values = json.loads(line_text)  # accepts NaN, which lm-eval writes
+                line_fields = json.loads(line_text)  # accepts NaN, which lm-eval writes
             except (ValueError, RecursionError) as error:
                 raise RunError(f"{fault}: {error}. {TABLE_HINT}") from None
-            yield origin, line_values, as_record(LogLine, line_values, fault)
+            yield origin, line_fields, as_record(LogLine, line_fields, fault)
 
 
 def read_results(log_path: Path) -> ResultsFile:
@@ -149,9 +149,9 @@ def read_results(log_path: Path) -> ResultsFile:
     if not results_path.is_file():
         return ResultsFile(task=match["task"])
     try:
-        values = json.loads(results_path.read_bytes())
+        stored_results = json.loads(results_path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{results_path} is not a results file of lm-eval: {error}.") from None
-    results = as_record(ResultsFile, values, results_path)
+    results = as_record(ResultsFile, stored_results, results_path)
     results.task = match["task"]
     return results

@@ -109,7 +109,10 @@ def _describe_logs(
 
 
 def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonObject]:
-    """The `Condition.reference_fields` of the reference conditions among the logs', by name."""
+    """The `Condition.reference_fields` of the reference conditions among the logs', by name.
+
+    Those are conditions whose documents have a kind: other texts, or the positive control.
+    """
     reference_by_condition = {}
     for _, (prompt, *_) in logs_by_condition.values():
         doc = prompt.doc
@@ -121,6 +124,9 @@ def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonO
 
 def _group_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> LogsByCondition:
     """The prompts of all logs, under the conditions that the user or the documents name.
+
+    Each prompt is given its condition. The surroundings of a problem's prompts (the text besides
+    the document's) must be the same under all conditions, or they would count as an effect.
 
     Raises:
         RunError: a condition is not known, or has two logs.
@@ -143,7 +149,7 @@ def _group_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> Logs
                     f"{log.path}."
                 )
             prompts.append(prompt)
-            if prompt.surroundings is None:
+            if prompt.surroundings is None:  # unknown, so there is nothing to compare
                 continue
             first_prompt = first_prompt_by_layout_and_id.setdefault(
                 (prompt.layout, prompt.problem_id), prompt

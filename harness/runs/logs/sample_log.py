@@ -1,7 +1,9 @@
 """A sample log of lm-eval (`--log_samples`): its prompts, samples and verdicts.
 
 Logs of our tasks have condition, segments and grades in them. In logs of other tasks, a metric says
-what is right, and the segments are found only if `mless tasks --wrap` wrote the task.
+what is right, and the segments are found only if `mless tasks --wrap` wrote the task. A filter of
+lm-eval extracts the answers from completions. A task may have several filters, and then its log has
+a line for each problem and filter.
 """
 
 import json
@@ -103,13 +105,13 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     problem_hashes = {}
     gold_by_question: dict[str, tuple[str, str]] = {}
     filter_names: dict[str, None] = {}
-    for origin, line_values, line in read_lines(path):
+    for origin, line_fields, line in read_lines(path):
         # the keys of a dict, because a set would lose the order
         filter_names[line.filter] = None
         filter_name = filter_name or line.filter
         if line.filter != filter_name:
             continue
-        metric_name, grades = _read_grades(origin, line_values, line, metric_name)
+        metric_name, grades = _read_grades(origin, line_fields, line, metric_name)
         prompt = _read_prompt(origin, line, results, grades)
         if prompt.problem_id in prompt_by_problem_id:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
@@ -139,7 +141,7 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
 
 
 def _read_grades(
-    origin: str, line_values: JsonObject, line: LogLine, metric: str
+    origin: str, line_fields: JsonObject, line: LogLine, metric: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
 
@@ -155,12 +157,12 @@ def _read_grades(
             raise RunError(f"{origin}: its grade: {error}.") from None
         if grades:
             return "verdict", grades
-    metric = metric or next((name for name in METRIC_NAMES if name in line_values), "")
+    metric = metric or next((name for name in METRIC_NAMES if name in line_fields), "")
     if not metric:
         return "", []
-    metric_value = line_values.get(metric, "missing")
+    metric_value = line_fields.get(metric, "missing")
     if metric_value not in (0, 1):
-        metric_names = ", ".join(line_values.get("metrics") or ()) or "none"
+        metric_names = ", ".join(line_fields.get("metrics") or ()) or "none"
         raise RunError(
             f"{origin}: the metric {metric!r} is {metric_value}: expected 0 or 1. The log has "
             f"{metric_names}. {TABLE_HINT}"
@@ -180,6 +182,7 @@ def _read_prompt(
     document_texts: list[str] = []
     if is_ours(line.doc):
         condition, layout = doc["condition"], _find_layout(doc, prompt_text, results)
+        # with examples, the surroundings would hold the texts of other documents
         if not results.task_config.num_fewshot:
             document_texts = [segment.text for segment in document_prompt(doc).segments]
     else:
@@ -246,6 +249,8 @@ def _remove_document_texts(
 ) -> str | None:
     """The text of a prompt without its document's texts and without blanks; None without texts.
 
+    The texts are found from the last to the first, each before the one that follows it.
+
     Raises:
         RunError: the prompt lacks a text, because lm-eval sent a prompt of another command.
     """
@@ -265,7 +270,11 @@ def _remove_document_texts(
 
 
 def _read_question(line: LogLine, results: ResultsFile) -> str:
-    """The text that is the same in all copies of a problem of another task."""
+    """The text of a problem of another task, which is the same in all copies of the problem.
+
+    It is the text of all requests. With examples, which may differ between copies, it is all fields
+    of the document but ids and the target.
+    """
     if results.task_config.num_fewshot:
         # prompts of a problem may differ in their examples, so the document's fields are compared
         question_texts = [

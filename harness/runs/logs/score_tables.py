@@ -1,7 +1,8 @@
 """Tables of scores that mless did not make: an item, a condition and a score in each row.
 
-A CSV, JSON or parquet file or a pandas frame is such a table; `harness_logs` makes one of a log of
-Inspect or lighteval. `describe_scores` makes the fields of a `Run` of it.
+The role of a column says what it holds, such as `item` or `score`. A CSV, JSON or parquet file or a
+pandas frame is such a table; `harness_logs` makes one of a log of Inspect or lighteval.
+`describe_scores` makes the fields of a `Run` of it.
 """
 
 import math
@@ -203,11 +204,12 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
 
 
 def _refuse_prompts(name: str) -> NoReturn:
+    """Stand in for the reader of prompts, which a table does not have."""
     raise RunError(f"{name} has scores but no prompts: use `mless table`, `compare` or `plot`.")
 
 
 def _read_text(row: JsonObject, role: str) -> str:
-    """A row's text without further blanks; empty if it is missing."""
+    """The text of a row's cell, with single blanks; empty if the cell is missing."""
     value = row.get(role)
     # only NaN differs from itself
     return "" if value is None or value != value else fold_text(str(value))
