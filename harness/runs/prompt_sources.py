@@ -86,7 +86,8 @@ class AnsweredProblem:
         prompts: By condition.
         outcome: The outcome of a selected problem under the criterion's baseline and condition;
             None if nothing was graded.
-        is_control: Whether the problem did not flip, and was selected to match one that did.
+        is_control: Whether the problem did not flip (change its outcome between the two), and was
+            selected to match one that did.
     """
 
     id: str
