@@ -51,7 +51,7 @@ COMMANDS = {
     },
 }
 """All commands in the order of `--help`, under its headings: the module, whose name is that of its
-function and of the command, and a call. Only here `harness` names the probe."""
+function and of the command, and a call. Only this table of `harness` names the other package."""
 
 
 class _GroupedCommands(TyperGroup):

@@ -246,15 +246,15 @@ def _decode(text: str, location: str) -> Any:
         ) from None
 
 
-def _as_object(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """An object of JSON.
+def _as_object(keys_and_values: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """The object of JSON with these keys and values, of which none replaces an earlier one.
 
     Raises:
         ValueError: a key appears twice.
     """
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        keys = [key for key, _ in pairs]
+    record = dict(keys_and_values)
+    if len(record) < len(keys_and_values):
+        keys = [key for key, _ in keys_and_values]
         repeated_key = max(keys, key=keys.count)
         raise ValueError(f"the key {repeated_key!r} appears twice")
     return record

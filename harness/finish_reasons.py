@@ -25,7 +25,9 @@ _REASONS_BY_MEANING = {
 }
 """Reasons in lower-case letters without other signs, by what they mean; None: not reported."""
 _MEANING_BY_REASON = {
-    reason: meaning for meaning, words in _REASONS_BY_MEANING.items() for reason in words.split()
+    reason: meaning
+    for meaning, reasons_text in _REASONS_BY_MEANING.items()
+    for reason in reasons_text.split()
 }
 
 

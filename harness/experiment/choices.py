@@ -11,6 +11,8 @@ from harness.constants import AnswerKind, JsonObject
 from harness.data_records import LocatedRecord
 from harness.errors import DataError
 
+# The group `word` is a word for choices, and `name` is the letter or number of a single choice. A
+# column without a word is only a letter.
 _CHOICE_COLUMN = re.compile(
     r"(?:(?P<word>(?:answer_)?(?:choice|option)s?|op(?=[a-e]\Z))|(?=\W*[a-j]\W*\Z))[\W_]*"
     r"(?P<name>[a-j]|\d\d?)?\W*",
@@ -52,8 +54,10 @@ def read_choices(
         has_own_labels = len(texts) == len(labels) == len({*map(str, labels)})
         has_plain_texts = not any(isinstance(text, list | dict) for text in texts)
         is_complete = has_own_labels and has_plain_texts
-    pairs = zip(labels, texts, strict=True) if is_complete else ()
-    choices = {str(label): str(text).strip() for label, text in pairs if text not in (None, "")}
+    labelled_texts = zip(labels, texts, strict=True) if is_complete else ()
+    choices = {
+        str(label): str(text).strip() for label, text in labelled_texts if text not in (None, "")
+    }
     is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
     are_different = len({*choices.values()}) == len(choices) > 1
     if not (is_complete and is_in_order and are_different):
@@ -111,7 +115,8 @@ def find_letters(
     letters_by_kind = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):
         letters_by_kind[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in answers]
-    # the kind in which most answers name a choice
+    # The data do not state their kind. So the kind that fits most answers is taken, and the error
+    # below names an answer that does not fit it.
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     best_letters = letters_by_kind[best_kind]
     is_guessed_index = not answer_is and best_kind.startswith("index")

@@ -1,7 +1,8 @@
 """Expands the entries of a config into conditions: sweeps and references.
 
-Each combination of a sweep has a name. If the config has another condition of the positive
-control's name, the control gets a longer name.
+References are conditions that a run adds to those of its config: other texts in place of a filler,
+and a positive control, which must lower the accuracy. Each combination of a sweep has a name. If
+the config has another condition of the positive control's name, the control gets a longer name.
 """
 
 import random
@@ -66,11 +67,11 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
     values_by_key = {key: as_list(value) for key, value in sweep.items()}
     entries: list[str | dict[str, Any]] = []
-    for values in product(*values_by_key.values()):
-        settings = dict(zip(values_by_key, values, strict=True))
+    for combination in product(*values_by_key.values()):
+        settings = dict(zip(values_by_key, combination, strict=True))
         # `count: False` and `count: 0.0` equal 0 as well, and are refused later
         has_zero_count = type(settings.get("count")) is int and settings["count"] == 0
-        if has_zero_count or all(value in ("", None) for value in values):
+        if has_zero_count or all(value in ("", None) for value in combination):
             settings = _leave_out_filler(settings)
         # an empty value has no spelling
         spellings = [
@@ -102,6 +103,7 @@ def _spell_value(key: str, value: Any, key_values: list[Any]) -> str:
     as `attention-part-filler-weight-0_5`.
     """
     if key == "intervention":
+        # a minus becomes a word, because all signs become hyphens below
         text = str(value or "").replace("'kind': ", "").replace(" -", " minus")
         # so that the list `1, 3` has another name than the range `1-3`
         text = re.sub(r"(?<=\d)(\.|'?, ?'?)(?=\d)", "_", text)
@@ -201,19 +203,20 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
             f"other_texts.{family}: the seed of a text would also change the random placement of "
             f"{tested_condition.name}"
         )
+    # random texts are numbered without end, because each number gives a seed of its own
     numbers: Iterable[int] = count(1)
     if is_sentence:
         sentences = range(1, len(SENTENCES) + 1)
         numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
     for number in numbers:
-        values = {
+        settings = {
             key: getattr(tested_condition, key) for key in (*PROMPT_KEYS, "placement", "seed")
         }
         token_count = tested_condition.filler_tokens
         if is_sentence:
-            values |= {"name": f"sentence-{number}", "sentence": number, "count": token_count}
+            settings |= {"name": f"sentence-{number}", "sentence": number, "count": token_count}
         else:
-            values |= {
+            settings |= {
                 "name": f"random-tokens-{number}",
                 "random_ids": token_count,
                 "seed": seed + number,
@@ -224,7 +227,7 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
             "number": number,
             "is_in_template": tested_condition.is_in_template,
         }
-        yield validate(KIND_BY_FAMILY[family], values, f"other_texts.{family}").model_copy(
+        yield validate(KIND_BY_FAMILY[family], settings, f"other_texts.{family}").model_copy(
             update=reference_fields
         )
 

@@ -1,8 +1,9 @@
 """Examples before the question: which problems they are, and the problems of each draw.
 
 A user's own examples are in all prompts. Others come from a pool of problems that are not
-questions of the run. Each draw is taken from the entire pool, so two draws may share examples: the
-draws are a random sample of all possible draws.
+questions of the run. A draw is one choice of examples from the pool, in their order. A cluster is a
+group of problems that are never split, such as copies of a problem. Each draw is taken from the
+entire pool, so two draws may share examples: the draws are a random sample of all possible draws.
 """
 
 import random
@@ -226,8 +227,11 @@ class ExamplesConfig(Strict):
             DataError: an example of the file is also a problem.
         """
         if example_dataset is not None:
-            id_by_name = {problem.question: problem.id for problem in problems}
-            id_by_name |= {problem.cluster: problem.id for problem in problems if problem.cluster}
+            # the id of a problem with the question or the cluster of an example
+            id_by_content = {problem.question: problem.id for problem in problems}
+            id_by_content |= {
+                problem.cluster: problem.id for problem in problems if problem.cluster
+            }
             has_choices = bool(problems[0].choices)
             for example in example_dataset.problems:
                 if bool(example.choices) != has_choices:
@@ -236,7 +240,7 @@ class ExamplesConfig(Strict):
                         f"{example_dataset.source}: the example {example.id} has {choices}, unlike "
                         "the problems."
                     )
-                problem_id = id_by_name.get(example.question, id_by_name.get(example.cluster))
+                problem_id = id_by_content.get(example.question, id_by_content.get(example.cluster))
                 if problem_id is not None:
                     raise DataError(
                         f"{example_dataset.source}: the example {example.id} counts with the "

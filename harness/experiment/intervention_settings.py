@@ -8,7 +8,7 @@
   output is `scale x original + bias`. The intervention switches either term off in some layers, and
   decides whether the other layers see the filler. If they do not, the filler is not in the prompt:
   positions after it are moved, and in Layer 1 its keys and values are added, which depend only on
-  its tokens and their positions.
+  its tokens and their positions. In code such tokens, which are not in the prompt, are phantoms.
 - `redistribute`: the activations of an MLP that are nearest to zero move outward. It follows ARM of
   Shi et al. (arXiv 2510.01032), which takes its statistics over a prompt. Here the statistics are
   of one token, as tokens come in chunks and from caches.
@@ -89,12 +89,15 @@ class FillerIntervention(_LayerIntervention):
     def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
         """The intervention on one prompt.
 
+        `start` and `size` are the place and the number of the inserted tokens. With `phantom` these
+        tokens are left out of the prompt; it has the ids of those whose keys are added, if any.
+
         Raises:
             PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
         """
         positions = parts["inserted"]
-        size = len(positions)
-        is_consecutive = size > 0 and positions[-1] - positions[0] < size
+        token_count = len(positions)
+        is_consecutive = token_count > 0 and positions[-1] - positions[0] < token_count
         if not is_consecutive:
             raise PromptMismatchError(
                 "expected a filler of consecutive tokens, and without them the prompt of the "
@@ -105,12 +108,12 @@ class FillerIntervention(_LayerIntervention):
             "kind": self.kind,
             "layers": self.layer_indices,
             "start": start,
-            "size": size,
+            "size": token_count,
             "scale": self.scale,
             "bias": self.bias,
         }
         if self.has_phantoms:
-            change["phantom"] = list(token_ids[start : start + size])
+            change["phantom"] = list(token_ids[start : start + token_count])
         elif not self.other_layers:
             # only the position gap remains, which is the same for all layers
             change |= {"layers": [], "phantom": []}
@@ -154,6 +157,9 @@ class AttentionIntervention(_LayerIntervention):
 
     def find_ranges(self, parts: PositionsByPart) -> list[list[float]]:
         """Ranges of tokens as start, end, the position of the first later token, and the weight.
+
+        With `count` they have only the selected tokens, and with `keep` all except these. Otherwise
+        they have the entire part. That of a filler includes its separators, which are not selected.
 
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part.
@@ -209,6 +215,7 @@ class MLPOutputIntervention(_LayerIntervention):
         Raises:
             PromptMismatchError: the prompt has too few tokens of this part, or no instruction.
         """
+        # without the prompt's first token, whose position is 0
         positions = [position for position in parts[self.part] if position]
         check_size(self.part, len(positions), self.count or 1)
         source_length = 1
@@ -321,8 +328,8 @@ def resolve_interventions(
 ) -> list[ResolvedChange]:
     """The changes of one prompt by a list of interventions.
 
-    At most one change of the kind `attention` has a layer. It has `weights`, the ranges of
-    `AttentionIntervention.find_ranges`, of which the last one holds.
+    A layer is in at most one change of the kind `attention`. Its `weights` are the ranges of
+    `AttentionIntervention.find_ranges`; where ranges overlap, the last one holds.
 
     Raises:
         PromptMismatchError: an intervention does not fit the prompt.
@@ -343,8 +350,12 @@ def resolve_interventions(
 
 
 def find_gap(changes: Sequence[Mapping[str, Any]] | None) -> tuple[int, int]:
-    """Where the positions of a prompt have a gap for a filler that is not in it, and its size."""
+    """Where the positions of a prompt have a gap for a filler that is not in it, and its size.
+
+    Both are 0 if there is no gap.
+    """
     for change in changes or ():
+        # only a filler that is left out of the prompt has phantoms, or an empty list of them
         if "phantom" in change:
             return change["start"], change["size"]
     return 0, 0

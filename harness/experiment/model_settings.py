@@ -141,6 +141,7 @@ def select_loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: another argument may change what the model computes.
     """
+    # `load_format` counts, because it may ask for random weights
     unused_names = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
     loader_arguments = {
         name: value

@@ -1,5 +1,8 @@
 """The plan of a run, made before any weights are loaded: checked prompts and their requests.
 
+A task of lm-eval is one condition in one layout with one draw of examples. It has a prompt for each
+problem, and a request is one completion of a prompt.
+
 The key of a sample depends on everything that can change the sample. So a stored sample answers
 every request with the same key.
 """
@@ -326,6 +329,7 @@ def _build_tasks(
     """
     # problems, conditions and settings of prompts that have the settings in common
     task_groups = []
+    # several only if each sample has a prompt of its own
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
@@ -344,6 +348,7 @@ def _build_tasks(
             instruction = config.fewshot.instructions[draw_index]
         sample_number = 0
         if config.has_fresh_samples:
+            # in the order of the sample indices of `make_requests`, but from 1
             sample_number = repeat * config.draws + draw_index + 1
         group_settings = replace(
             settings,
@@ -524,4 +529,5 @@ def group_name(kind: str | None, name: str) -> str:
     """The name of a condition where all reference conditions of a kind are one group."""
     if kind is None:
         return name
+    # a run has at most one positive control, but several other texts
     return kind if kind == POSITIVE_CONTROL else f"{kind}s"

@@ -87,11 +87,11 @@ class MadeConfig(Strict):
         for index in indices:
             # the pairs of operands are numbered: the first operand varies fastest
             second_offset, first_offset = divmod(index, largest - smallest + 1)
-            numbers = smallest + first_offset, smallest + second_offset
+            operand_pair = smallest + first_offset, smallest + second_offset
             yield {
-                **self._pose_problem(*numbers),
-                "level": len("".join(map(str, numbers))),
-                "cluster": self._pose_problem(*sorted(numbers))["id"],
+                **self._pose_problem(*operand_pair),
+                "level": len("".join(map(str, operand_pair))),
+                "cluster": self._pose_problem(*sorted(operand_pair))["id"],
             }
 
     def _pose_problem(self, first: int, second: int) -> dict[str, str]:
@@ -421,14 +421,14 @@ def _make_problems(
     for (location, fields), (answer, *alternatives) in zip(
         located_fields, golds_by_problem, strict=True
     ):
-        values = {**fields, "answer": answer, "alternatives": alternatives}
+        all_fields = {**fields, "answer": answer, "alternatives": alternatives}
         if settings.decimal == ",":
-            values["decimal"] = ","
+            all_fields["decimal"] = ","
         # problems may be numbered unless the config names a column of the id
         if settings.id in (None, "unique_id"):
-            values.setdefault("id", len(problem_by_id))
+            all_fields.setdefault("id", len(problem_by_id))
         try:
-            problem = _PROBLEM_ADAPTER.validate_python(values)
+            problem = _PROBLEM_ADAPTER.validate_python(all_fields)
         except ValidationError as error:
             raise DataError(explain(error, location)) from None
         if problem.id in problem_by_id:

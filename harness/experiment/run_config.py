@@ -162,6 +162,7 @@ class RunConfig(Strict):
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict):
             if isinstance(fewshot.get("instructions"), (list, tuple)):
+                # one draw for each instruction; another number in the config is refused later
                 fewshot = {"draws": max(1, len(fewshot["instructions"])), **fewshot}
                 values["fewshot"] = fewshot
             # so that by default each problem is asked once with every draw
@@ -243,6 +244,7 @@ class RunConfig(Strict):
         unknown_names = {*chain(*self.tested)} - {*condition_names} if self.contrasts else set()
         for name in sorted(unknown_names):
             yield f"contrasts: {name} is not a condition of this run: {names_text}"
+        # frozensets, because `a - b` and `b - a` compare the same conditions
         different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
         if self.contrasts and len(different_pairs) < len(contrasts):
             yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
@@ -350,8 +352,8 @@ class RunConfig(Strict):
         """A short description of the sampling."""
         description = str(self.gen_kwargs)
         if isinstance(self.gen_kwargs, ExplicitSampling):
-            values = self.gen_kwargs.model_dump(exclude_defaults=True)
-            description = ", ".join(f"{key} {value:g}" for key, value in values.items())
+            parameters = self.gen_kwargs.model_dump(exclude_defaults=True)
+            description = ", ".join(f"{name} {value:g}" for name, value in parameters.items())
         if self.omits_temperature:
             description = f"the server's temperature instead of {description}"
         if self.repeats > 1:
@@ -367,16 +369,16 @@ class RunConfig(Strict):
             ConfigError: a prompt has several greedy samples, which would be equal.
             ModelError: `model_default`, and vLLM cannot follow the generation_config.
         """
-        values: dict[str, Any] = {}
+        parameters: dict[str, Any] = {}
         if self.gen_kwargs == "model_default":
-            values = read_model_default(generation_config or {})
+            parameters = read_model_default(generation_config or {})
         elif isinstance(self.gen_kwargs, ExplicitSampling):
-            values = {"source": "explicit", **self.gen_kwargs.model_dump()}
+            parameters = {"source": "explicit", **self.gen_kwargs.model_dump()}
         if self.omits_temperature:
-            values |= {"source": "server_default", "temperature": None}
+            parameters |= {"source": "server_default", "temperature": None}
         # the answer is the first line, so the completion may end there
         stop_strings = (*self.until, "\n") if self.answer == "line" else self.until
-        sampling = Sampling(max_tokens=self.max_gen_toks, stop=stop_strings, **values)
+        sampling = Sampling(max_tokens=self.max_gen_toks, stop=stop_strings, **parameters)
         if self.repeats_per_draw > 1 and sampling.is_greedy:
             raise ConfigError(
                 f"repeats is {self.repeats}, and the sampling is greedy ({sampling.source}): every "

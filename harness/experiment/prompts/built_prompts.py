@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from harness.array_types import Integers
 from harness.constants import SEPARATOR
 from harness.experiment.intervention_settings import ResolvedChange
-from harness.experiment.prompts.chat_template import Span, apply_chat_template, find_segments
+from harness.experiment.prompts.chat_template import RoleSpan, apply_chat_template, find_segments
 from harness.experiment.prompts.prompt import (
     Layout,
     Prompt,
@@ -84,7 +84,7 @@ class BuiltPrompt:
     prompt: Prompt
     text: str
     answer_prefix: str = ""
-    spans: Sequence[Span] = ()
+    spans: Sequence[RoleSpan] = ()
     token_ids: tuple[int, ...] | None = None
     offsets: NDArray[np.int32] | None = None
     problem_token_ids: tuple[int, ...] = ()
@@ -174,18 +174,22 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
         for built_prompt in (prompt, baseline)
     )
     originals = np.full(len(tokens), ABSENT, np.int32)
+    # each token that equals the baseline's next unpaired token is paired with it
     paired_count = 0
     for position, token in enumerate(tokens):
         # a slice, because there may be no further token
         if baseline_tokens[paired_count : paired_count + 1] == [token]:
             originals[position] = paired_count
             paired_count += 1
+    # a token of the baseline has no equal, so the pairs so far may be wrong as well
     if paired_count < len(baseline_tokens):
         originals[:] = ABSENT
         # `autojunk` would ignore the tokens that occur most often in a long prompt
         matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
-        for baseline_start, start, size in matcher.get_matching_blocks():
-            originals[start : start + size] = np.arange(baseline_start, baseline_start + size)
+        for baseline_start, start, block_size in matcher.get_matching_blocks():
+            originals[start : start + block_size] = np.arange(
+                baseline_start, baseline_start + block_size
+            )
     return originals
 
 
@@ -199,7 +203,7 @@ def find_region_indices(roles: NDArray[np.int8]) -> Integers:
 
 
 def count_characters(
-    text: str, spans: Sequence[Span], offsets: NDArray[np.int32], *, with_blanks: bool = True
+    text: str, spans: Sequence[RoleSpan], offsets: NDArray[np.int32], *, with_blanks: bool = True
 ) -> Integers:
     """Count the characters of each role in every token: [token, role].
 
@@ -266,7 +270,7 @@ def measure_prompt(
 
 
 def tokenize(
-    built_prompt: BuiltPrompt, spans: Sequence[Span], tokenizer: PreTrainedTokenizerBase
+    built_prompt: BuiltPrompt, spans: Sequence[RoleSpan], tokenizer: PreTrainedTokenizerBase
 ) -> BuiltPrompt:
     """Add to a prompt its tokens, and the numbers that the checks need."""
     token_ids, ranges = encode(built_prompt.text, tokenizer)

@@ -14,7 +14,7 @@ from harness.experiment.prompts.prompt import Prompt, Role, join_texts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = tuple[Role, tuple[int, int]]
+RoleSpan = tuple[Role, tuple[int, int]]
 """The role of a segment, and its half-open range of characters in a text."""
 PINNED_DATE = date(2024, 7, 26)
 """The date that chat templates print as today's: the default date of Llama 3.1's template."""
@@ -134,7 +134,7 @@ def has_system_turn(tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, A
         return False
 
 
-def find_segments(prompt: Prompt, text: str) -> list[Span]:
+def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
     """The role and the half-open range of characters of each segment in the templated text.
 
     The text between the segments is template. All segments of a turn are searched for as one text,
@@ -145,7 +145,7 @@ def find_segments(prompt: Prompt, text: str) -> list[Span]:
     Raises:
         PromptMismatchError: the template changed or dropped a turn.
     """
-    spans: list[Span] = []
+    spans: list[RoleSpan] = []
     previous_end = 0
     turns = [prompt.segments] if text == prompt.text else prompt.turns
     # The turns are in order, so each is searched for after the previous one.
@@ -162,7 +162,9 @@ def find_segments(prompt: Prompt, text: str) -> list[Span]:
         position = turn_start - turn_text.index(found_text)
         for segment in turn:
             end = position + len(segment.text)
+            # the part of the segment that was not trimmed
             start, stop = max(position, turn_start), min(end, previous_end)
+            # a trimmed filler is kept with an empty range, so that the checks expect its tokens
             if segment.role != "turn" and (start < stop or segment.role != "separator"):
                 spans.append((segment.role, (start, stop)))
             position = end

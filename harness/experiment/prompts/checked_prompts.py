@@ -181,6 +181,7 @@ def _add_answers(
                 answer_tokens = AnswerTokens(
                     encode(bare_label), encode(label[len(bare_label) :] + text + end)
                 )
+                # without a blank at the label's end, label and answer still merge
                 if bare_label == label:
                     remarks.add(MERGED_REMARK)
             answers.append(answer_tokens)
@@ -211,7 +212,7 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
 
 
 def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
-    """Find problems and examples with a text that the tokenizer reads as a control token."""
+    """Yield a note on each problem or example in whose text the tokenizer reads a control token."""
     added_tokens = model.tokenizer.added_tokens_decoder.values()
     token_patterns = [re.escape(token.content) for token in added_tokens if token.special]
     pattern = re.compile("|".join(token_patterns) or "$^")  # `$^` matches no text of a problem
@@ -224,6 +225,8 @@ def _check_prompts(
     condition_prompts: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
 ) -> ConditionPrompts:
     """Add notes and interventions to the prompts of one condition.
+
+    `references` are the prompts of the same problems without a filler.
 
     Raises:
         PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
@@ -259,7 +262,12 @@ def _check_prompts(
 def _find_faults(
     location: str, condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
 ) -> Iterator[tuple[bool, str]]:
-    """Find the broken guarantees of a prompt: whether each is a violation, and its sentence."""
+    """Yield each broken guarantee of a prompt: whether it is a violation, and a sentence about it.
+
+    A violation is refused, except in the layout `as_published`; any other fault is only reported. A
+    wrong number of filler tokens, or one that is shared with other text, is a violation only if the
+    condition promises an exact number. `reference` is the prompt without a filler.
+    """
     filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
     if prompt.straddling_tokens:
         yield (

@@ -46,6 +46,7 @@ def draw_words(
     """Draw random words with this number of tokens. The first word follows no blank."""
     for _ in range(DRAW_ATTEMPTS if words else 0):
         drawn_words = generator.choices(words, k=token_count)
+        # words of several tokens make the text too long: the last words are then dropped
         while drawn_words:
             text = " ".join(drawn_words)
             text_length = count_tokens(text)

@@ -56,8 +56,8 @@ ONLY_PROBLEM = "{problem}{answer}"
 """The default template of all other prompts, whose turns separate problem and answer."""
 
 Role = Literal["instruction", "separator", "filler", "problem", "demonstration", "format", "turn"]
-"""The role of a segment. `format` is the template's text around the question. `turn` ends a turn of
-a chat: a chat template replaces it."""
+"""The role of a segment. `demonstration` is an example, and `format` the template's text around the
+question. `turn` ends a turn of a chat: a chat template replaces it."""
 
 
 class Layout(StrEnum):
@@ -250,6 +250,7 @@ def build_prompt(
                 # before the first example, or before the question if there are no examples
                 body_segments = insertion + body_segments
     merged_system = _merge_same_role(system_segments)
+    # the examples show this literal text after their answers, so the model writes it after its own
     answer_ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
     return Prompt(
         segments=(*merged_system, *_merge_same_role(body_segments)),

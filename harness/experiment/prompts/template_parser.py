@@ -102,6 +102,7 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
     question_names = {piece.text for piece in question if piece.kind == "name"}
     if not question_names - {"filler", "choices"}:
         raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
+    # a template with nothing after the answer states no end, and examples need one
     return ParsedTemplate(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
 
 
@@ -115,6 +116,7 @@ def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, s
 
 
 def _check_template(template: str) -> str:
+    """Return a template unless it cannot be parsed."""
     parse_template(template)
     return template
 

@@ -144,6 +144,7 @@ def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTo
 
 def refuse_missing_folder(name: str) -> None:
     """Raise ModelError if `name` looks like a path, and there is no such folder."""
+    # a hub name is OWNER/NAME
     looks_like_path = name.startswith((".", "/", "~")) or name.count("/") != 1
     path = Path(name).expanduser()
     if looks_like_path and not any(path.glob("*.json")):
