@@ -274,8 +274,10 @@ def load_figure_config(
         values["model"] = model
         if "models" in values:
             values["models"] = [{"model": model}]
-        validate(FigureConfig, values, path)  # before its heads are changed
-        _spread_heads(values.get("heads") or [], model)
+        heads = values.get("heads")
+        # other heads are refused below
+        if isinstance(heads, list) and all(isinstance(head, dict) for head in heads):
+            _spread_heads(heads, model)
     _drop_model_values(values, read_values(path, "figures"))
     return validate(FigureConfig, values, path)
 

@@ -48,19 +48,18 @@ def read_choices(
         with suppress(ValueError, SyntaxError):
             content = ast.literal_eval(content.strip())
     labels, texts = _split_labels(content)
-    is_complete = isinstance(labels, list) and isinstance(texts, list)
-    if is_complete:
-        # a text without a label of its own, or a label without a text, would lose a choice
-        has_own_labels = len(texts) == len(labels) == len({*map(str, labels)})
-        has_plain_texts = not any(isinstance(text, list | dict) for text in texts)
-        is_complete = has_own_labels and has_plain_texts
-    labelled_texts = zip(labels, texts, strict=True) if is_complete else ()
-    choices = {
-        str(label): str(text).strip() for label, text in labelled_texts if text not in (None, "")
-    }
-    is_in_order = any(order.startswith("".join(choices).upper()) for order in _LABEL_ORDERS)
+    pairs = []
+    # a text without a label, or a label without a text, would lose a choice
+    if isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts):
+        labelled_texts = zip(map(str, labels), texts, strict=True)
+        # empty texts fill up a row of the data
+        pairs = [pair for pair in labelled_texts if pair[1] not in (None, "")]
+    joined_labels = "".join(label for label, _ in pairs).upper()
+    is_in_order = any(order.startswith(joined_labels) for order in _LABEL_ORDERS)
+    has_plain_texts = not any(isinstance(text, list | dict) for _, text in pairs)
+    choices = {label: str(text).strip() for label, text in pairs}
     are_different = len({*choices.values()}) == len(choices) > 1
-    if not (is_complete and is_in_order and are_different):
+    if not (is_in_order and has_plain_texts and are_different):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
             f"from A, got {content!r:.99}."

@@ -130,6 +130,10 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
     assert load_figure_config(tmp_path / "figure.yaml", model="smollm2").models == (model,)
+    headless = MINIMAL.replace("{layer: 1, head: 1}", "{layer: 1}, {layer: 2}")
+    (tmp_path / "figure.yaml").write_text(headless)
+    heads = load_figure_config(tmp_path / "figure.yaml", model="smollm2").heads
+    assert [(head.layer, head.head) for head in heads] == [(1, 1), (2, 9)]
 
 
 def test_traces_of_another_model_and_missing_heads_are_refused_before_a_measurement(tmp_path):
