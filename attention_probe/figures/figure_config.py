@@ -252,7 +252,7 @@ class FigureConfig(Strict):
 
 
 def load_figure_config(
-    path: Path, overrides: Mapping[str, Any] = {}, *, model: str | None = None
+    path: Path, overrides: Mapping[str, Any], *, model: str | None = None
 ) -> FigureConfig:
     """Read and check a figure config.
 

@@ -51,9 +51,10 @@ def read_choices(
     pairs = []
     # a text without a label, or a label without a text, would lose a choice
     if isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts):
-        labelled_texts = zip(map(str, labels), texts, strict=True)
         # empty texts fill up a row of the data
-        pairs = [pair for pair in labelled_texts if pair[1] not in (None, "")]
+        pairs = [
+            pair for pair in zip(map(str, labels), texts, strict=True) if pair[1] not in (None, "")
+        ]
     joined_labels = "".join(label for label, _ in pairs).upper()
     is_in_order = any(order.startswith(joined_labels) for order in _LABEL_ORDERS)
     has_plain_texts = not any(isinstance(text, list | dict) for _, text in pairs)

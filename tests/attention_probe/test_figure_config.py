@@ -49,7 +49,7 @@ def assert_heads_exist(config):
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_every_head_exists_and_its_title_names_it(path):
-    config = load_figure_config(path)
+    config = load_figure_config(path, {})
     assert config.name == path.stem
     assert_heads_exist(config)
     for panel in config.panels:
@@ -69,11 +69,11 @@ def scaled_heads(panels):
 
 
 def test_every_study_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the_rule():
-    documents = {load_figure_config(path).seed_document for path in STUDY}
+    documents = {load_figure_config(path, {}).seed_document for path in STUDY}
     assert len(documents) == len(STUDY) == 5
     for path in STUDY:
-        config = load_figure_config(path)
-        twin = load_figure_config(path.with_name(f"{path.stem}-smollm2.yaml"))
+        config = load_figure_config(path, {})
+        twin = load_figure_config(path.with_name(f"{path.stem}-smollm2.yaml"), {})
         for row, twin_row in zip(config.rows, twin.rows, strict=True):
             assert row.y_limits
             # another model has other weights
@@ -129,10 +129,10 @@ def test_another_model_has_no_titles_limits_or_bars_of_the_first(tmp_path):
     )
     (model,) = load(tmp_path, text, "models.0.model=smollm2").models
     assert (model.title, model.c) == ("SmolLM2-135M-Instruct, Q4_1", 0.1)
-    assert load_figure_config(tmp_path / "figure.yaml", model="smollm2").models == (model,)
+    assert load_figure_config(tmp_path / "figure.yaml", {}, model="smollm2").models == (model,)
     headless = MINIMAL.replace("{layer: 1, head: 1}", "{layer: 1}, {layer: 2}")
     (tmp_path / "figure.yaml").write_text(headless)
-    heads = load_figure_config(tmp_path / "figure.yaml", model="smollm2").heads
+    heads = load_figure_config(tmp_path / "figure.yaml", {}, model="smollm2").heads
     assert [(head.layer, head.head) for head in heads] == [(1, 1), (2, 9)]
 
 
@@ -160,7 +160,7 @@ def test_a_faulty_figure_config_is_refused(tmp_path, old, new, message):
 def test_a_faulty_figure_config_is_refused_for_another_model_too(tmp_path, text):
     (tmp_path / "figure.yaml").write_text(text)
     with pytest.raises(ConfigError):
-        load_figure_config(tmp_path / "figure.yaml", model="smollm2")
+        load_figure_config(tmp_path / "figure.yaml", {}, model="smollm2")
 
 
 def test_the_heads_of_the_appendix_exist():
@@ -187,7 +187,7 @@ def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_th
     problems = tmp_path / "problems.jsonl"
     write_records(problems, read_lines(TOY / "demo.jsonl")[:4])
     monkeypatch.setenv("MATH500_PATH", str(problems))
-    config = load_figure_config(path)
+    config = load_figure_config(path, {})
     overrides = {"prompts.n": 2}
     for index, panel in enumerate(config.panels[: len(config.heads)]):
         overrides[f"heads.{index}.model"] = str(tiny_model(panel.head.model))
