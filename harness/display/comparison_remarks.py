@@ -1,7 +1,7 @@
 """The legends and remarks below the table of a comparison: what its numbers mean, and its tests.
 
 *Other texts* have the length and placement of a filler. Those of one kind are a *family*. The
-*place* of a filler is whether its difference lies above, below or among the range of theirs.
+*place* of a filler says whether its difference lies above, below or among those of other texts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
