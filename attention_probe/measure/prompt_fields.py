@@ -57,7 +57,8 @@ QuerySets = NDArray[np.bool_]
 def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySets:
     """The sets of queries over which attention is averaged.
 
-    They are all queries, the common ones, and the problem's among these.
+    They are all queries; the common ones, which are tokens that the prompts of all conditions
+    share; and the problem's tokens among these.
     """
     return np.stack([np.ones_like(is_common), is_common, is_common & prompt.has_role("problem")])
 
@@ -69,12 +70,12 @@ def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dic
     attention on each region, and on all original (not inserted) tokens together.
     """
     curves = average_weights(sums[:, :SETS_WITHOUT_OWN_TOKEN], sets[:SETS_WITHOUT_OWN_TOKEN])
-    # each token is in exactly one region
+    # [region, token] Regions do not overlap, so a query's masses on them add up to 1.
     is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
     region_masks = np.vstack([is_in_region, ~prompt.is_inserted]).astype(np.float32)
     # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
-    # diagonal: in a mass, a query's attention to its own token counts. No query is left if every
-    # token of the problem is merged with another token, and 0 / 0 is then NaN.
+    # diagonal: in a mass, a query's attention to its own token counts. No query is left if the
+    # tokenizer merged every token of the problem with text beside it, and 0 / 0 is then NaN.
     with np.errstate(invalid="ignore"):
         masses = sums[:, -1] @ region_masks.T / np.float32(sets[-1].sum())
     *region_masses, original_mass = np.moveaxis(masses, -1, 0)

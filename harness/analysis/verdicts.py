@@ -71,7 +71,8 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
 def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: float) -> None:
     """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
     # Holm within a family. Families have equal shares of alpha (Bonferroni), because each family
-    # can give a false result; for the same reason look j at a growing run has the share 1 / j.
+    # can give a false result. Look j at a growing run counts as one of j tests, so its p-value is
+    # multiplied by j.
     look_counts = np.array([row.get("looks", 1) for row in tested_rows])
     holm_p = holm([row["p"] for row in tested_rows])
     adjusted_p = np.maximum(least_p, np.minimum(1, family_count * look_counts * holm_p))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Columns, Common, Explain, FormatName, Metric, ScoreName
+from harness.commands.options import Columns, CommonOnly, Explain, FormatName, Metric, ScoreName
 
 EXIT_CODE_BY_RESULT = {"not worse": 0, "worse": 1, "not shown": 3}
 """The exit code of the gate for each result of `check_not_worse`."""
@@ -17,7 +17,7 @@ def compare(
     new: Annotated[str, typer.Argument(metavar="B", help="Likewise. The table shows B minus A.")],
     metric: Metric = None,
     columns: Columns = None,
-    common: Common = False,
+    common: CommonOnly = False,
     score: ScoreName = None,
     not_worse_by: Annotated[
         float | None,

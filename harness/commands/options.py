@@ -29,7 +29,7 @@ Columns = Annotated[
         "gold, question.",
     ),
 ]
-Common = Annotated[
+CommonOnly = Annotated[
     bool, typer.Option("--common", help="Leave out problems that a condition lacks.")
 ]
 ScoreName = Annotated[

@@ -7,7 +7,7 @@ import typer
 from harness.commands.options import (
     Baseline,
     Columns,
-    Common,
+    CommonOnly,
     Explain,
     FormatName,
     RunNames,
@@ -31,7 +31,7 @@ def table(
         ),
     ] = None,
     columns: Columns = None,
-    common: Common = False,
+    common: CommonOnly = False,
     pool: Annotated[
         bool,
         typer.Option("--pool", help="Join the samples of runs that differ only in their seed."),

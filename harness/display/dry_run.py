@@ -153,14 +153,15 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
 
 def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
     """A note on questions that are probably copies of others."""
-    questions = {(problem.cluster_key, problem.answer) for problem in problems}
+    # without a `cluster` in the data, the key is the question
+    keys_and_answers = {(problem.cluster_key, problem.answer) for problem in problems}
     # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
     # other signs are probably copies, which would count as independent problems.
-    folded_questions = {
-        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", question).casefold(), answer)
-        for question, answer in questions
+    folded_keys_and_answers = {
+        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", key).casefold(), answer)
+        for key, answer in keys_and_answers
     }
-    if copy_count := len(questions) - len(folded_questions):
+    if copy_count := len(keys_and_answers) - len(folded_keys_and_answers):
         yield (
             f"note      {copy_count} {plural('question', copy_count)} may be a copy: another "
             "differs in case, blanks or $ alone; give copies one `cluster`"
@@ -344,6 +345,7 @@ def _describe_smallest_effect(
     config: RunConfig, problem_count: int, alpha: float
 ) -> tuple[str, str]:
     """The smallest effect that a test detects, and the discordance and spread that this assumes."""
+    # with one draw the spread between draws does not enter
     draw_count, spread_text = 1, ""
     # With FEWEST_DRAWS draws of examples or more, the test is also for new draws.
     if config.draws >= FEWEST_DRAWS:

@@ -221,7 +221,8 @@ def _write_plain_text(table: Table, grid: Lines) -> str:
     header = _choose_header(_list_headers(grid, numeric_flags))
     required_columns = [column for column in table.columns if not column.optional]
     has_group_headings = len(header[0]) < len(numeric_flags)
-    # before a column becomes a heading of groups, optional columns are left out
+    # The table is too wide for one header. Without its optional columns it may fit, so that no
+    # column must become a heading of groups.
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _write_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align(grid[1:], header, numeric_flags))

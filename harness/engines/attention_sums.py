@@ -73,7 +73,11 @@ def recording_request(
 
 
 def single_query_sets(query_count: int, token_count: int, set_count: int) -> list[list[int]]:
-    """Sets of queries [set, token]: each of the last queries alone, and empty sets."""
+    """Sets of queries [set, token]: each of the last queries alone, and empty sets.
+
+    An engine expects the same number of sets of every prompt, so a prompt with fewer queries has
+    empty sets at the end.
+    """
     first_query = token_count - query_count
     # Row i has a 1 in the column of token first_query + i, which rows after the last query lack.
     return list(np.eye(set_count, token_count, k=first_query, dtype=int).tolist())

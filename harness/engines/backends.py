@@ -140,8 +140,10 @@ class LmEvalBackend:
             if not first_request.sampling.is_greedy and first_request.seed is None:
                 # Local models draw all samples of a batch from torch's generator. The seed of the
                 # batch's first sample makes them the same in every run.
-                name = f"{first_request.task}:{first_request.problem_id}"
-                set_seed(sample_seed(0, name, first_request.sample_index, first_request.replicate))
+                seed_key = f"{first_request.task}:{first_request.problem_id}"
+                set_seed(
+                    sample_seed(0, seed_key, first_request.sample_index, first_request.replicate)
+                )
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # a server or a library may raise any error

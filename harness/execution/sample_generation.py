@@ -87,8 +87,8 @@ class _Session:
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
         """Log-probabilities by the sample's key and the answer's index."""
-        self._has_reasoning = False
-        """Whether a completion has reasoning although the model's markers are unknown."""
+        self._has_unexpected_reasoning = False
+        """Whether a completion has reasoning although the model is not known to reason."""
         self._held_replies = HeldReplies(plan)
         self._last_served: JsonObject | None = None
         """The server's description of the model in the last session."""
@@ -161,7 +161,7 @@ class _Session:
                 self._take_completions(stream, scorer)
             # further engines load after the session's note
             self.timing["cards"] = getattr(backend, "cards", engine_facts.get("cards"))
-        if self._has_reasoning:
+        if self._has_unexpected_reasoning:
             print_message(NO_MARKERS_NOTE)
 
     def show_scores(self, scores: Iterable[Score]) -> None:
@@ -201,8 +201,10 @@ class _Session:
 
     def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
         """Store and grade the sample of a completion, if all answers of the sample are scored."""
-        if not (self._plan.thinking or self._plan.lacks_markers or self._has_reasoning):
-            self._has_reasoning = skip_reasoning(completion.text) != completion.text
+        # Reasoning is unexpected of a model whose chat template does not speak of it. The dry run
+        # warns of a template that does so without known markers, and one completion is enough.
+        if not (self._plan.thinking or self._plan.lacks_markers or self._has_unexpected_reasoning):
+            self._has_unexpected_reasoning = skip_reasoning(completion.text) != completion.text
         key = sample_key(request, self._setting_hash)
         sample = Sample.of(
             self._request_by_key[key],

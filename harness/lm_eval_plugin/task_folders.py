@@ -76,13 +76,15 @@ def write_wrapped_tasks(
         tokens_text = "tokens not counted"
         if model:
             tokens_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
-        task_keys = {
+        task_settings = {
             "stock_task": task,
             "stock_file": stock_file,
             "condition": condition.name,
             "filler": built_prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER),
         }
-        text_by_file_name[f"{task_name}.yaml"] = _make_task_yaml(task_name, tokens_text, task_keys)
+        text_by_file_name[f"{task_name}.yaml"] = _make_task_yaml(
+            task_name, tokens_text, task_settings
+        )
         task_names.append(task_name)
         filler_lines.append(f"{task_name}: {tokens_text}")
     return [
@@ -102,18 +104,18 @@ def _make_command(folder: Path, task_names: Sequence[str], model: str | None) ->
     )
 
 
-def _make_task_yaml(task_name: str, tokens_text: str, task_keys: Mapping[str, str]) -> str:
+def _make_task_yaml(task_name: str, tokens_text: str, task_settings: Mapping[str, str]) -> str:
     """The YAML of a wrapped task, with these keys, which its class reads."""
     heading = (
-        f"# {task_keys['stock_task']} of lm-eval under the condition {task_keys['condition']}, "
-        f"{tokens_text}.\n"
+        f"# {task_settings['stock_task']} of lm-eval under the condition "
+        f"{task_settings['condition']}, {tokens_text}.\n"
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
         "replaces lm-eval's own.\n"
         f"task: {task_name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
     )
     return heading + yaml.safe_dump(
-        {"output_type": _OUTPUT_TYPE, **task_keys},
+        {"output_type": _OUTPUT_TYPE, **task_settings},
         allow_unicode=True,
         sort_keys=False,
         # PyYAML would fold a long filler into several lines, which nobody could read

@@ -179,14 +179,14 @@ class RunFiles:
         return sessions, timing
 
 
-def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
+def read_prompts(folder_path: Path, identity: Identity) -> list[StoredPrompt]:
     """Every prompt of a folder with its document.
 
     Raises:
         JournalError: the file is missing, or its hash is not that of the identity.
     """
     try:
-        with open_stored(path / PROMPTS) as stream:
+        with open_stored(folder_path / PROMPTS) as stream:
             prompts = [msgspec.json.decode(line, type=StoredPrompt) for line in stream]
         for prompt in prompts:
             msgspec.convert(prompt.doc, Document)
@@ -200,8 +200,8 @@ def read_prompts(path: Path, identity: Identity) -> list[StoredPrompt]:
     except (OSError, ValueError, RecursionError, JournalError) as error:
         reason = str(error).rstrip(".")
     raise JournalError(
-        f"{path / PROMPTS} is missing or damaged: {reason}. Repeat the command that made the run: "
-        "it writes the file again."
+        f"{folder_path / PROMPTS} is missing or damaged: {reason}. Repeat the command that made "
+        "the run: it writes the file again."
     )
 
 

@@ -70,8 +70,8 @@ def load_run(
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
     # users get plain columns; condition and layout keep the order of tables as categories
-    text_columns = frame.select_dtypes("category").columns.drop(["condition", "layout"])
-    frame = frame.astype({name: frame[name].cat.categories.dtype for name in text_columns})
+    categorical_columns = frame.select_dtypes("category").columns.drop(["condition", "layout"])
+    frame = frame.astype({name: frame[name].cat.categories.dtype for name in categorical_columns})
     return frame.infer_objects()
 
 

@@ -32,8 +32,8 @@ REPORTED_COLUMNS = (
 def read_samples(runs: Sequence[Run]) -> list[Row]:
     """The samples of all runs, with the names of `load_run`'s columns.
 
-    `prompt` is the sample's `AnsweredPrompt`. Where draws of examples or samples have prompts of
-    their own, these have problem ids of their own.
+    `prompt` is the sample's `AnsweredPrompt`, and `problem_id` that of this prompt: it also names
+    the draw of examples or the sample, if each has a prompt of its own.
 
     Raises:
         RunError: a run has not recorded its texts.

@@ -106,6 +106,7 @@ def _make_questions(plan: Plan) -> JsonObject:
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
+        # Attention and outputs are hooked in all layers of the reference, activations in these.
         "layers": opened_layers(config.interventions)["activations"],
         "arms": questions_by_arm,
     }
@@ -150,6 +151,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                     "tokens": completion.token_ids,
                     "logprobs": [logprobs[token].logprob for logprobs, token in steps],
                 }
+    # raises if a scheduled row was not changed
     engine.collective_rpc("mless_check_rows")
     replies_by_arm = {
         arm_name: [reply_by_id[f"{arm_name} {index}"] for index in range(len(arm_questions))]

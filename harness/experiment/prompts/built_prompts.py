@@ -147,7 +147,8 @@ def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int
         parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
     is_inserted = find_originals(prompt, baseline) == ABSENT
     parts["inserted"] = np.flatnonzero(is_inserted).tolist()
-    # some tokens of the baseline are not in the prompt
+    # The prompt lacks tokens of the baseline, for instance because they merged with the filler. So
+    # it is not the baseline with something inserted.
     if (~is_inserted).sum() < len(baseline.token_ids or ()):
         parts["inserted"] = parts["filler"] = []
     example_positions = parts["demonstration"]
