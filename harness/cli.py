@@ -105,8 +105,6 @@ for example_by_module in COMMANDS.values():
         command = getattr(import_module(module_name), module_name.rpartition(".")[2])
         app.command(epilog=f"Example: {example}")(command)
 
-_PATH_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError)
-"""Errors of the operating system about a path from the user that is of the wrong kind."""
 INTERRUPTED_EXIT_CODE = 130
 """The exit code after an interruption, as in shells."""
 
@@ -131,11 +129,14 @@ def main() -> None:
         if isinstance(error, RunInterrupted):
             exit_code = INTERRUPTED_EXIT_CODE
     except OSError as error:
-        if isinstance(error, _PATH_ERRORS) and error.filename is not None:
+        if error.filename is not None and isinstance(
+            error, PermissionError | NotADirectoryError | IsADirectoryError | FileExistsError
+        ):
+            # the user gave a path that is of the wrong kind or belongs to somebody else
             message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
         elif error.errno == errno.ENOSPC and error.filename is None:
-            # Python tries to write the rest of the output again when it exits. It now succeeds,
-            # because the output goes to /dev/null.
+            # When Python exits, it tries to write the rest of the output again. The output now
+            # leads to /dev/null, so that this causes no second error.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             message = "standard output is full: no space left on device. Redirect it elsewhere."
         else:

@@ -16,7 +16,6 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,17 +95,16 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
         # parquet and arrow are opened too, so that a missing file has the same error message
         with _open_text(path) as stream:
             if suffix in (".parquet", ".arrow"):
-                records = _read_tables(path, _read_arrow_file(path))
+                yield from _read_tables(path, _read_arrow_file(path))
             elif suffix in CSV_SUFFIXES:
-                records = _read_csv(path, stream)
+                yield from _read_csv(path, stream)
             elif suffix in ("", ".json", ".jsonl", ".ndjson", ".txt"):
-                records = _read_json(path, stream.read())
+                yield from _read_json(path, stream.read())
             else:
                 raise DataError(
                     f"Data file {path}: expected .jsonl, .json, .csv or .tsv, these also with .gz, "
                     ".parquet or .arrow."
                 )
-            yield from records
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         if isinstance(error, UnicodeDecodeError):
@@ -209,26 +207,38 @@ def _read_csv(path: Path, stream: IO[str]) -> Iterator[LocatedRecord]:
 
 
 def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
-    """The objects of an array or of lines; `path` is for messages."""
-    is_array = ".json" in path.suffixes and text.lstrip().startswith("[")
-    # One object over several lines, such as an indented log, is not a table of records. The text of
-    # several records is not JSON as a whole: it raises the ValueError that is suppressed.
-    with suppress(ValueError):
-        if isinstance(document := json.loads(text), dict) and "\n" in text.strip():
-            raise DataError(
-                f"{path} is one JSON object with the keys {', '.join(document)}: expected an "
-                "object for each row, with an item, a condition and a score where results are "
-                "compared."
-            )
-    entries = _decode(text, str(path)) if is_array else text.rstrip().split("\n")
-    entry_word, line_hint = ("element", "") if is_array else ("line", " on each line")
-    for entry_number, entry in enumerate(entries, start=1):
-        location = f"{path}, {entry_word} {entry_number}"
-        if not is_array and not entry.strip():
+    """The objects of an array, or of the lines that are not blank; `path` is for messages.
+
+    Only a file that is named `.json` may be an array.
+
+    Raises:
+        DataError: the text is one object over several lines, such as an indented log; or an element
+            or a line is not an object.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError:
+        # several lines of JSON, or a fault, which `_decode` explains
+        document = None
+    if isinstance(document, dict) and "\n" in text.strip():
+        raise DataError(
+            f"{path} is one JSON object with the keys {', '.join(document)}: expected an object "
+            "for each row, with an item, a condition and a score where results are compared."
+        )
+    if ".json" in path.suffixes and text.lstrip().startswith("["):
+        for number, element in enumerate(_decode(text, str(path)), start=1):
+            location = f"{path}, element {number}"
+            if not isinstance(element, dict):
+                raise DataError(f"{location}: expected a JSON object, got {element!r:.40}.")
+            yield location, element
+        return
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
+        if not line.strip():
             continue
-        record = entry if is_array else _decode(entry, location)
+        location = f"{path}, line {number}"
+        record = _decode(line, location)
         if not isinstance(record, dict):
-            raise DataError(f"{location}: expected a JSON object{line_hint}, got {entry!r:.40}.")
+            raise DataError(f"{location}: expected a JSON object on each line, got {line!r:.40}.")
         yield location, record
 
 
@@ -255,6 +265,5 @@ def _as_object(keys_and_values: list[tuple[Any, Any]]) -> dict[Any, Any]:
     record = dict(keys_and_values)
     if len(record) < len(keys_and_values):
         keys = [key for key, _ in keys_and_values]
-        repeated_key = max(keys, key=keys.count)
-        raise ValueError(f"the key {repeated_key!r} appears twice")
+        raise ValueError(f"the key {max(keys, key=keys.count)!r} appears twice")
     return record

@@ -89,10 +89,10 @@ def list_near(invalid_name: str, names: Iterable[object], limit: int = 6) -> str
 
 
 def name_similar_files(path: Path) -> str:
-    """A sentence about names like that of a missing file; empty if its folder has none."""
-    is_missing = path.parent.is_dir() and not path.exists()
-    file_names = os.listdir(path.parent) if is_missing else []
-    similar_names = difflib.get_close_matches(path.name, file_names)
+    """A sentence about names like that of a missing file; empty if there are none."""
+    if path.exists() or not path.parent.is_dir():
+        return ""
+    similar_names = difflib.get_close_matches(path.name, os.listdir(path.parent))
     return f" Near it: {', '.join(similar_names)}." if similar_names else ""
 
 

@@ -55,21 +55,20 @@ def check_installation() -> dict[str, Check]:
         "device": _check_device,
         "data": _check_data,
     }
-    check_by_subject = {}
-    for subject, run_check in run_check_by_subject.items():
-        try:
-            check = run_check()
-        except HarnessError as error:
-            check = Check("fails", str(error))
-        except Exception as error:  # a broken package may raise anything at import
-            check = Check(
-                "fails", f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`."
-            )
+    return {subject: _run_check(run_check) for subject, run_check in run_check_by_subject.items()}
+
+
+def _run_check(run_check: Callable[[], Check]) -> Check:
+    """The outcome of a check. An error is an outcome too, and says what to do."""
+    try:
+        return run_check()
+    except HarnessError as error:
+        return Check("fails", str(error))
+    except Exception as error:  # a broken package may raise anything at import
+        if remedy := explain_missing(error):
             # not fatal: comparisons need none of these packages, and some backends need no vLLM
-            if remedy := explain_missing(error):
-                check = Check("not installed", remedy, is_fatal=False)
-        check_by_subject[subject] = check
-    return check_by_subject
+            return Check("not installed", remedy, is_fatal=False)
+        return Check("fails", f"{quote_error(error)}. Install again: `rm -rf .venv && make .venv`.")
 
 
 def check_version(package_name: str) -> Check:
@@ -84,8 +83,9 @@ def check_version(package_name: str) -> Check:
         for requirement in _read_requirements()
         if requirement.name == package_name
     )
-    is_tested = specifier.contains(installed_version, prereleases=True)
-    return Check(installed_version, "" if is_tested else f"pip install '{package_name}{specifier}'")
+    if specifier.contains(installed_version, prereleases=True):
+        return Check(installed_version)
+    return Check(installed_version, f"pip install '{package_name}{specifier}'")
 
 
 def remark_on_versions() -> None:
@@ -98,10 +98,12 @@ def remark_on_versions() -> None:
 
 
 def explain_missing(error: Exception) -> str:
-    """What to install for a missing module of mless's parts; empty for any other error.
+    """What to install if a module is missing that mless needs; empty for any other error.
 
-    The packages are named with their versions, because mless may have been installed from a clone,
-    a wheel or an index.
+    The optional parts of mless, such as `mless[vllm]`, need further packages. All missing packages
+    of the part that needs the module are named: the smallest part, because a part may contain
+    another. They are named with their versions, because mless may have been installed from a
+    clone, a wheel or an index.
     """
     package_name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
     requirements = _read_requirements()
@@ -111,8 +113,7 @@ def explain_missing(error: Exception) -> str:
     ]
     if not package_markers:
         return ""
-    # The packages of an optional part of mless have one marker, such as `extra == "vllm"`. A part
-    # may contain another, so the smallest part with this package is suggested.
+    # all packages of a part have the same marker, such as `extra == "vllm"`
     smallest_part_marker = min(package_markers, key=markers.count)
     missing_requirements = [
         str(requirement).partition(";")[0]
@@ -135,10 +136,10 @@ def _check_device() -> Check:
     # without torch's warning of an old driver, because the advice below names the driver too
     with warnings.catch_warnings(action="ignore"):
         has_gpu = torch.cuda.is_available()
-    torch_version = f"torch {torch.__version__}"
     if has_gpu:
         return Check(
-            f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, {torch_version}"
+            f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, "
+            f"torch {torch.__version__}"
         )
     fix = ""
     if gpu_library_version:
@@ -146,11 +147,11 @@ def _check_device() -> Check:
             f"torch is built for {gpu_library_version} and sees no GPU: check the driver and "
             "CUDA_VISIBLE_DEVICES."
         )
-    return Check(f"CPU, {torch_version}", fix, is_fatal=False)
+    return Check(f"CPU, torch {torch.__version__}", fix, is_fatal=False)
 
 
 def _check_data() -> Check:
-    """Whether the file that replaces MATH-500 can be read, if one is named."""
+    """Whether the file that replaces MATH-500 can be read, if the user has named one."""
     if os.environ.get(PATH_VARIABLE, "").strip():
         dataset = open_dataset("math500")
         return Check(f"{len(dataset.problems)} problems from {dataset.source}")

@@ -1,4 +1,7 @@
-"""Layers, heads and rows as users name them. Layers and heads count from 1, as in the study."""
+"""Layers, heads and rows as users name them. Layers and heads count from 1, as in the study.
+
+A row has the attention weights of one query, a token, to all tokens up to it.
+"""
 
 import re
 from collections.abc import Iterable
@@ -13,23 +16,25 @@ def split_words(text: str | None) -> tuple[str, ...]:
 
 
 def parse_numbers(text: str | int | Iterable[str | int] | None, option: str) -> tuple[int, ...]:
-    """The distinct numbers of layers or heads such as 1,3 or 11-13, or a list of these.
+    """Read numbers of layers or heads, such as 1,3 or 11-13, or a list of these, each number once.
 
     Args:
-        text: None means no number.
+        text: Numbers and ranges between commas, or a list of them. None means no number.
         option: The option or key, for messages.
 
     Raises:
-        ConfigError: a word is neither a number nor a range from 1.
+        ConfigError: there is no number, or a word is neither a number from 1 nor a range that
+            counts up.
     """
     if text is None:
         return ()
     numbers: list[int] = []
     spelling = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
+    # a text without a word, such as `,`, is checked and refused as a whole
     for word in split_words(spelling) or [spelling]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", word)
-        # empty unless the word is a number from 1, or a range that counts up
-        word_numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        # a single number is a range with one end; a range that counts down is empty
+        word_numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
         if not word_numbers:
             raise ConfigError(
                 f"{option} {spelling}: expected numbers such as 1,3 or 11-13, counted from 1; "

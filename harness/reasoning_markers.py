@@ -101,4 +101,4 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
         return text
     # the markers of any family will do, because `skip_reasoning` knows all of them
     start, end = (markers or family_markers())[0]
-    return f"{start}{reasoning}{end}{text}" if text else start + reasoning
+    return f"{start}{reasoning}{end}{text}" if text else f"{start}{reasoning}"

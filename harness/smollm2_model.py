@@ -125,10 +125,10 @@ def _download(work_folder: Path) -> None:
 
 
 def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
-    """Run Python in the folder; its error becomes a ModelError.
+    """Run Python in the folder; its error becomes a ModelError, which begins with `failure`.
 
-    It is a separate process because a process in which torch has computed must not be forked, as
-    vLLM does on GPUs.
+    The conversion runs in a process of its own, because a process in which torch has computed must
+    not be forked, as vLLM does on GPUs.
     """
     process = subprocess.run(
         [sys.executable, *arguments],
@@ -140,12 +140,12 @@ def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
     if process.returncode == 0:
         return
     lines = process.stderr.strip().splitlines()
-    # The last of these reasons is given. pip prints further lines below its error, so an error is
-    # better than the last line.
+    # The last of these reasons is given. pip prints further lines below its errors, so an error is
+    # a better reason than the last line.
     errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
     reasons = [f"it ended with code {process.returncode}", *lines, *errors]
-    reason = reasons[-1].removeprefix("ERROR: ").strip()
-    raise ModelError(f"{failure}: {reason[:MOST_QUOTED_CHARACTERS]}")
+    reason = reasons[-1].removeprefix("ERROR: ")
+    raise ModelError(f"{failure}: {reason.strip()[:MOST_QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:
@@ -168,16 +168,15 @@ def convert_gguf(path: str, folder: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    gguf_folder = Path(path).parent
-    gguf_name = Path(path).name
+    gguf = Path(path)
     model = AutoModelForCausalLM.from_pretrained(
-        gguf_folder, gguf_file=gguf_name, dtype=torch.float32
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
     model = model.to(torch.bfloat16)
     model.hf_quantizer, model.is_quantized = None, False  # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf_folder, gguf_file=gguf_name).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     # without its version, every version of transformers writes the same files
     for config_path in Path(folder).glob("*config.json"):
         config = json.loads(config_path.read_text())

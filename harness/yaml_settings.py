@@ -49,8 +49,7 @@ class _Loader(yaml.SafeLoader):
 
 _UNKNOWN_KEY_TYPE = "unknown_key"
 """The type of the error of `Strict`."""
-_OUR_ERROR_TYPES = (_UNKNOWN_KEY_TYPE, "value_error")
-"""The types of the errors that we raise, which are more specific than pydantic's."""
+
 _PATTERN_TEXT = "String should match pattern "
 """The beginning of pydantic's message about a text that does not match a regular expression."""
 _PLAIN_TEXT_BY_MESSAGE = {
@@ -80,11 +79,13 @@ class Strict(BaseModel):
             field.alias or name for name, field in cls.model_fields.items() if not field.exclude
         ]
         if unknown_keys := [str(key) for key in keys if key not in public_keys]:
-            valid_keys = list_near(unknown_keys[0], [*public_keys, *cls.inner_keys])
             raise PydanticCustomError(
                 _UNKNOWN_KEY_TYPE,
                 "{valid_keys}",
-                {"key": unknown_keys[0], "valid_keys": valid_keys},
+                {
+                    "key": unknown_keys[0],
+                    "valid_keys": list_near(unknown_keys[0], [*public_keys, *cls.inner_keys]),
+                },
             )
         return values
 
@@ -140,10 +141,9 @@ def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        config_names = list_near(path.name, sorted(os.listdir(folder)))
         raise ConfigError(
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
-            f"{folder}: {config_names}."
+            f"{folder}: {list_near(path.name, sorted(os.listdir(folder)))}."
         ) from None
     except _YAML_ERRORS as error:
         # PyYAML marks the column with ^ in a line of its own, which is lost in a one-line message
@@ -158,7 +158,14 @@ def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -
 
 
 def _override(container: Any, key: str, value: Any) -> None:
-    """Set a dotted key of nested mappings and lists. A missing mapping is made."""
+    """Set a dotted key inside nested mappings and lists, which are changed in place.
+
+    Each part of the key but the last leads one level deeper. A mapping that is missing there, or
+    has a single value in its place, is made.
+
+    Raises:
+        ConfigError: a list has no such index, or the config is not a mapping.
+    """
     *parent_keys, last_key = key.split(".")
     try:
         for parent_key in parent_keys:
@@ -196,14 +203,18 @@ def explain(error: ValidationError, source: str) -> str:
     """
     details = error.errors()
     # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
-    # alternative which fits best.
+    # alternative which fits best. Of several with one depth our own types are more specific.
     deepest_error = max(
-        details, key=lambda detail: (len(_locate(detail)), detail["type"] in _OUR_ERROR_TYPES)
+        details,
+        key=lambda detail: (
+            len(_locate(detail)),
+            detail["type"] in (_UNKNOWN_KEY_TYPE, "value_error"),
+        ),
     )
     key = _name_key(deepest_error)
     if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
         return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
-    # pydantic calls a list of YAML a tuple
+    # all reasons why this key is wrong; pydantic calls a list of YAML a tuple
     messages = [
         _PLAIN_TEXT_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
             "valid tuple", "list, such as [a, b]"
@@ -220,8 +231,9 @@ def explain(error: ValidationError, source: str) -> str:
 
 def _locate(detail: Any) -> tuple[Any, ...]:
     """The path to the key of an error, with the schemas that pydantic tried."""
-    unknown_keys = (detail["ctx"]["key"],) if detail["type"] == _UNKNOWN_KEY_TYPE else ()
-    return (*detail["loc"], *unknown_keys)
+    if detail["type"] != _UNKNOWN_KEY_TYPE:
+        return tuple(detail["loc"])
+    return (*detail["loc"], detail["ctx"]["key"])
 
 
 def _name_key(detail: Any) -> str:

@@ -39,7 +39,15 @@ def regrade(
 
 
 def describe_grades(grades: pandas.DataFrame) -> str:
-    """The number of right samples, and the first samples on which our grader and the log differ."""
+    """The text about the grades of a log or table.
+
+    It has the share of right samples, also by the log's own metric if there is one; the numbers of
+    verdicts and of forms of answers; and a table of the first samples on which our grader and the
+    log differ, or of the first samples of all if the log has no metric.
+
+    Args:
+        grades: From `regrade_logs`.
+    """
     from harness.analysis.result_tables import records
     from harness.display.comparison_columns import text_column
     from harness.display.printed_tables import Table, render
@@ -56,15 +64,17 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     # a metric may have judged only the first of several samples
     log_grades = grades[grades["by_log"].notna()]
     if len(log_grades):
+        listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
+        title = "The first on which they differ"
+        # without this, the two shares would be of different samples
         if len(log_grades) < len(grades):
             summary += (
                 f"; of {len(log_grades)} that the log judges {log_grades['by_mless'].mean():.1%}"
             )
-        metric = ", ".join(log_grades["metric"].unique())
-        listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
-        summary += f", by the log's metric {metric} {log_grades['by_log'].mean():.1%}"
-        summary += f"; they differ on {len(listed_grades)}"
-        title = "The first on which they differ"
+        summary += (
+            f", by the log's metric {', '.join(log_grades['metric'].unique())} "
+            f"{log_grades['by_log'].mean():.1%}; they differ on {len(listed_grades)}"
+        )
     lines = [f"{summary}."]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
         count_by_name = grades[column].value_counts()

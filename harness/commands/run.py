@@ -77,7 +77,7 @@ def run(
         raise ConfigError(
             f"Expected a run config or --model ORG/NAME, got {count_word}. Give one of the two."
         )
-    option_values: dict[str, object] = {
+    option_values = {
         "max_gen_toks": max_gen_toks,
         "fewshot.num_fewshot": num_fewshot,
         # Examples show that the answer is one line. Without them the instruction must ask for a

@@ -29,12 +29,12 @@ def tasks(
     from harness.errors import ConfigError
     from harness.lm_eval_plugin.task_folders import write_wrapped_tasks
 
-    is_incomplete = (wrap is None) != (output is None)
-    if is_incomplete or (wrap is None and (conditions or model)):
+    if wrap and output:
+        lines = write_wrapped_tasks(output, wrap, conditions, model)
+    elif (wrap, output) != (None, None) or conditions or model:
         raise ConfigError(
             "Expected --wrap TASK with --output DIR; --conditions and --model need both."
         )
-    lines = [str(resources.folder("tasks"))]
-    if wrap and output:
-        lines = write_wrapped_tasks(output, wrap, conditions, model)
+    else:
+        lines = [str(resources.folder("tasks"))]
     typer.echo("\n".join(lines))

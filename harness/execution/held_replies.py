@@ -20,9 +20,19 @@ from harness.runs.records import Sample
 class HeldReplies:
     """Holds replies back until they can be stored.
 
-    A server may add tokens to every prompt, such as BOS or those of its template. So its count less
-    the number of tokens that were sent must be the same number for all prompts. Some chat servers
-    do not count: they report one number, which is more than some prompts have.
+    The difference of a reply is the server's count of the tokens in its prompt less the number that
+    was sent. A server may add tokens to every prompt, such as BOS or those of its template, so the
+    difference need not be 0. The first case that holds decides:
+
+    1. Differences vary, and the server has more than one count, or applies no chat template: it
+       cuts or changes prompts, so the run ends with an error.
+    2. The server has one count for all prompts, which is less than was sent for some and more than
+       was sent for none: it may have cut all of them to one length, so replies are held back. If
+       the run ends like this, they are stored if all differences are equal; else it is an error.
+    3. All differences are equal, or a chat server has one count for all prompts, which is more than
+       was sent for some. Such a server does not count. Replies are stored.
+
+    In case 3 replies are still held back until one of them is a whole completion.
 
     Args:
         plan: The plan of the run.
@@ -35,11 +45,11 @@ class HeldReplies:
         self._sample_by_difference: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""
 
-    def compare(self, sample: Sample) -> None:
-        """Compare the server's count with that of other prompts, also for a recorded sample.
+    def inspect(self, sample: Sample) -> None:
+        """Note what a new or recorded sample tells of the server.
 
         Raises:
-            EngineError: the server cut or changed a prompt.
+            EngineError: case 1, the server cuts or changes prompts.
         """
         self._has_whole_reply |= read_reason(sample.finish_reason) != "broken"
         if sample.added_tokens is None:
@@ -47,15 +57,19 @@ class HeldReplies:
         self._server_counts.add(sample.server_tokens)
         self._sample_by_difference.setdefault(sample.added_tokens, sample)
         is_chat_server = self._plan.config.model.applies_own_template
-        # a chat server that reports one number for all prompts does not count
+        # a chat server that has one count for all prompts may not count at all
         if len(self._server_counts) > 1 or not is_chat_server:
-            self._refuse_differences()
+            self._refuse_varying_differences()
 
     def hold(self, stream: Any) -> Iterator[FinishedRequests]:
-        """The completions of a stream when they can be stored.
+        """Yield the completions of a stream, in its order, when they can be stored.
+
+        After a batch of the stream all completions that are held back are yielded, or none. After
+        the last batch the rest is yielded.
 
         Raises:
-            EngineError: as `compare`, or no reply of the run is a whole completion.
+            EngineError: the server cuts or changes prompts, or no reply of the run is a whole
+                completion.
         """
         held_completions: FinishedRequests = []
         # closing the stream ends its requests before the connections are closed
@@ -63,8 +77,8 @@ class HeldReplies:
             for batch in stream:
                 held_completions += batch
                 for request, completion in batch:
-                    self.compare(
-                        # only the counts of tokens and the finish reason are compared
+                    self.inspect(
+                        # only the counts of tokens and the finish reason are needed
                         Sample.of(
                             request,
                             key="",
@@ -79,7 +93,7 @@ class HeldReplies:
                 else:
                     yield []
         if self._may_be_cut():
-            self._refuse_differences()
+            self._refuse_varying_differences()
         if held_completions and not self._has_whole_reply:
             request, completion = held_completions[0]
             raise EngineError(
@@ -90,26 +104,21 @@ class HeldReplies:
         yield held_completions
 
     def _may_be_cut(self) -> bool:
-        """Whether the server may have cut all prompts to one length.
-
-        Then it counts the same number for all of them, which is less than was sent for some, and
-        more than was sent for none.
-        """
-        # a difference is the server's count less the number of tokens that were sent
+        """Whether the server may have cut all prompts to one length: case 2 of the class."""
         differences = self._sample_by_difference
         return len(self._server_counts) == 1 and min(differences) < 0 and max(differences) <= 0
 
-    def _refuse_differences(self) -> None:
-        """Raise EngineError unless the server's count and ours differ by one constant number."""
-        differences = self._sample_by_difference
-        lowest_difference, highest_difference = min(differences), max(differences)
+    def _refuse_varying_differences(self) -> None:
+        """Raise EngineError unless all differences are the same number."""
+        lowest_difference = min(self._sample_by_difference)
+        highest_difference = max(self._sample_by_difference)
         if lowest_difference == highest_difference:
             return
-        sample = differences[lowest_difference]
-        condition = self._plan.tasks[sample.task].condition
+        sample = self._sample_by_difference[lowest_difference]
         raise EngineError(
             f"The server counts {sample.server_tokens} tokens in the prompt of problem "
-            f"{sample.problem_id} under {condition.name}, which has {sample.prompt_tokens}. "
-            f"Its count of other prompts differs by {highest_difference:+}, so it cuts or changes "
-            "prompts, or model.model_args.tokenizer is not its tokenizer."
+            f"{sample.problem_id} under {self._plan.tasks[sample.task].condition.name}, which has "
+            f"{sample.prompt_tokens}. Its count of other prompts differs by "
+            f"{highest_difference:+}, so it cuts or changes prompts, or "
+            "model.model_args.tokenizer is not its tokenizer."
         )

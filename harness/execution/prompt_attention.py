@@ -45,8 +45,10 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         # in a frame, because the page's policy and style must not apply to the notebook
-        style = "width: 100%; height: 50rem; border: 0"
-        return f'<iframe srcdoc="{escape(self)}" style="{style}"></iframe>'
+        return (
+            f'<iframe srcdoc="{escape(self)}" style="width: 100%; height: 50rem; border: 0">'
+            "</iframe>"
+        )
 
 
 class PromptAttention(list[Weights]):
@@ -129,28 +131,27 @@ def attention(
     tokenized_prompts = [_tokenize(prompt, model_tokenizer.tokenizer) for prompt in prompts]
     row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized_prompts]
     if layers == "all":
-        model_config = load_model_config(arguments["pretrained"], arguments)
-        layers = f"1-{model_config.num_hidden_layers}"
+        layers = f"1-{load_model_config(arguments['pretrained'], arguments).num_hidden_layers}"
     layer_numbers = sorted(parse_numbers(layers, "layers"))
     most_rows = max(row_counts, default=0)
-    requests = []
-    for prompt_index, ((token_ids, _), row_count) in enumerate(
-        zip(tokenized_prompts, row_counts, strict=True)
-    ):
-        length = len(token_ids)
-        # All prompts must have the same number of sets: one of all queries, an empty one, and one
-        # of each query alone. A query's attention to its own token counts only after the first
-        # SETS_WITHOUT_OWN_TOKEN sets, so the empty set comes before the sets of single queries.
-        query_sets = [[1] * length, [0] * length, *single_query_sets(row_count, length, most_rows)]
-        requests.append(recording_request(token_ids, query_sets, name=str(prompt_index)))
+    requests = [
+        recording_request(
+            token_ids, _make_query_sets(len(token_ids), row_count, most_rows), name=str(index)
+        )
+        for index, ((token_ids, _), row_count) in enumerate(
+            zip(tokenized_prompts, row_counts, strict=True)
+        )
+    ]
     layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
     with closing(
         open_recorder(arguments, layers_by_use, SETS_WITHOUT_OWN_TOKEN + most_rows)
     ) as engine:
+        # [layer, set, head, key] for each prompt, with the sets of `_make_query_sets`
         prompt_sums = record_sums(engine, requests)
     result = PromptAttention(
         average_weights(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
+    # a set of a single query has its weights
     result.rows = [
         sums[:, SETS_WITHOUT_OWN_TOKEN : SETS_WITHOUT_OWN_TOKEN + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)
@@ -161,16 +162,34 @@ def attention(
     return result
 
 
+def _make_query_sets(token_count: int, row_count: int, most_rows: int) -> list[list[int]]:
+    """The sets of queries [set, token] over which a prompt's attention is summed.
+
+    They are all queries, no query, and each of the last `row_count` queries alone. A query's
+    attention to its own token counts only after the first SETS_WITHOUT_OWN_TOKEN = 2 sets, so the
+    set of no query stands before those of single queries. All prompts must have the same number of
+    sets, `2 + most_rows`, so more sets of no query follow.
+    """
+    return [
+        [1] * token_count,
+        [0] * token_count,
+        *single_query_sets(row_count, token_count, most_rows),
+    ]
+
+
 def _tokenize(
     prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[int], tuple[str, ...]]:
-    """The token ids of a prompt, and the text of each token."""
+    """The token ids of a prompt, and the text of each token.
+
+    Ids are decoded together, because a character may have several tokens. Where the tokenizer would
+    make other ids of their text, each id is decoded by itself.
+    """
     if isinstance(prompt, str):
         token_ids, offsets = encode(prompt, tokenizer)
         return list(token_ids), token_texts(token_ids, offsets, prompt, tokenizer)
     requested_ids = list(map(int, prompt))  # numpy's integers become Python's
     encoded_ids, texts = _tokenize(str(tokenizer.decode(requested_ids)), tokenizer)
-    # the tokenizer makes other tokens of this text, so each id is decoded by itself
     if encoded_ids != requested_ids:
         texts = tuple(str(tokenizer.decode(token_id)) for token_id in requested_ids)
     return requested_ids, texts

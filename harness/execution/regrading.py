@@ -60,21 +60,7 @@ def regrade(files: RunFiles) -> str:
             old_verdicts = {key: score.verdict for key, score in files.scores.items()}
         # a regrading that was killed may have had another grader, so it is not continued
         new_scores_path.unlink(missing_ok=True)
-        samples = files.journal.records
-        with (
-            Journal(new_scores_path, as_json(current_score_versions())) as journal,
-            Scorer(journal, files.prompts) as scorer,
-        ):
-            for sample in samples:
-                scorer.submit(sample)
-            with progress_bar("regrade") as advance:
-                for count, _ in enumerate(scorer.finish(), start=1):
-                    advance(count, len(samples))
-        if len(journal.keys) != len(samples):
-            raise JournalError(
-                f"{folder}: {len(journal.keys)} of {len(samples)} samples were graded. "
-                "Run the command again."
-            )
+        _grade_samples(files, new_scores_path)
         with explain_write_errors(folder):
             set_old_scores_aside(files)
             # a kill between these two steps leaves no scores, and then all samples are graded again
@@ -84,8 +70,25 @@ def regrade(files: RunFiles) -> str:
     finally:
         new_scores_path.unlink(missing_ok=True)
         file_lock.release()
-    changes_text = _describe_changes(samples, old_verdicts, files.scores)
-    return f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}: {changes_text}"
+    samples = files.journal.records
+    return (
+        f"{len(samples)} samples, grader {old_version} -> {GRADER_VERSION}: "
+        f"{_describe_changes(samples, old_verdicts, files.scores)}"
+    )
+
+
+def _grade_samples(files: RunFiles, new_scores_path: Path) -> None:
+    """Write the score of every sample to a new file."""
+    samples = files.journal.records
+    with (
+        Journal(new_scores_path, as_json(current_score_versions())) as journal,
+        Scorer(journal, files.prompts) as scorer,
+    ):
+        for sample in samples:
+            scorer.submit(sample)
+        with progress_bar("regrade") as advance:
+            for count, _ in enumerate(scorer.finish(), start=1):
+                advance(count, len(samples))
 
 
 def _describe_changes(
@@ -180,7 +183,7 @@ def regrade_logs(
 
 
 def _grade_rows(rows_and_jobs: Sequence[tuple[JsonObject, GradeJob]]) -> pandas.DataFrame:
-    """The rows of `regrade_logs`, completed by the grades of their jobs."""
+    """The rows of `regrade_logs`, to which the grades of their jobs are added."""
     rows = [row for row, _ in rows_and_jobs]
     with GraderPool() as pool:
         for index, (_, job) in enumerate(rows_and_jobs):
@@ -197,10 +200,13 @@ def _grade_rows(rows_and_jobs: Sequence[tuple[JsonObject, GradeJob]]) -> pandas.
 def _make_jobs(
     logged_completions: Sequence[LoggedCompletion], path: Path, decimal_sign: DecimalSign | None
 ) -> list[tuple[JsonObject, GradeJob]]:
-    """The beginning of each row of `regrade_logs`, and its job.
+    """The first columns of each row of `regrade_logs`, and the grader's job for the row.
 
-    A job grades the answer that a log's filter extracted, else the answer in any form. If the
-    reasoning did not end, nothing is an answer, not even what a filter extracted.
+    Args:
+        logged_completions: All completions of a file. If many of them end reasoning that they do
+            not begin, the prompts began it, so its start is put before every completion.
+        path: The file.
+        decimal_sign: The decimal sign of the gold answers, if it is known.
     """
     rows_and_jobs = []
     golds_by_question: dict[str, tuple[str, str]] = {}
@@ -211,17 +217,7 @@ def _make_jobs(
     for logged, golds in zip(logged_completions, gold_lists, strict=True):
         refuse_other_golds(golds_by_question, logged.question, golds, logged.location)
         gold, *alternatives = golds
-        completion = hidden_start + logged.completion
-        form, answer = find_answer(completion)
-        conclusion = skip_reasoning(completion)
-        if conclusion is None:  # the grader sees that the reasoning did not end
-            answer = completion
-        elif logged.filter_answer:
-            # A filter may write an answer in another form, which is not in the text. But an answer
-            # that is in the reasoning alone does not count.
-            is_in_text = _contains_answer(completion, logged.filter_answer)
-            if not is_in_text or _contains_answer(conclusion, logged.filter_answer):
-                form, answer = LOG_FORM, logged.filter_answer
+        form, answer = _choose_answer(hidden_start + logged.completion, logged.filter_answer)
         job = GradeJob(
             completion=" ".join(answer.split()),
             target=gold.strip(),
@@ -241,6 +237,26 @@ def _make_jobs(
     return rows_and_jobs
 
 
+def _choose_answer(completion: str, filter_answer: str) -> tuple[str, str]:
+    """The form of the answer that counts, and its text.
+
+    It is the answer that the log's filter extracted, unless only the reasoning has it; else the
+    answer of the completion in any form. A filter may also write an answer in another way than the
+    completion, which then has it nowhere.
+    """
+    form, answer = find_answer(completion)
+    conclusion = skip_reasoning(completion)
+    if conclusion is None:
+        # the grader gets the whole text, and sees that the reasoning did not end
+        return form, completion
+    is_only_in_reasoning = _contains_answer(completion, filter_answer) and not _contains_answer(
+        conclusion, filter_answer
+    )
+    if filter_answer and not is_only_in_reasoning:
+        return LOG_FORM, filter_answer
+    return form, answer
+
+
 def _contains_answer(text: str, answer: str) -> bool:
     """Whether an answer is in a text, and not only as a part of another word or number."""
     return bool(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
@@ -249,9 +265,9 @@ def _contains_answer(text: str, answer: str) -> bool:
 def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a log of lm-eval; none if its task only scores given continuations.
 
-    What a filter extracted is the answer. It is left empty, so that `_make_jobs` searches the
-    completion, if the filter returned no answer of this sample. In a log of our tasks the
-    completion is left empty instead, because our grader has searched it already.
+    The answer of a filter is empty if the filter returned none of this sample. Then the completion
+    is searched later. In a log of our tasks the completion is empty instead, because our grader has
+    searched it already.
     """
     log = read_log(path, metric=metric)
     is_of_our_task = (log.metric or "").startswith("verdict")
@@ -265,11 +281,7 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
             if is_of_our_task:
                 # so that no other answer is found in it where our grader found none
                 completion = ""
-            elif "\n" in answer or answer in (_NO_MATCH, completion.strip()):
-                # the filter looked for no answer and returned a whole text, or found none
-                answer = ""
-            elif find_answer(answer)[0] in MARKER_BY_FORM:
-                # the filter returned a sentence such as `The answer is 5.`
+            elif _is_no_answer(answer, completion):
                 answer = ""
             elif answer not in completion and len(prompt.completions) > 1:
                 # the filter of a majority gives all samples of a problem one answer and verdict,
@@ -287,6 +299,18 @@ def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
             )
 
 
+def _is_no_answer(filter_text: str, completion: str) -> bool:
+    """Whether a filter returned another text than a short answer: nothing found, or a longer text.
+
+    Such a text is the whole completion, several lines, or a sentence such as `The answer is 5.`
+    """
+    return (
+        "\n" in filter_text
+        or filter_text in (_NO_MATCH, completion.strip())
+        or find_answer(filter_text)[0] in MARKER_BY_FORM
+    )
+
+
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a table, or of a log of Inspect or lighteval. A row may hold several."""
     table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
@@ -295,7 +319,8 @@ def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator
         question = str(row.get("question") or problem_id)
         completions = read_completions(row["completion"], location)
         is_right = None
-        # a score of several completions does not say which of them are right
+        # A score of several completions does not say which of them are right. Nor does a score
+        # between 0 and 1, as of a share of several parts.
         if "score" in row and len(completions) == 1:
             is_right = {0.0: False, 1.0: True}.get(parse_score(location, row))
         for completion in completions:

@@ -104,29 +104,29 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     """The config with the settings that the user left open.
 
     These are the layouts, the type that vLLM computes in (`dtype`), and whether it compiles
-    (`enforce_eager`). They are taken from the run in the folder. For a new run the plan sets the
-    layouts, and on a CPU the type suits the processor and nothing is compiled: for SmolLM2 on two
-    cores this would take 50 s, and give 720 instead of 630 tokens per second.
+    (`enforce_eager`). They are taken from the run in the folder if it has the same backend. Else
+    the plan sets the layouts, and vLLM the other two, except on a CPU.
 
     Raises:
         RunError: the folder's journal cannot be read.
     """
     model, layouts = config.model, config.layouts
-    arguments = dict(model.model_args)
-    dtype = None
     files = RunFiles(output)
     stored_config = files.identity.config if files.has_sample else None
+    default_arguments: JsonObject = {}
     if stored_config and stored_config["model"]["backend"] == model.backend:
-        stored_arguments = stored_config["model"]["model_args"]
-        dtype = stored_arguments.get("dtype")
-        if "enforce_eager" in stored_arguments:
-            arguments.setdefault("enforce_eager", stored_arguments["enforce_eager"])
+        default_arguments = stored_config["model"]["model_args"]
         layouts = layouts or tuple(map(Layout, stored_config["layouts"]))
     elif model.backend == "vllm" and device_type() == "cpu":
-        arguments.setdefault("enforce_eager", True)
-        dtype = None if computes_bf16() else "float32"
-    if dtype and arguments.get("dtype") in (None, "auto"):
-        arguments["dtype"] = dtype
+        # Compiling takes 50 s for SmolLM2 on two cores, and gives 720 instead of 630 tokens per
+        # second. A processor that has no instructions for bfloat16 computes in float32.
+        default_arguments = {"enforce_eager": True, "dtype": None if computes_bf16() else "float32"}
+    arguments = dict(model.model_args)
+    if "enforce_eager" in default_arguments:
+        arguments.setdefault("enforce_eager", default_arguments["enforce_eager"])
+    # `auto` leaves the type open too
+    if default_arguments.get("dtype") and arguments.get("dtype") in (None, "auto"):
+        arguments["dtype"] = default_arguments["dtype"]
     model = model.model_copy(update={"model_args": arguments})
     return config.model_copy(update={"model": model, "layouts": layouts})
 
@@ -151,8 +151,8 @@ def describe_folder(plan: Plan, output: Path) -> str:
     files = RunFiles(output)
     if not files.has_sample:
         return f"{output}, new"
-    identity = run_identity(plan, plan.config.resolve_sampling(_generation_config(plan)))
-    looks = extend_identity(files, identity, stored_prompts(plan)).looks
+    sampling = plan.config.resolve_sampling(_generation_config(plan))
+    looks = extend_identity(files, run_identity(plan, sampling), stored_prompts(plan)).looks
     remark = f"; the table will be look {looks}" if looks > 1 else ""
     return (
         f"{output}, {len(files.journal.records):,} of {plan.completion_count:,} samples are "
@@ -253,19 +253,37 @@ def hash_files(files: RunFiles) -> dict[str, str]:
 def finish(files: RunFiles) -> None:
     """Write the receipt, with which the run counts as finished.
 
+    The receipt of files that did not change stays, with its date and versions.
+
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
     # reading them raises an error if one is missing
     graded_samples = chain.from_iterable(files.graded_samples_of_prompts)
-    score_versions = files.score_versions
-    sessions, timing = files.read_sessions()
     stored_receipt: JsonObject = {}
     with suppress(RunError):
         stored_receipt = files.receipt
     hashes = hash_files(files)
     if stored_receipt.get("files") == hashes:
-        return  # files that did not change keep their date and versions
+        return
+    receipt = _make_receipt(files, hashes, stored_receipt)
+    if files.identity.engine.device == "server":
+        # a prompt that the server's filter refused has no count
+        added_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
+        receipt["added_tokens"] = added_counts.pop() if len(added_counts) == 1 else None
+    receipt_path = files.path / RECEIPT
+    with explain_write_errors(files.path):
+        # removed first, because a folder with a receipt counts as finished
+        receipt_path.unlink(missing_ok=True)
+        write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
+    files.receipt = receipt
+
+
+def _make_receipt(
+    files: RunFiles, hashes: Mapping[str, str], stored_receipt: JsonObject
+) -> JsonObject:
+    """The receipt of a run, by the hashes of its files and its earlier receipt, if it has one."""
+    sessions, timing = files.read_sessions()
     identity_facts = as_json(files.identity)
     # all tasks of a run have the same sampling
     first_task, *_ = identity_facts.pop("arms").values()
@@ -273,33 +291,24 @@ def finish(files: RunFiles) -> None:
     if stored_receipt.get("files", {}).get(JOURNAL) == hashes[JOURNAL]:
         # the samples are the same and were only graded again, so the receipt keeps their config
         config = stored_receipt["config"]
-    assert score_versions is not None
-    receipt_path = files.path / RECEIPT
-    with explain_write_errors(files.path):
-        # removed first, because a folder with a receipt counts as finished
-        receipt_path.unlink(missing_ok=True)
-        receipt: JsonObject = {
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **identity_facts,
-            **as_json(score_versions),
-            "config": config,
-            "sampling": first_task["sampling"],
-            "problems": len({prompt.doc["id"] for prompt in files.prompts}),
-            "timing": timing,
-            **software_facts(),
-            "files": hashes,
-        }
-        # a session states only what differs from the receipt
-        receipt["sessions"] = [
-            {key: value for key, value in session.items() if receipt.get(key) != value}
-            for session in sessions
-        ]
-        if files.identity.engine.device == "server":
-            # a prompt that the server's filter refused has no count
-            added_counts = {sample.added_tokens for sample, _ in graded_samples} - {None}
-            receipt["added_tokens"] = added_counts.pop() if len(added_counts) == 1 else None
-        files.receipt = receipt
-        write_whole(receipt_path, json.dumps(receipt, indent=2, ensure_ascii=False) + "\n")
+    assert files.score_versions is not None  # because every sample has its score
+    receipt: JsonObject = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **identity_facts,
+        **as_json(files.score_versions),
+        "config": config,
+        "sampling": first_task["sampling"],
+        "problems": len({prompt.doc["id"] for prompt in files.prompts}),
+        "timing": timing,
+        **software_facts(),
+        "files": hashes,
+    }
+    # a session states only what differs from the receipt
+    receipt["sessions"] = [
+        {key: value for key, value in session.items() if receipt.get(key) != value}
+        for session in sessions
+    ]
+    return receipt
 
 
 def _generation_config(plan: Plan) -> JsonObject | None:
@@ -313,9 +322,12 @@ def _generation_config(plan: Plan) -> JsonObject | None:
     from transformers import GenerationConfig
 
     model_name = str(plan.model_arguments.get("pretrained") or "")
-    revision = plan.model_arguments.get("revision")
     try:
-        return dict(GenerationConfig.from_pretrained(model_name, revision=revision).to_diff_dict())
+        return dict(
+            GenerationConfig.from_pretrained(
+                model_name, revision=plan.model_arguments.get("revision")
+            ).to_diff_dict()
+        )
     except (OSError, ValueError) as error:
         raise ModelError(
             "`gen_kwargs` is model_default, and generation_config.json cannot be read: "

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,68 +100,85 @@ class _Session:
         They are shown as recorded, and graded if they have no score. What they tell of a server is
         kept for `generate`: how it counts tokens, and which model it served last.
         """
-        if not self.missing_requests:  # else the facts are noted when the engine is loaded
+        # with missing requests, `generate` writes this note together with the engine's facts
+        if not self.missing_requests:
             self._folder.note(SESSION_PREFIX, self._session_facts)
         journal = RunFiles(self._folder.path).journal
         for number, sample in enumerate(journal.records):
             self._progress.count_recorded(self._line_by_task[sample.task])
             # new replies must agree with the server's count of tokens in the recorded ones
-            self._held_replies.compare(sample)
-            # every sample, because `submit` skips those that have their score
+            self._held_replies.inspect(sample)
+            # a sample that has its score is skipped there
             scorer.submit(sample)
+            # samples are graded while this loop runs, so now and then their scores are shown
             if number % 64 == 0:
-                # grading runs meanwhile, so its results are shown too
                 self.show_scores(scorer.poll())
-        engine_facts = [note["engine"] for note in journal.notes if note.get("engine")]
-        self._last_served = engine_facts[-1].get("served") if engine_facts else None
+        for note in journal.notes:
+            if note.get("engine"):
+                self._last_served = note["engine"].get("served")
 
     def generate(self, scorer: Scorer, engines: int | str) -> None:
-        """Load the model and generate the missing samples."""
+        """Load the model and generate the missing samples.
+
+        Args:
+            scorer: Grades the samples.
+            engines: The number of engines, or `auto` for one on each GPU.
+
+        Raises:
+            JournalError: the server has another model than in the last session.
+        """
         from harness.engines.backends import open_backend
 
-        folder = self._folder.path
-        log_path = folder / LIBRARY_LOG
+        log_path = self._folder.path / LIBRARY_LOG
+        self._announce_loading(log_path)
+        with library_log(log_path):
+            arguments = self._model_arguments()
+            started = time.monotonic()
+            with open_backend(
+                self._plan.config.model.backend,
+                arguments,
+                has_sampled_requests=not self._sampling.is_greedy,
+                engines=engines,
+                request_count=len(self.missing_requests),
+                log_path=log_path,
+            ) as backend:
+                engine_facts = backend.facts()  # waits for the first of several engines
+                self._refuse_other_model(engine_facts.get("served"))
+                if agreement := engine_facts.get("interventions"):
+                    print_message(describe_agreement(agreement))
+                self.timing["load_seconds"] = round(time.monotonic() - started, 1)
+                self._folder.note(SESSION_PREFIX, {**self._session_facts, "engine": engine_facts})
+                # only vLLM counts the tokens of unfinished samples
+                self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
+                with self._progress:
+                    self._take_completions(
+                        self._held_replies.hold(backend.stream(self.missing_requests)), scorer
+                    )
+                # read at the end, because further engines load while the first one generates
+                self.timing["cards"] = getattr(backend, "cards", engine_facts.get("cards"))
+        if self._has_unexpected_reasoning:
+            print_message(NO_MARKERS_NOTE)
+
+    def _announce_loading(self, log_path: Path) -> None:
+        """Print which model is loaded, and the number of samples that need not be generated."""
         message = f"loading {self._plan.config.model.display_name} (messages: {log_path})"
         if sample_count := len(self._folder.sample_keys):
             message += (
                 f": {sample_count:,} of {len(self._request_by_key):,} samples are in "
-                f"{folder} already"
+                f"{self._folder.path} already"
             )
         print_message(message)
-        with library_log(log_path), ExitStack() as stack:
-            arguments = self._model_arguments()
-            started = time.monotonic()
-            backend = stack.enter_context(
-                open_backend(
-                    self._plan.config.model.backend,
-                    arguments,
-                    has_sampled_requests=not self._sampling.is_greedy,
-                    engines=engines,
-                    request_count=len(self.missing_requests),
-                    log_path=log_path,
-                )
+
+    def _refuse_other_model(self, served: JsonObject | None) -> None:
+        """Raise JournalError if a server describes another model than in the last session.
+
+        A server can give another model the same name, so `root` is compared. Other facts, such as
+        the length of the context, change no sample.
+        """
+        if served and self._last_served and served["root"] != self._last_served["root"]:
+            raise changed_settings_error(
+                self._folder.path / JOURNAL, list_differences(self._last_served, served, "served")
             )
-            engine_facts = backend.facts()  # waits for the first of several engines
-            served = engine_facts.get("served")
-            # A server can give another model the same name, so `root` is compared. Other facts,
-            # such as the length of the context, change no sample.
-            if served and self._last_served and served["root"] != self._last_served["root"]:
-                raise changed_settings_error(
-                    folder / JOURNAL, list_differences(self._last_served, served, "served")
-                )
-            if agreement := engine_facts.get("interventions"):
-                print_message(describe_agreement(agreement))
-            self.timing["load_seconds"] = round(time.monotonic() - started, 1)
-            self._folder.note(SESSION_PREFIX, {**self._session_facts, "engine": engine_facts})
-            # only vLLM counts the tokens of unfinished samples
-            self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
-            with self._progress:
-                stream = self._held_replies.hold(backend.stream(self.missing_requests))
-                self._take_completions(stream, scorer)
-            # further engines load after the session's note
-            self.timing["cards"] = getattr(backend, "cards", engine_facts.get("cards"))
-        if self._has_unexpected_reasoning:
-            print_message(NO_MARKERS_NOTE)
 
     def show_scores(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
@@ -170,21 +186,24 @@ class _Session:
             self._progress.count_graded(self._progress_line(score.key), score.verdict)
 
     def _progress_line(self, key: str) -> str:
-        """The line of the display that counts a sample."""
+        """The name of the display's line that counts a sample."""
         return self._line_by_task[self._request_by_key[key].task]
 
     def _model_arguments(self) -> JsonObject:
-        """The model's arguments; with interventions also the opened layers and the reference."""
+        """The model's arguments; with interventions also the layers to open and the reference.
+
+        The reference is what Hugging Face answers under each intervention, to which the engine's
+        answers are compared.
+        """
         config = self._plan.config
         arguments = dict(self._plan.model_arguments)
         if config.interventions:
             print_message("Hugging Face answers the first prompts of every arm")
             with progress_bar("arms") as advance:
-                reference = ask_reference(self._plan, advance)
-            arguments["interventions"] = {
-                "layers": opened_layers(config.interventions),
-                "reference": reference,
-            }
+                arguments["interventions"] = {
+                    "layers": opened_layers(config.interventions),
+                    "reference": ask_reference(self._plan, advance),
+                }
         return arguments
 
     def _take_completions(self, stream: Iterable[Sequence[Any]], scorer: Scorer) -> None:
@@ -192,6 +211,7 @@ class _Session:
         started = time.monotonic()
         for batch in stream:
             for request, completion in batch:
+                self._look_for_reasoning(completion.text)
                 self._store(request, completion, scorer)
             self.show_scores(scorer.poll())
             self._folder.sync_if_due()
@@ -199,12 +219,22 @@ class _Session:
         self.timing["generation_seconds"] = round(time.monotonic() - started, 2)
         self.show_scores(scorer.finish())
 
-    def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
-        """Store and grade the sample of a completion, if all answers of the sample are scored."""
-        # Reasoning is unexpected of a model whose chat template does not speak of it. The dry run
-        # warns of a template that does so without known markers, and one completion is enough.
+    def _look_for_reasoning(self, text: str) -> None:
+        """Note whether a completion has reasoning that is not expected of the model.
+
+        It is expected if the chat template speaks of reasoning. If the template does so without
+        known markers (`lacks_markers`), the dry run has warned of it.
+        """
+        # one such completion is enough
         if not (self._plan.thinking or self._plan.lacks_markers or self._has_unexpected_reasoning):
-            self._has_unexpected_reasoning = skip_reasoning(completion.text) != completion.text
+            self._has_unexpected_reasoning = skip_reasoning(text) != text
+
+    def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
+        """Store and grade the sample of a completion, and count its tokens.
+
+        Where answers are scored, a sample has a request for each of its answers, and is stored with
+        the last of them.
+        """
         key = sample_key(request, self._setting_hash)
         sample = Sample.of(
             self._request_by_key[key],
@@ -216,13 +246,14 @@ class _Session:
         )
         processed_tokens = completion.completion_tokens
         if request.scored_tokens:
-            # Nothing is generated. The prompt ends with the answer, so its tokens are counted.
+            # nothing is generated: the prompt ends with the answer, so its tokens are counted
             processed_tokens = len(request.prompt_token_ids or ())
             sample.answer_score = self._score_answers(key, request, completion.prompt_logprobs)
         self.timing["tokens"] += processed_tokens or 0
+        # other answers of the sample are not scored yet
         if request.scored_tokens and sample.answer_score is None:
             return
-        # before it is graded: a crash of a grader must not cost a completion
+        # before it is graded, because a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
         self._progress.count_finished(self._progress_line(key), processed_tokens)
@@ -231,9 +262,15 @@ class _Session:
     def _score_answers(
         self, key: str, request: Request, prompt_scores: TokenScores
     ) -> AnswerScore | None:
-        """Note the scores of a request's answer; the sample's score if it was the last answer.
+        """Note the scores of a request's answer. The last answer of a sample completes its score.
 
-        `prompt_scores` are those of all tokens of the prompt, which ends with the answer.
+        Args:
+            key: The key of the sample.
+            request: A request whose prompt ends with one of the sample's answers.
+            prompt_scores: The log-probabilities of all tokens of the prompt.
+
+        Returns:
+            The score of all answers; None while some are missing.
         """
         scores_by_answer = self._answer_scores[key]
         scores_by_answer[request.answer_index] = list(prompt_scores[-request.scored_tokens :])
@@ -245,7 +282,7 @@ class _Session:
 
 
 def session_facts(plan: Plan) -> JsonObject:
-    """The process that writes the journal from now on; `engine` is set when it is loaded."""
+    """The journal's note on a session: when, how and with what it runs. `engine` is set later."""
     command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -20,12 +20,15 @@ NO_AUDIT = "not asked for"
 
 
 def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
-    """The grader's job for a sample: its completion after the answer prefix of the prompt.
+    """The grader's job for a sample: the text that it grades, and how it is read.
 
-    An answer prefix, as in `... is \\boxed{`, is graded together with its completion. Where the
-    first line is read, this holds only if the prefix begins a box. If the prompt opened the
-    reasoning, the marker of its start is put before the completion, so that nothing is read before
-    the reasoning ends. The completion ends before the first question that the model adds.
+    The text has three parts:
+
+    - The start of the reasoning, if the prompt ends with it. So nothing is read before the
+      reasoning ends.
+    - The answer prefix of the prompt, as in `... is \\boxed{`. Where the first line is read as the
+      answer, it is graded only if it begins a box.
+    - The completion, up to the next question if the model writes one.
 
     Args:
         prompt: The sample's prompt.
@@ -38,7 +41,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
     reasoning_start, _ = find_open_reasoning(prompt.prompt, prompt.thinking)
     completion = prompt.cut_next_question(sample.completion)
     finish_reason = read_reason(sample.finish_reason)
-    # the text before the next question is complete, even if the limit ended the completion
+    # the text before a next question is complete, even if the limit ended the completion later
     if finish_reason == "length" and completion != sample.completion:
         finish_reason = "stop"
     return GradeJob.of(
@@ -47,7 +50,7 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
         finish_reason=finish_reason,
         is_line=is_line,
         reasoning_markers=prompt.thinking,
-        # the completion above begins with the prefix, so the prompt must not end with it
+        # the prefix is graded with the completion, so it is not a part of the prompt
         prompt=prompt.prompt.removesuffix(prompt.answer_prefix),
     )
 
@@ -55,13 +58,13 @@ def grade_job(prompt: StoredPrompt, sample: Sample) -> GradeJob:
 class Scorer:
     """Grades samples in worker processes and stores the scores. Only `finish` waits for a worker.
 
-    Log-probabilities need no worker: the verdict says whether the gold answer is likelier than all
-    others.
+    A sample of log-probabilities needs no worker: it is correct if its gold answer is likelier than
+    all others.
 
     Args:
         score_journal: The journal of finished scores.
         prompts: The run's prompts, with the gold answers; the authors' rule reads their texts too.
-        audit: Whether the other graders are asked as well.
+        audit: Whether other graders give their verdicts too.
     """
 
     def __init__(
@@ -91,23 +94,20 @@ class Scorer:
 
     def poll(self) -> list[Score]:
         """Store and return the scores that are finished; returns at once."""
-        return self._collect(self._pool.poll())
+        return list(self._store(self._pool.poll()))
 
     def finish(self) -> Iterator[Score]:
         """Wait for the remaining scores; each is stored and yielded as soon as it is finished."""
-        for result in self._pool.drain():
-            yield from self._collect([result])
+        yield from self._store(self._pool.drain())
 
-    def _collect(self, results: Iterable[tuple[Any, Grade]]) -> list[Score]:
-        """Store the pool's grades as scores, and return them; `key` is the sample's."""
-        scores = []
-        for key, grade in results:
+    def _store(self, grade_by_key: Iterable[tuple[Any, Grade]]) -> Iterator[Score]:
+        """Store each grade as the score of the sample with its key, and yield the score."""
+        for key, grade in grade_by_key:
             score_fields = {"key": key, **structs.asdict(grade)}
             if not self._has_audit:
                 score_fields["audit_reason"] = NO_AUDIT
             self._score_journal.append(score_fields)
-            scores.append(Score(**score_fields))
-        return scores
+            yield Score(**score_fields)
 
     def __enter__(self) -> Self:
         return self

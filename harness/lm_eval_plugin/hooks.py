@@ -31,7 +31,12 @@ DocumentsBySplit = dict[str, datasets.Dataset]
 def _make_documents(
     condition: Condition, has_published_layout: bool = False, /, **metadata: Any
 ) -> DocumentsBySplit:
-    """The documents of a condition, checked in every layout that lm-eval may use."""
+    """The documents of a condition, checked in every layout that lm-eval may use.
+
+    Raises:
+        ConfigError: the condition begins the answer, which a task of lm-eval cannot do.
+        PromptMismatchError: a prompt breaks a guarantee in one of the layouts.
+    """
     dataset = open_dataset("math500", find_columns(condition.as_entry()))
     model_tokenizer = ModelTokenizer.from_arguments(metadata)
     # lm-eval does not say whether it will apply the chat template, so both layouts are checked
@@ -40,6 +45,8 @@ def _make_documents(
         layouts = [Layout.AS_PUBLISHED]
     elif model_tokenizer is not None and model_tokenizer.template:
         layouts.append(Layout.CHAT)
+    # Each round checks a layout. Raw and chat prompts have the same segments and turns, so the
+    # documents are made of the prompts of the last round.
     for layout in layouts:
         (condition_prompts,) = build_checked_prompts(
             dataset.problems,
@@ -48,7 +55,6 @@ def _make_documents(
             model_tokenizer,
             max_gen_toks=int(metadata.get("max_gen_toks", MAX_GEN_TOKS)),
         )
-    # raw and chat prompts have the same segments and turns, so those of the last layout will do
     if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
@@ -57,7 +63,7 @@ def _make_documents(
         make_document(problem, built_prompt.prompt, condition, layout)
         for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
-    # a dataset that is made of a list of documents has only the keys of the first
+    # made of a list of documents, a dataset would only have the keys of the first document
     keys = dict.fromkeys(chain.from_iterable(documents))
     values_by_column = {key: [document.get(key) for document in documents] for key in keys}
     return {"test": datasets.Dataset.from_dict(values_by_column)}
@@ -77,19 +83,23 @@ def filler(**metadata: Any) -> DocumentsBySplit:
     """Documents of `math500_filler`.
 
     The metadata have the filler and its placement or template, by the keys of a run config's
-    condition.
+    condition. Without a filler it is that of the study, except in a template without a place for
+    it.
+
+    Raises:
+        ConfigError: the filler is drawn anew for each sample.
     """
     condition_keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
     settings = {key: value for key, value in metadata.items() if key in condition_keys}
     if settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
-    has_filler = any(key in KIND_BY_FILLER for key in settings)
-    # a template may have no place for a filler; without a template there is always a filler
-    needs_filler = "{filler}" in settings.get("template", "{filler}")
-    if needs_filler and not has_filler:
+    names_filler = any(key in KIND_BY_FILLER for key in settings)
+    # without a template the placement is the place
+    has_place = "{filler}" in settings.get("template", "{filler}")
+    if has_place and not names_filler:
         settings["unit"] = "/"  # the filler of the study
     # a condition without a filler has no seed
-    if needs_filler or has_filler:
+    if has_place or names_filler:
         settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
     return _make_documents(as_condition({"name": "filler", **settings}), **metadata)
 
@@ -109,11 +119,13 @@ def grade_responses(
     with GraderPool(with_audit=True) as pool:
         for doc_index, (completions, doc) in enumerate(zip(responses, docs, strict=True)):
             for repeat_index, completion in enumerate(completions):
-                # The rule of the study's authors reads boxes in the prompt too. A chat template,
-                # which is unknown here, adds none.
+                # The audit needs the prompt, because the rule of the study's authors reads boxes in
+                # it too. Here it lacks what a chat template adds, which has no box.
                 prompt = doc.get("system", "") + doc.get("user", "")
-                job = GradeJob.of(doc, completion=completion, prompt=prompt)
-                pool.submit((doc_index, repeat_index), job)
+                pool.submit(
+                    (doc_index, repeat_index),
+                    GradeJob.of(doc, completion=completion, prompt=prompt),
+                )
         for (doc_index, repeat_index), grade in pool.drain():
             grade_texts[doc_index][repeat_index] = json.dumps(asdict(grade))
     return grade_texts

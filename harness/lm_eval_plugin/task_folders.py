@@ -4,7 +4,7 @@ A wrapped task is a task of lm-eval, loaded by its name, with its documents, exa
 and scoring. Only the text of the question changes: the condition's filler stands before it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -58,57 +58,61 @@ def write_wrapped_tasks(
     """
     wrapped_conditions = _read_conditions(conditions)
     stock_file = _find_task_file(task)
-    tokenizer = None if model is None else ModelTokenizer.from_arguments({"pretrained": model})
-    baseline_prompts, *prompts_of_conditions = build_checked_prompts(
-        [Problem(id="problem", problem=_PLACEHOLDER, answer="?")],
-        [NAMED_CONDITIONS[BASELINE], *wrapped_conditions],
-        PromptSettings(),
-        tokenizer,
-        max_gen_toks=0,
-    )
-    # in a wrapped condition's prompt the filler is all text between instruction and question
-    instruction = baseline_prompts.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
     helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
     text_by_file_name = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
     task_names, filler_lines = [], []
-    for condition, condition_prompts in zip(wrapped_conditions, prompts_of_conditions, strict=True):
-        task_name, built_prompt = f"{task}_{condition.name}", condition_prompts.prompts[0]
-        tokens_text = "tokens not counted"
-        if model:
-            tokens_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
+    fillers = _make_fillers(wrapped_conditions, model)
+    for condition, (filler_text, length_text) in zip(wrapped_conditions, fillers, strict=True):
+        task_name = f"{task}_{condition.name}"
         task_settings = {
             "stock_task": task,
             "stock_file": stock_file,
             "condition": condition.name,
-            "filler": built_prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER),
+            "filler": filler_text,
         }
         text_by_file_name[f"{task_name}.yaml"] = _make_task_yaml(
-            task_name, tokens_text, task_settings
+            task_name, length_text, task_settings
         )
         task_names.append(task_name)
-        filler_lines.append(f"{task_name}: {tokens_text}")
-    return [
-        *_write_files(folder, text_by_file_name),
-        *filler_lines,
-        _make_command(folder, task_names, model),
-    ]
-
-
-def _make_command(folder: Path, task_names: Sequence[str], model: str | None) -> str:
-    """The call of lm-eval that runs the wrapped tasks."""
-    return (
+        filler_lines.append(f"{task_name}: {length_text}")
+    command = (
         "lm_eval --model vllm --model_args "
         f"pretrained={smollm2_model.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
         f"    --tasks {','.join(task_names)}"
     )
+    return [*_write_files(folder, text_by_file_name), *filler_lines, command]
 
 
-def _make_task_yaml(task_name: str, tokens_text: str, task_settings: Mapping[str, str]) -> str:
-    """The YAML of a wrapped task, with these keys, which its class reads."""
+def _make_fillers(conditions: Sequence[Condition], model: str | None) -> Iterator[tuple[str, str]]:
+    """For each condition the filler with its separators, and a text about its number of tokens.
+
+    The filler is cut out of a prompt of instruction, filler and question. The baseline's prompt has
+    no filler, so its text without the question is the instruction.
+    """
+    baseline_prompts, *prompts_of_conditions = build_checked_prompts(
+        [Problem(id="problem", problem=_PLACEHOLDER, answer="?")],
+        [NAMED_CONDITIONS[BASELINE], *conditions],
+        PromptSettings(),
+        # None without a model
+        ModelTokenizer.from_arguments({"pretrained": model}),
+        max_gen_toks=0,
+    )
+    instruction = baseline_prompts.prompts[0].prompt.text.removesuffix(_PLACEHOLDER)
+    for condition_prompts in prompts_of_conditions:
+        (built_prompt,) = condition_prompts.prompts
+        filler_text = built_prompt.prompt.text.removeprefix(instruction).removesuffix(_PLACEHOLDER)
+        length_text = "tokens not counted"
+        if model:
+            length_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
+        yield filler_text, length_text
+
+
+def _make_task_yaml(task_name: str, length_text: str, task_settings: Mapping[str, str]) -> str:
+    """The YAML of a wrapped task. The class in `with_filler.py` reads the settings."""
     heading = (
         f"# {task_settings['stock_task']} of lm-eval under the condition "
-        f"{task_settings['condition']}, {tokens_text}.\n"
+        f"{task_settings['condition']}, {length_text}.\n"
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
         "replaces lm-eval's own.\n"
@@ -184,10 +188,9 @@ def _find_task_file(name: str) -> str:
             for task_name in generating_names
             if task_name.startswith(name.partition("_")[0])
         ]
-        similar_names = list_near(name, related_names or generating_names, 3)
         raise ConfigError(
             f"--wrap {name}: expected a single task of lm-eval that generates text and is written "
-            f"in YAML, such as {similar_names}."
+            f"in YAML, such as {list_near(name, related_names or generating_names, 3)}."
         )
     yaml_path = Path(str(manager.task_index[name].yaml_path))
     return yaml_path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
