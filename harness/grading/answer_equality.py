@@ -39,19 +39,22 @@ from harness.grading.relations import (
 from harness.grading.units_and_words import AND, OR, numbered_name, readable_words
 
 _OPTION = re.compile(
+    # `\text{(A) 5 cm}`, `\text{A. 5 cm}`
     r"\\text\{(?:\(([A-E])\)|([A-E])[.)]) ?([^{}]+)\}"
+    # `(A) 5`, `\text{(A)}5`, `(A) five`, but not `(A)b`, which is a product
     r"|(?:\\text\{|\{)?\(([A-E])\) ?(?:\}|(?=\\(?:text|frac|sqrt)|\d|[A-Za-z]{3}))(.+)"
+    # `A: 5`, `A) 5`, `A. 5`, but not `A.5`
     r"|(?:\\text\{)?([A-E])(?:[):]|\.(?!\d)) ?\}? ?(.+)"
 )
-r"""Matches `\text{(A) 5 cm}`, `(A) \frac12`, `A: 5`, `A. 5`, but not `A.5`."""
+"""A choice with its text: the groups that match are its letter and its text."""
 _DATE = re.compile(r"\d{4}-(?:0\d|\d\d?-\d\d?)|\d\d?([/-])\d\d?\1\d{4}")
 """A date, such as 2020-05-01 or 5/1/2020, or the month 2020-05: not a difference or quotient."""
 _SHORT_WORD = re.compile(r"[A-Za-z][aeiou][a-z]?|[A-Z][a-z]{2}")
 """A gold answer such as `no` or `low`: few products have a vowel as second letter."""
 _DIGIT_GROUPS = re.compile(r"[1-9]\d?(?:,\d{3})+")
-"""Matches `58,500`, `1,234,567`."""
+"""Matches `58,500`, `1,234,567`, which may be a number or a list."""
 _SET_SIGNS = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|setminus|mathbb)(?![A-Za-z])")
-r"""Matches `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`, but not `\left`."""
+r"""A sign of a set of numbers: `<` in `x<5`, `\cup` in `(1,2)\cup(3,4)`."""
 SEVERAL_ANSWERS = re.compile(rf"\A[,;]|\A[A-Za-z]\Z|[{OR}{AND}]|\([A-E]\)|\b(?:or|and|not)\b")
 """In the text of an option, a sign of several answers: `,B`, `B`, `5 or 6`, `(B)`."""
 _FURTHER_STATEMENT = re.compile(
@@ -63,24 +66,30 @@ _FURTHER_STATEMENT = re.compile(
 def same_mathematics(answer: str, target: str) -> bool:
     """Whether two answers that differ as text are the same mathematics.
 
+    A choice with its text, such as `(B) 5`, is also the same as a target that is its letter or its
+    text.
+
     Raises:
         TooLarge: One of them would take too much work to compare.
     """
     answer_readings, target_readings = readings(answer, target), readings(target, answer)
-    # The target `58,500` has two readings, a number and a list. The order of the list counts too,
-    # because 500,58 would be another number.
+    # The target `58,500` may be a number or a list. The answer `500,58` is the same only as a list,
+    # so it is not accepted: the order counts, as it does in a number.
     is_ambiguous = len(target_readings) > 1 and any(map(_DIGIT_GROUPS.fullmatch, target_readings))
     compare = _same_list if is_ambiguous else _same_answer
     if any(starmap(compare, product(answer_readings, target_readings))):
         return True
     option = _OPTION.fullmatch(in_plain_notation(answer))
-    if not option:
-        return False
+    return option is not None and _same_option(option, target)
+
+
+def _same_option(option: re.Match[str], target: str) -> bool:
+    """Whether a choice with its text, such as `(B) 5`, is the target B or 5."""
     # only the groups of the alternative that matched have a text
     letter, option_text = filter(None, option.groups())
+    # `(B) or (C)` leaves open which choice is meant
     if SEVERAL_ANSWERS.search(option_text):
         return False
-    # the answer `(B) 5` is right if the gold answer is B or 5
     target_letter = readable_words(in_plain_notation(target))
     if target_letter and target_letter in "ABCDE":
         return bool(letter == target_letter)
@@ -88,7 +97,18 @@ def same_mathematics(answer: str, target: str) -> bool:
 
 
 def _same_answer(answer: str, target: str) -> bool:
-    """Compare two texts in plain notation, each a list, a set or a single answer."""
+    """Compare two texts in plain notation, each a list, a set or a single answer.
+
+    The first of these rules that applies decides:
+
+    - Equal texts are the same.
+    - If only one text names unknowns, the texts are compared as points: `x=1,y=2` and `(1,2)`.
+    - If both are sets of numbers, and one is a list, they are the same set: `x<1 or x>3`.
+    - Alternatives of the same value are one answer: `1/2 or 0.5`.
+    - The order counts in a sequence that is continued: `1,2,\\ldots`.
+    - Otherwise every element of a list counts, but not their order. A single answer is a list of
+      one element.
+    """
     if answer == target:
         return True
     answers, targets = split_members(answer), split_members(target)
@@ -96,13 +116,12 @@ def _same_answer(answer: str, target: str) -> bool:
         # the order counts, because `x=1,y=2` is (1,2) and not (2,1)
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
-        # a list of relations such as `x<1 or x>3` may be the same set as a union of intervals
+        # None: `x<1 or x>3` is a set, but `1 or 3` is a list of numbers
         are_same_sets = same_sets(without_set_braces(answer), without_set_braces(target))
         if are_same_sets is not None:
             return are_same_sets
     is_choice = OR in answer and len(targets) == 1
     if is_choice and all(_same_element(answers[0], alternative) for alternative in answers):
-        # `1/2 or 0.5` states one value twice, so it is one answer
         return _same_element(answers[0], targets[0])
     if "\\ldots" in answer + target:
         return same_in_order(answers, targets, _same_element)
@@ -137,11 +156,13 @@ def _same_element(answer: str, target: str) -> bool:
     Each comparison is for one kind of elements, and returns None for other kinds. The first result
     that is not None decides.
     """
+    # `+\infty` is another spelling of `\infty`
     answer, target = (
         "\\infty" if element == "+\\infty" else element for element in (answer, target)
     )
     if answer == target:
         return True
+    # of `\frac13\approx0.33` only the exact part is compared
     exact_answer, exact_target = without_rounding(answer), without_rounding(target)
     if exact_answer or exact_target:
         return _same_element(exact_answer or answer, exact_target or target)
@@ -153,21 +174,24 @@ def _same_element(answer: str, target: str) -> bool:
 
 
 def _same_set(answer: str, target: str) -> bool | None:
-    """Compare two sets of numbers, such as `x<5` and `(-\\infty,5)`."""
+    """Compare two sets of numbers, such as `x<5` and `(-\\infty,5)`; None for other texts."""
     return same_sets(answer, target) if _SET_SIGNS.search(answer + target) else None
 
 
 def _same_date(answer: str, target: str) -> bool | None:
-    """Compare with a date. The fifth month is written 05 or 5."""
+    """Compare with a gold answer that is a date; None if it is not. May is written 05 or 5."""
     if not _DATE.fullmatch(target):
         return None
     return re.sub(r"\b0", "", answer) == re.sub(r"\b0", "", target)
 
 
 def _same_words(answer: str, target: str) -> bool | None:
-    """Compare two texts of words, or two words with a number, such as `Room 101`."""
+    """Compare two texts of words, or two words with a number, such as `Room 101`.
+
+    None for other texts. Letters are also None if they may be a product, as in `abc`: if neither
+    text has `\\text`, one has at most three letters, and the gold answer does not look like `no`.
+    """
     answer_words, target_words = readable_words(answer), readable_words(target)
-    # up to three letters may be a product, such as `abc`
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
     if None not in (answer_words, target_words) and (are_words or _SHORT_WORD.fullmatch(target)):
         return answer_words == target_words
@@ -176,7 +200,7 @@ def _same_words(answer: str, target: str) -> bool | None:
 
 
 def _same_union(answer: str, target: str) -> bool | None:
-    """Compare the members of two unions."""
+    """Compare the members of two unions in any order; None if neither text is a union."""
     members = split_outside_brackets(answer, UNION_SIGNS).pieces
     target_members = split_outside_brackets(target, UNION_SIGNS).pieces
     if max(len(members), len(target_members)) == 1:
@@ -185,20 +209,30 @@ def _same_union(answer: str, target: str) -> bool | None:
 
 
 def _same_entries(answer: str, target: str) -> bool:
-    """Compare two sets, tuples, intervals or ratios by their entries; others as quantities."""
+    """Compare two elements of a list of which neither is a relation, a matrix or words.
+
+    The first of these rules that applies decides:
+
+    - Two sets in braces are compared by their members in any order. If both are given by a
+      condition, `\\{x|x<5\\}`, their elements and their conditions are compared.
+    - Tuples and intervals need equal brackets, and equal entries in the same order.
+    - Ratios such as 3:2 are compared by their quotients.
+    - Other texts are compared as quantities.
+    """
     answer_brackets, answer_content = brackets(answer)
     target_brackets, target_content = brackets(target)
     if answer_brackets == target_brackets == "\\{\\}":
         members, target_members = split_members(answer), split_members(target)
         if members != [answer] or target_members != [target]:
             return _same_in_any_order(members, target_members)
-        # the order counts in `\{x|x<5\}`, where the element stands before its condition
+        # neither set was split, so both are given by a condition after the element: `\{x|x<5\}`
         pieces = split_outside_brackets(answer_content, CONDITION_MARKS).pieces
         target_pieces = split_outside_brackets(target_content, CONDITION_MARKS).pieces
         return same_in_order(pieces, target_pieces, _same_answer)
-    # an element without brackets is its own only entry, because it has no comma
+    # a text without brackets has one entry, because an element of a list has no comma outside them
     entries = split_outside_brackets(answer_content, ELEMENT_SEPARATORS).pieces
     target_entries = split_outside_brackets(target_content, ELEMENT_SEPARATORS).pieces
+    # `[5]` is a tuple too, but `(5)` is the number 5
     if max(len(entries), len(target_entries)) > 1 or "[" in answer_brackets + target_brackets:
         if answer_brackets != target_brackets:
             return False
@@ -211,7 +245,10 @@ def _same_entries(answer: str, target: str) -> bool:
 
 
 def _same_relation(answer_text: str, target_text: str) -> bool | None:
-    """Compare two relations, or a relation with a text that is not one."""
+    """Compare two relations, or a relation with a value; None if neither text is a relation.
+
+    Relations are the same if their operators and terms are, or if they are multiples of each other.
+    """
     answer, target = as_relation(answer_text), as_relation(target_text)
     if not answer.operators and not target.operators:
         return None
@@ -225,27 +262,32 @@ def _same_relation(answer_text: str, target_text: str) -> bool | None:
 
 
 def _states_value(relation: Relation, expected_value: str, *, relation_is_answer: bool) -> bool:
-    """Whether a relation states the expected value: `x=5` states 5."""
+    """Whether a relation states the expected value: `x=5` and `2+3=5` state 5.
+
+    An equation that is an answer also states its right side if its left side has no known value.
+    """
     value = defined_value(relation, _may_agree_in_chain, may_be_combined=relation_is_answer)
     if value is not None and _same_answer(value, expected_value):
         return True
     terms, operators = relation
     if operators != ["="] or not relation_is_answer:
         return False
-    # `A=x` is also right for x, if A is the same or cannot be read
+    # `a\star b=x` states x, because the grader cannot read `a\star b`
     return _may_agree_in_chain(*terms) and _same_answer(terms[1], expected_value)
 
 
 def _may_agree_in_chain(term: str, last_term: str) -> bool:
     """Whether a term of a chain such as `2+3=5` agrees with the last term.
 
-    A term disagrees if it is readable and differs, says more, or has open brackets. A term that the
-    grader cannot read agrees.
+    A term agrees if it is the same, or if the grader cannot read it. It disagrees if it is readable
+    and differs, or if it has open brackets, says more than a value, or is a multiple of a name.
     """
+    # only here `101_2=5` is a conversion, and not two numerals of different bases
     with suppress(ValueError):
         return integer_value(term) == integer_value(last_term)
     if _same_answer(term, last_term):
         return True
+    # a bracket of the term that is open, as in `1)+(2`, would close the brackets put around it
     bracket_pair, _ = brackets(f"({term})")
     if bracket_pair != "()" or _FURTHER_STATEMENT.search(term) or is_multiple(term):
         return False
@@ -253,18 +295,22 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
 
 
 def _same_matrix(answer: str, target: str) -> bool | None:
-    """Compare two matrices or determinants by their brackets, sizes and entries."""
+    """Compare two matrices or determinants by their brackets, sizes and entries.
+
+    None if neither text is a matrix.
+    """
     matrices = [*filter(None, map(MATRIX.fullmatch, (answer, target)))]
     if not matrices:
         return None
-    if len(matrices) == 1:  # the other text is not a matrix
+    # a matrix is different from a text that is not one
+    if len(matrices) == 1:
         return False
     kinds = {matrix["kind"] for matrix in matrices}
     # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(
         matrix["factor"] and matrix["kind"] in ("v", "V") for matrix in matrices
     )
-    # brackets or parentheses, or none, mean the same; bars and braces do not
+    # Parentheses, brackets and no brackets mean the same. Bars (v, V) and braces (B) do not.
     if is_scaled_determinant or (len(kinds) > 1 and kinds & set("vVB")):
         return False
     answer_rows, target_rows = map(split_matrix, matrices)

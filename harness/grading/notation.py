@@ -19,7 +19,7 @@ from harness.grading.units_and_words import (
 )
 
 TOKEN = re.compile(r"\\[A-Za-z]+ ?|\\.|.", re.DOTALL)
-r"""Matches `\frac`, `\{`, `5`."""
+r"""Splits a text, because a command or bracket such as `\frac` or `\{` has several characters."""
 ROW_END = "¶"
 """The mark in plain notation for the double backslash that ends a row."""
 
@@ -56,111 +56,127 @@ _UNIT_BY_CJK_WORD = {
 }  # fmt: skip
 """Chinese and Japanese units and their prefixes."""
 _CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_UNIT_BY_CJK_WORD)}) ?\}}?(?=\.?\Z)"
-"""Matches ` 平方米` after the 5 of `5 平方米`."""
+"""Matches ` 平方米` after the 5 of `5 平方米`, because models may answer in Chinese."""
 _DROPPED_COMMANDS = frozenset(
     "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
     "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
     "Huge".split()
 )
+"""Commands that change only the size or the looks: `\\left(`, `\\displaystyle`."""
 _FONT_COMMANDS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())
+"""Commands whose content is a name in another font: `\\mathbf{x}`."""
 _TEXT_COMMANDS = frozenset(
     "text textbf textit textrm textsf textnormal mbox hbox emph underline".split()
 )
+"""Commands whose content is words: `\\textbf{cm}`."""
 _COMMAND = re.compile(
     rf"\\(?:({'|'.join(_FONT_COMMANDS | _TEXT_COMMANDS)}) ?\{{([^{{}}]*)\}}|([A-Za-z]+))"
 )
-r"""Matches `\text{cm}`, `\mathbf{x}`, `\left`."""
+r"""Matches a command that `_rename_command` replaces: `\text{cm}`, `\mathbf{x}`, `\left`."""
 _SUBSCRIPTS_OR_SUPERSCRIPTS = re.compile("([₀-ₜᵢ-ᵪⱼ]+)|[²³¹ºª⁰-ⁿʰ-ʸˠ-ˤᴬ-ᵡ]+")
-"""Matches `²` in `x²`, and as group 1 `₁` in `a₁`."""
+"""Matches raised and lowered characters, which are written with `^` or `_`: `²` in `x²`, and as
+group 1 `₁` in `a₁`."""
 _FULL_STOP = re.compile(r"(?<!\.)\.[ $]*\Z")
-"""The last dot of `5.`, but not of `1,2,...`."""
+"""The last dot of `5.`, which ends the sentence, but not that of `1,2,...`."""
 _REWRITING_RULES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # the end of a row may also state the distance to the next row, as in \\[2pt]
+        # The double backslash that ends a row gets a mark: `1\\2`, `1\\[2pt]2` (with a distance).
         (r"\\\\ ?(?:\[-?[\d.]+ ?[a-z]{2}\])?", ROW_END),
-        # `strip` removed the blank of a last `\ `, which would leave a lone backslash
+        # `5\ ` has lost its last blank by now. It gets the blank back, so that the next rule can
+        # remove its backslash too.
         (r"\\\Z", r"\\ "),
         (
-            # all of these print as a blank or as nothing, so they mean the same
+            # All of these print as a blank or as nothing: `5\,cm`, `5~cm`, `5\quad cm`,
             r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
+            # `5\hspace{1mm}cm`, `5  cm`.
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
-        # a printed dollar sign is a unit, so it is renamed before the signs of formulas are removed
+        # In `\$5` the dollar is a unit. It is renamed, because the next rule removes dollar signs.
         (r"\\\$ ?", r"\\dollar "),
+        # The signs around a formula are not part of it: `$5$`, `\(5\)`.
         (r"\$|\\[()]", ""),
         (
-            # A check mark and `the answer is` do not change an answer, but words with a hedge do,
-            # such as `this is not`.
+            # These do not change an answer: the check mark of `5\checkmark`, the sign of
+            # `\therefore 5`,
             r"(?<=[^ ]) *\\checkmark(?![A-Za-z]) ?|\A\\therefore(?![A-Za-z]) *"
+            # the words of `\text{the answer is }5`. The hedge in `\text{not: }5` does change it,
+            # and the letter in `\text{A: }5` names a choice, so they stay.
             rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b|[A-E]:)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
+        # A currency moves behind its number, where units are looked for: `€5` is `5\text{€}`.
         (
-            # a currency moves behind its number, where units are looked for
             r"\A(?:\\text\{ ?)?(USD|EUR|GBP|Rs\.?|[€£₹¥])(?: ?\})? ?(\d.*)",
             r"\2\\text{\1}",
         ),
+        # Units have English names: `5平方米` is `5\text{square m}`.
         (
             _CJK_UNIT,
             lambda match: (
                 f"\\text{{{_UNIT_BY_CJK_WORD.get(match[1], '')}{_UNIT_BY_CJK_WORD[match[2]]}}}"
             ),
         ),
-        # a time of day is compared as a value, so it must not stay text
+        # A time of day is compared as a value, so `\text{3:05}` must not stay text.
         (r"\\text\{ ?(\d\d?:\d\d[^{}]*)\}", r"\1"),
+        # `3:05 pm`, `3:05\text{ p.m.}` and `3:\!05pm` are `3:05\text{afternoon}`.
         (
             r"(?i)(?<=[:!]\d\d) ?(?:\\text\{ ?([ap])\.? ?m\.? ?\}|([ap])\.? ?m\.?(?![A-Za-z]))",
             lambda match: f"\\text{{{HALF_DAY_BY_LETTER[(match[1] or match[2]).lower()]}}}",
         ),
-        # a dot over the last digit repeats it, as a line does: \dot{3} is \overline{3}
+        # A dot over the last digit repeats it, as a line does: `0.\dot{3}` is `0.\overline{3}`.
         (r"(?<=[\d.])\\dot ?\{(\d)\}", r"\\overline{\1}"),
+        # Plain TeX writes the fraction `\frac{1}{2}` as `{1 \over 2}`.
         (
-            # plain TeX's spelling of a fraction: {a \over b}
             r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)??)\\over(?![A-Za-z])([^{}]*(?:\{[^{}]*\}[^{}]*)?)\}",
             r"\\frac{\1}{\2}",
         ),
-        # ISO 80000-2 also allows outward brackets for open ends, as in ]3,4]
+        # ISO 80000-2 also allows outward brackets for open ends: `]3,4]` is `(3,4]`.
         (r"(\A|\\in ?|\\cup ?)\](?=[^\[\]()]*,[^\[\]()]*[\])])", r"\1("),
-        # blanks are removed later, which would join the digits of powers such as 2^3 5^2
+        # `2^3 5^2` is `2^3*5^2`. Blanks are removed later, and `2^35^2` would be another number.
         (r"(\d ?\^ ?(?:\d|\{-?\d+\})) +(?=\d)", r"\1*"),
+        # The backslash of `50\%` and `\|x\|` changes only the looks of the sign.
         (r"\\([%|\[\]])", r"\1"),
-        # models also write operators as in programs
+        # Models also write operators as in programs: `2**3` is `2^3`, and `x<=5` is `x\le 5`.
         (r"\*\*", "^"),
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (
+            # The degree sign has many spellings: `30^{\circ}`, `30^\circ`, `30\degree`,
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
-            # a letter o typed for the degree sign
+            # and a raised letter o: `30^o`, `30^{\text{o}}`.
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",
             r"\\degree ",
         ),
-        # in numbers such as 1.5e3, as programs print them, e is not Euler's number
+        # Programs print 1500 as `1.5e3`. There e is not Euler's number.
         (r"(?<![\w.}])(\d+(?:\.\d+)?)[eE]([-+]?\d+)(?![\w^]|\.\d)", r"\1*10^{\2}"),
-        # a power of 1 is 1, even if its exponent is too large to compute
+        # A power of 1 is 1, even if its exponent is too large to compute: `1^{9^{99}}`.
         (r"(?<![\w.}^])1\^(?:\d+|\{\d+(?:\^(?:\d+|\{\d+\}))?\})", "1"),
-        # a unit that is set as a fraction gets a slash, because units are compared as `cm/s`
+        # Units are compared with a slash: `\frac{\text{cm}}{\text{s}}` is `\text{cm/s}`.
         (
             r"\\frac ?\{\\(?:text|mathrm)\{([^{}]*)\}\}\{\\(?:text|mathrm)\{([^{}]*)\}\}",
             r"\\text{\1/\2}",
         ),
+        # Plain TeX writes the binomial `\binom{5}{2}` as `{5 \choose 2}`.
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
+            # Colours, boxes and fonts mean nothing: `\textcolor{red}{5}`, `\boxed{5}`,
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
+            # `\text{\frac12}` and `\text{x=5}`, which are formulas,
             rf"|\\(?:{'|'.join(_TEXT_COMMANDS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
+            # `\mathbf{x+1}`. But the font of `\mathrm{cm}` stays, because `_rename_command` reads
+            # letters, digits or a unit as a name or as text.
             rf"|\\(?:{'|'.join(_FONT_COMMANDS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
-            # Colours, boxes and fonts mean nothing. A font around letters, digits or a unit stays,
-            # because `_rename_command` reads its content as a name or as text.
             "",
         ),
     )
 )
-"""Patterns and their replacements, in the order of application."""
+"""Patterns and their replacements, in the order of application. Later ones rely on earlier ones."""
 _DIGIT_GROUP_MARKS = r",\\! ?|\{,\}|\\!| "
 r"""What stands between the digits of `58{,}500`, `58\!500`, `58 500`."""
 _DIGIT_GROUPS = re.compile(rf"(?<![\d.,])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS}|,)\d{{3}})+(?!\d)")
-"""Matches `58,500`, `1 234 567`."""
+"""Matches digits in groups of three, which are a single number: `58,500`, `1 234 567`."""
 _REST_OF_ENTRY = re.compile(
     r"(?:[^()\[\]{},;\\]|\\[^}]|[(\[{][^()\[\]{}]*[)\]}])*(,(?! )|[)\]]|\\\})"
 )
@@ -180,21 +196,23 @@ group in `(-58,500)` is `-(`."""
 _DIGIT_GROUPS_WITHOUT_COMMA = re.compile(
     rf"(?<![\d.])[1-9]\d{{,2}}(?:(?:{_DIGIT_GROUP_MARKS})\d{{3}})+(?!\d)"
 )
-"""Matches `58 500`, but not `58,500`."""
+"""Matches `58 500`, but not `58,500`, for the reading in which a comma separates two numbers."""
 _CLAUSE_ENDS = re.compile(rf"([+*/=<>:{OR}{AND}]|(?<=[\w}}) ])-|\b(?:and|or)\b)")
 """Operators and words, such as the `=` of `x=1,2`. No list of numbers extends beyond them."""
 _LIST_SEPARATOR = re.compile(r",(?!\d)|;|(?<![A-Za-z])(?:and|or|\\lor|\\land)(?![A-Za-z])")
-"""The comma of `1, 2`, the `or` of `1 or 2`, but not the comma of `58,500`."""
+"""A sign that a text is a list: the comma of `1, 2`, the `or` of `1 or 2`, but not the comma of
+`58,500`."""
 _TEXT_GROUP = re.compile(r"(\\text\{[^{}]*\})")
-r"""Matches `\text{ cm}`."""
+r"""Matches `\text{ cm}`, whose blanks separate words and stay."""
 _TYPED_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(FUNCTIONS)}|sqrt|pi)(?![A-Za-z])")
-r"""Matches `sqrt` in `2sqrt(3)`, `pi`, but not in `\pi`."""
+r"""Matches a command that was typed without its backslash, `sqrt` in `2sqrt(3)`, but not in
+`\sqrt`."""
 _MIXED_NUMBER = re.compile(r"(?<![\d./])(\d+) (\d+)/(\d+)(?![\d./])")
-"""Matches `3 1/2`."""
+"""Matches `3 1/2`, three and a half, which would be 31/2 without its blank."""
 _BARE_MATHBB = re.compile(r"\\mathbb ?([A-Z])")
-r"""Matches `\mathbb R`, which is `\mathbb{R}`."""
-# Group 1 has a blank that stays: `3 4` is not 34, and `\pi r` is not the command `\pir`.
+r"""Matches `\mathbb R`, which means the same as `\mathbb{R}`."""
 _INNER_BLANK = re.compile(r"(\d (?=\d)|\\[A-Za-z]+ (?=[A-Za-z]))| ")
+r"""Matches a blank. Group 1 has a blank that stays: `3 4` is not 34, and `\pi r` is not `\pir`."""
 _OPENING_BRACKETS = frozenset(r"( [ { \{ \langle".split())
 _CLOSING_BRACKETS = frozenset(r") ] } \} \rangle".split())
 # Braces print nothing, and are removed, between two of these: `x={1},y={2}` is `x=1,y=2`.
@@ -216,8 +234,9 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
         commas_group_digits: Whether `1,234` is a single number. If not, it is two numbers, and only
             other marks join digit groups.
     """
-    # single blanks keep the patterns of the rules fast
+    # line breaks are blanks, and single blanks keep the patterns of the rules fast
     text = re.sub(r"\s+", " ", _in_ascii(text))
+    # `$5$.` is 5, because the formula's signs and the sentence's end are not part of the answer
     text = _FULL_STOP.sub("", text.strip(" $"))
     # number words are read now, because `five thousand` would lose its blank below
     number_text = in_digits(text)
@@ -225,18 +244,22 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
         return number_text
     for pattern, replacement in _REWRITING_RULES:
         text = pattern.sub(replacement, text)
+    # `\dfrac` is now `\frac`, and `\text{1 or 2}` a text that can be split at its `or`
     text = mark_bases_and_lists(_COMMAND.sub(_rename_command, text))
     group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
-    # clause by clause, because the entries of a list do not extend beyond a clause
+    # `1,000` becomes 1000, clause by clause, because no list of numbers extends beyond a clause
     text = "".join(
         group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)
     )
-    pieces = _TEXT_GROUP.split(text)  # every second piece is a \text{...}, whose blanks must stay
-    pieces[::2] = map(_without_blanks, pieces[::2])
-    # again, because a command that is removed by now may have hidden the full stop: `5.\right`
+    # every second piece is a `\text{...}`, whose blanks must stay
+    pieces = _TEXT_GROUP.split(text)
+    pieces[::2] = map(_rewrite_outside_text, pieces[::2])
+    # A command that is removed by now may have hidden the full stop, as in `5.\right`. The mark of
+    # the last row's end is removed too, because there is no next row.
     text = _FULL_STOP.sub("", "".join(pieces).strip(f" {ROW_END}"))
     # a sign in front, as in `=5` and `\approx5`, only continues the sentence before the box
     text = text.removeprefix("=").removeprefix("\\approx").lstrip(" ")
+    # `{5}` prints as 5, and `\{\}` is another sign for the empty set
     text = _without_redundant_braces(text).replace("\\{\\}", "\\emptyset")
     # `\pi(2)` is a product, but without a sign it would be read like `f(2)`, a function's value.
     # Number words are read again, because some were not alone at first: `{\text{five}}`, `=five`.
@@ -246,8 +269,10 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
 def readings(text: str, other_text: str) -> list[str]:
     """The plain texts that `text` may mean, compared with `other_text`.
 
-    `100,200` is one number. It may also be two if the other text is a list, as a blank after a
-    comma, `;`, `and` or `or` shows, and no digit group begins with 0.
+    Usually there is one. If the other text is a list, `100,200` has two: a number, and a list of
+    two numbers. A blank after a comma, `;`, `and` or `or` shows that the other text is a list. A
+    digit group that begins with 0, as in `1,000`, is not a number by itself, so this text has only
+    one meaning.
     """
     if not _LIST_SEPARATOR.search(other_text) or re.search(r",0\d", text):
         return [in_plain_notation(text)]
@@ -304,15 +329,18 @@ def _in_ascii(text: str) -> str:
     """Write superscripts as powers, `⅓` as a fraction, and characters in their compatible form."""
     if text.isascii():
         return text
+    # scripts come first, because the compatible form of `x²` is `x2`
     text = _SUBSCRIPTS_OR_SUPERSCRIPTS.sub(_as_script, text.translate(_ASCII_TABLE))
     text = "".join(map(_in_compatible_form, text))
     degree_by_root_sign = {"√": "", "∛": "[3]", "∜": "[4]"}
-    # √12 has no braces, so its root ends where the number ends
+    # √12 has no braces, so its root ends where the number ends: `\sqrt{12}`
     text = re.sub(
         r"([√∛∜]) ?(\d+(?:\.\d+)?)",
         lambda match: f"\\sqrt{degree_by_root_sign[match[1]]}{{{match[2]}}}",
         text,
     )
+    # The table is applied again, because a compatible form may have one of its characters: that of
+    # `℃` is `°C`. The signs that are left stand before something else than a number, as in √x.
     return text.translate(_ASCII_TABLE).replace("√", r"\sqrt ")
 
 
@@ -326,15 +354,27 @@ def _as_script(match: re.Match[str]) -> str:
 
 
 def _in_compatible_form(character: str) -> str:
-    """Write a character in the form that Unicode calls compatible: `ﬁ` as fi, `½` as a fraction."""
+    """Write a character in the form that Unicode calls compatible: `ﬁ` as fi, `½` as a fraction.
+
+    It stays as it is if that form has more than four characters.
+    """
     compatible_text = unicodedata.normalize("NFKC", character)
-    if len(compatible_text) > 4:  # some characters stand for sentences, such as U+FDFA
+    # some characters stand for sentences, such as U+FDFA
+    if len(compatible_text) > 4:
         return character
+    # the compatible form of `½` has a fraction slash, U+2044, between its digits
     return re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", compatible_text)
 
 
 def _rename_command(match: re.Match[str]) -> str:
-    """Write a command in its only spelling; a size or font command is dropped."""
+    r"""The replacement of a command, which `_COMMAND` has matched.
+
+    - A command about size is dropped: `\left`.
+    - Another command gets its main name: `\dfrac` is `\frac`.
+    - A single letter loses its font: `\mathbf{x}` is x. But in `5\mathrm{m}` it is a unit.
+    - All other fonts are `\text`, which may contain a number or a list: `\textbf{cm}` is
+      `\text{cm}`, and `\text{5}` is 5.
+    """
     font, content, command = match.groups()
     if command in _DROPPED_COMMANDS:
         return ""
@@ -342,7 +382,7 @@ def _rename_command(match: re.Match[str]) -> str:
         return _COMMAND_BY_SYNONYM.get(command, "\\" + command)
     content = " ".join(content.split())
     text_before, text_after = match.string[: match.start()], match.string[match.end() :]
-    # `\mathrm{m}` is metres after a number, and otherwise the letter m
+    # m, g, s and h after a number are metres, grams, seconds and hours
     is_unit = font == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()
     if font in _FONT_COMMANDS and len(content) == 1 and not is_unit:
         return content
@@ -357,6 +397,7 @@ def _rename_command(match: re.Match[str]) -> str:
 def _join_digit_group(match: re.Match[str]) -> str:
     """Write `58,500` as 58500, unless its comma separates the entries of a list."""
     group = match.group()
+    # only a bare comma can separate entries, not the marks of `58\,500` and `58{,}500`
     if re.search(r"\d,\d", group) and _separates_entries(match):
         return group
     return re.sub(r"\D", "", group)
@@ -385,8 +426,11 @@ def _separates_entries(digit_group: re.Match[str]) -> bool:
     return "," in nearest_marks or len(nearest_marks) == 2
 
 
-def _without_blanks(piece: str) -> str:
-    """Remove the blanks of a text without `\\text`, and write its typed functions as commands."""
+def _rewrite_outside_text(piece: str) -> str:
+    r"""Mark the words of a piece without `\text`, write `sqrt` as `\sqrt`, and remove blanks.
+
+    A blank stays where its neighbours would join: see `_INNER_BLANK`.
+    """
     # `\!` prints nothing. It stayed until here because it may stand between digit groups.
     piece = _TYPED_FUNCTION.sub(r"\\\1 ", mark_loose_words(piece)).replace("\\!", "")
     # a mixed number such as `3 1/2` is recognised by its blank, so it is rewritten first
@@ -395,7 +439,12 @@ def _without_blanks(piece: str) -> str:
 
 
 def _without_redundant_braces(text: str) -> str:
-    """Remove braces that print nothing: around the text, an entry, or a side of a relation."""
+    """Remove braces that print nothing: around the text, an entry, or a side of a relation.
+
+    A pair is removed if one of `_BEFORE_BRACES` stands before it, and one of `_AFTER_BRACES` or the
+    end of the text behind it. Other braces, as in `x^{2}`, enclose the argument of a command.
+    """
+    # most texts have no braces, and this is much faster than finding all tokens
     if "{" not in text:
         return text
     # of each brace that is still open, its position, and whether the token before it allows removal
