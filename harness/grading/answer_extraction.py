@@ -17,14 +17,16 @@ from harness.grading.answer_equality import SEVERAL_ANSWERS
 from harness.reasoning_markers import Markers, skip_reasoning
 
 _MARKUP = re.compile(r"\\(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox)\{([^{}]*)\}|\\[ ,;:!]|\*\*|\$")
-r"""Font commands and signs. They are removed, so `\textbf{B}` and `**B**` are `B`."""
+r"""Fonts and signs, which a choice and an answer need not share: `\textbf{B}`, `**B**`, `$B$`."""
 _LETTER_AND_TEXT = re.compile(
+    # `Option B`, `(B`, and a small letter only in brackets, because `b` alone may be a variable
     r"(?s)(?:(?i:option|choice|answer)\W{1,3})?[(\[]?(?P<letter>[A-Z]|(?<=\()[a-z](?=\)))"
+    # the marks after the letter, and the text: `) 5`, `. 5`, `: 5`
     r"(?:[)\].:,]+ ?|\Z)(?P<text>.*)"
 )
-"""A letter and what follows it. A small letter without brackets may be a variable."""
+"""An answer that begins with the letter of a choice: `B`, `(b) 5`, `Option B: 5`."""
 _FURTHER_LETTER = re.compile(r"\W*[A-Z](?:[)\].:,;]|\Z)")
-"""Begins a text that names a further letter: `B,C` after `A,`."""
+"""The beginning of a text after a letter that names a further letter: `B,C` in `A,B,C`."""
 
 LONGEST_ANSWER = 2000
 """Characters of an answer that are read. The longest gold answer of MATH-500 has 53
@@ -139,7 +141,7 @@ class Grade(Struct, frozen=True, kw_only=True):
 
 
 def read_answer(job: GradeJob) -> Grade | str:
-    """Read the answer of a completion. If there is none to compare, return its grade.
+    """Read the answer of a completion. If there is none to compare, return the grade instead.
 
     This takes linear time and is safe in any process.
     """
@@ -175,15 +177,16 @@ def read_line(text: str, finish_reason: str | None) -> list[str]:
     return [answer]
 
 
-def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The accepted texts for an answer.
+def list_accepted_texts(answer: str, target: str, choices: Sequence[str]) -> tuple[str, ...]:
+    """The texts with which an answer to a problem with choices must be compared.
 
-    An answer that names the right choice is accepted as it is. For an answer that names another
-    choice no text is accepted. An answer that names no choice must be the text of the right choice.
+    - An answer that names the right choice is compared with itself, so it is correct.
+    - An answer that names another choice, or contradicts itself, is compared with nothing.
+    - An answer that names no choice is compared with the text of the right choice.
 
     An answer names a choice by its letter, with or without a text after the letter, or by the exact
-    text of the choice. A text after a letter contradicts it if the text is that of another choice,
-    or names several choices.
+    text of the choice. It contradicts itself if the text after the letter is that of another
+    choice, or names several choices.
 
     Args:
         answer: The answer.
@@ -196,6 +199,7 @@ def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str
     match = _LETTER_AND_TEXT.fullmatch(simple_answer)
     if match and match["letter"].upper() in text_by_letter:
         text = match["text"]
+        # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
         contradicts_letter = text != right_text and (
             text in choice_texts or SEVERAL_ANSWERS.search(text) or _FURTHER_LETTER.match(text)
         )
@@ -203,10 +207,11 @@ def expect_choice(answer: str, target: str, choices: Sequence[str]) -> tuple[str
     elif simple_answer in choice_texts:
         is_right = simple_answer == right_text
     else:
+        # the answer names no choice, so a comparison decides
         return (choices[ascii_uppercase.index(target)],)
     return (answer,) if is_right else ()
 
 
 def _simplify(text: str) -> str:
-    """A text without font commands and dollar signs, and with single blanks."""
+    r"""A text without font commands and signs, and with single blanks: B for `$\mathbf{B}$`."""
     return " ".join(_MARKUP.sub(r" \1 ", text).split())

@@ -1,4 +1,6 @@
-"""The answer of a completion whose form nobody has fixed: in a log of another harness, or a table.
+"""Find the answer of a completion whose form is unknown: in a log of another harness, or a table.
+
+A form is the way in which an answer is marked: in a box, after `Answer:`, after `####`.
 
 The config of our own runs fixes the form before the run.
 """
@@ -18,20 +20,25 @@ MARKER_BY_FORM = {
     "Final Answer": re.compile(r"final answer:\s*the final answer is:?", re.I),
     # GSM8K's solutions end so; a heading such as `#### 2. Solve` or `#### Step 2` is not an answer
     "####": re.compile(r"####[ \t]*(?!\d+[.)][ \t])(?=[-+$\\(\[.\d])"),
+    # at the beginning of a line or in bold type, because `the answer: 5` may be an intermediate one
     "Answer:": re.compile(r"(?:^|\*\*)[ #>]{0,9}(?:final )?answer(?:\*\*)?:", re.I | re.M),
     "answer is": re.compile(r"\banswer is\b:?", re.I),
 }
-"""What stands before an answer, by the name of its form, in the order in which they are tried."""
+"""The marker before an answer, by the name of its form, in the order in which they are tried."""
 _ANSWER = re.compile(
+    # display mathematics, `$$5$$` or `\[5\]`, or an option, `(C)`
     r"[\s*`]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
+    # or the text up to the end of bold type or code, `5**`, of the line or the completion, before a
+    # tag, `5</answer>`, or `5<|end|>`, at the end of the sentence, or at Minerva's closing words
     r"|(\S[^\n]*?(?=\*\*|`|\n|\.?(?:\Z|<(?:/\w|\|\w+\|>))|\.\s| I hope it is"
+    # or up to a reason or conclusion, `5, because`
     r"|,? (?:and )?(?:because|since|so|thus)\b)))",
     re.DOTALL,
 )
-"""Display mathematics, an option such as `(C)`, or the rest of the sentence."""
+"""The answer after a marker: exactly one of the four groups matches, and is the answer."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2}|[^\WA-Za-z\d_]{3}|\uff1a")
-r"""Matches `so` in `so 5`, three letters of another script, or the colon of Chinese texts, but not
-`\frac` or `x`."""
+r"""Matches what a line does not have if it is only an answer: `so` in `so 5`, three letters of
+another script, or the colon of Chinese texts, but not `\frac` or `x`."""
 
 
 def find_answer(completion: str) -> tuple[str, str]:
@@ -48,8 +55,9 @@ def find_answer(completion: str) -> tuple[str, str]:
         return "box", boxes[-1]
     for form, marker in MARKER_BY_FORM.items():
         marker_ends = [match.end() for match in marker.finditer(text)]
+        # only the last marker counts, because a model may correct itself
         if marker_ends and (match := _ANSWER.match(text, marker_ends[-1])):
-            # only one of the alternatives has matched its group
+            # the last group that matched is the only one
             return form, match[match.lastindex or 0].strip()
     last_line = text.rpartition("\n")[2]
     if last_line and not _WORD.search(last_line):

@@ -55,7 +55,7 @@ def compare_answers(answer: str, *targets: str, decimal_sign: str | None = None)
     """Grade the content of a box against the accepted answers.
 
     The length of the texts bounds the cost. Even so, text of a model is compared only in worker
-    processes, because it is easier to state a bound than to keep it.
+    processes, because a fault of the grader may break this bound.
 
     Args:
         answer: The result of `read_answer`.
@@ -123,5 +123,8 @@ def describe_gold(target: str) -> str | None:
 
 
 def read_elements(target: str) -> list[str]:
-    """The elements of a gold answer that is a list, as the grader reads them; else the answer."""
+    """The elements of a gold answer that is a list, as the grader reads them.
+
+    A single answer is the only element.
+    """
     return split_members(in_plain_notation(target))

@@ -33,18 +33,19 @@ def authors_rule(prompt_and_completion: str, gold: str | None) -> tuple[bool, bo
 def authors_answer(prompt_and_completion: str) -> str | None:
     r"""The content of the last `\boxed{...}`. None: there is no box, or the last one is not closed.
 
-    An unclosed box hides the closed ones before it. Their code also looks for an `\fbox` if there
-    is no `\boxed`, and then refuses its form.
+    An unclosed box hides the closed ones before it. An `\fbox` is not an answer.
     """
     # The last box is that of the completion. If it has none, a box in the prompt counts.
     box_start = prompt_and_completion.rfind("\\boxed")
     if box_start < 0:
         return None
+    # the box ends with the brace that closes its first one
     depth = 0
     for brace in re.compile(r"[{}]").finditer(prompt_and_completion, box_start):
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:
             box = prompt_and_completion[box_start : brace.end()]
+            # as in their code, `\boxed 5` and `\boxed {5}` are not answers
             prefix = "\\boxed{"
             return box[len(prefix) : -1] if box.startswith(prefix) else None
     return None
@@ -53,14 +54,20 @@ def authors_answer(prompt_and_completion: str) -> str | None:
 def rewrite(answer: str) -> str:
     r"""Rewrite an answer, or the gold answer, by the rule's steps in their order.
 
+    Answers that mean the same shall become the same text.
+
     Raises:
         IndexError: As in their code, if nothing follows a `\frac` or `\sqrt`.
     """
+    # line breaks and `\!` print nothing, and a backslash may have been doubled: `\\pi` is `\pi`
     text = answer.replace("\n", "").replace("\\!", "").replace("\\\\", "\\")
+    # the size of a fraction or of brackets means nothing: `\dfrac12` is `\frac12`
     text = text.replace("tfrac", "frac").replace("dfrac", "frac")
     text = text.replace("\\left", "").replace("\\right", "")
+    # units are removed: `30^\circ` is 30, `\$5` is 5, `5\text{ cm}` is 5, and `50\%` is 50
     text = text.replace("^{\\circ}", "").replace("^\\circ", "").replace("\\$", "")
     text = text.partition("\\text{ ")[0].replace("\\%", "")
+    # a decimal without a digit before its point gets a zero: `.5` is 0.5
     text = text.replace(" .", " 0.").replace("{.", "{0.")
     if text.startswith("."):
         text = "0" + text
@@ -68,9 +75,12 @@ def rewrite(answer: str) -> str:
     # the authors take up to two characters for a name: `x=5` is 5, but `10x=5` stays as it is
     if len(sides) == 2 and len(sides[0]) <= 2:
         text = sides[1]
+    # `\sqrt3` is `\sqrt{3}`; of `\sqrt 3` the blank gets the braces before all blanks are removed
     text = _brace_fractions(_brace_roots(text).replace(" ", ""))
+    # their only decimal that is read as a fraction
     if text == "0.5":
         return "\\frac{1}{2}"
+    # a quotient of two integers is a fraction: `1/2` is `\frac{1}{2}`
     quotient = re.fullmatch(r"(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", text)
     return f"\\frac{{{quotient[1]}}}{{{quotient[2]}}}" if quotient else text
 

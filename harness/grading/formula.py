@@ -30,26 +30,27 @@ FUNCTIONS = frozenset(
 _NUMBER = re.compile(
     r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"
 )
-r"""Matches `12`, `0.5`, `.5`, `0.1\overline{6}`."""
+r"""A number: `12`, `0.5`, `.5`, `0.1\overline{6}`. Each of its parts may be missing."""
 _NAME = re.compile(r"(?:\\[A-Za-z]+|[A-Za-z])(?:_(?:\d+|\w|\{\w+\}))?'*")
-r"""Matches `x`, `\alpha`, `a_{1}`, `f'`."""
+r"""A letter with its index and primes: `x`, `\alpha`, `a_{1}`, `f'`."""
 _CALL = re.compile(r"\((?:(?P<number>-?\d+)|[A-Za-z]|\\[A-Za-z]+ ?)\)")
-r"""Matches `(2)`, `(x)`, `(\theta)` after a name: `f(2)`."""
+r"""Matches the argument of an unknown function: `(2)` in `f(2)`, `(x)`, `(\theta)`."""
 _SUBSCRIPT = re.compile(r"_\{(\w+)\}")
 """Matches `_{12}` in `a_{12}`. Without the braces it is the same letter."""
 _COMMAND = re.compile(r"\\([A-Za-z]+) ?")
-r"""Matches `\sqrt`, `\pi `."""
+r"""A command with the blank that may end it: `\sqrt`, `\pi `."""
 _MIXED_NUMBER = re.compile(r"\\frac(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))(?![\d^!])")
-r"""Matches `\frac12` in `3\frac12`, but not in `3\frac12!`."""
+r"""The fraction of a mixed number: `\frac12` in `3\frac12`, but not in `3\frac12!`."""
 _CLOSING_BRACKET_BY_OPENING = {"(": ")", "[": "]", "{": "}"}
 _CLOSING_COMMAND_BY_OPENING = {"lfloor": "\\rfloor", "lceil": "\\rceil"}
 """The command that closes each pair of rounding brackets, by the command that opens it."""
 _FACTOR_START = re.compile(r"[\dA-Za-z.(\[{]|\\(?!rfloor|rceil)")
-r"""The next factor in `2(x+1)` or `2\sqrt3`."""
+r"""The beginning of a factor, before which a sign of multiplication is missing: `(` in `2(x+1)`."""
 _ARGUMENT_START = re.compile(
     rf"[\dA-Za-z.]|\\(?!(?:{'|'.join([*FUNCTIONS, 'rfloor', 'rceil'])})(?![A-Za-z]))"
 )
-r"""Matches `x` in `\sin x`, but not the `\cos` of `\sin x\cos x`."""
+r"""The beginning of a factor in the argument of a function: `x` in `\sin 2x`, but not `\cos` in
+`\sin x\cos x`."""
 
 
 class TooLarge(Exception):
@@ -93,8 +94,9 @@ class _Reader:
         evaluator: Knows the values of letters, and computes every step.
         position: The index of the next character.
         depth: The number of rules that are nested around the next character.
-        open_bar_count: The bars since the last bracket that are still open. Opening and closing
-            bars look alike, so while one is open, the next bar closes it.
+        open_bar_count: 1 inside of bars, as in `|x+1|`, else 0. Opening and closing bars look
+            alike, so inside of bars the next bar closes them. Brackets inside of bars may contain
+            new bars: `|2(|x|+1)|`.
     """
 
     def __init__(self, text: str, evaluator: Any) -> None:
@@ -117,7 +119,11 @@ class _Reader:
         return pattern.match(self.text, self.position)
 
     def read_nested(self, read_rule: Callable[[], Value], *, bar_count: int = 0) -> Value:
-        """Read a rule one level deeper, where `bar_count` bars are open.
+        """Read a rule one level deeper, and return to this level.
+
+        Args:
+            read_rule: The method that reads the rule.
+            bar_count: The value of `open_bar_count` on that level.
 
         Raises:
             TooLarge: The level is deeper than `DEEPEST_NESTING`, so recursion could fail.
@@ -133,6 +139,7 @@ class _Reader:
 
     def starts_factor(self) -> bool:
         """Whether a factor comes next, so that a sign of multiplication is missing."""
+        # inside of bars, a bar does not begin a factor but ends the value
         return bool(self.match(_FACTOR_START)) or (self.peek() == "|" and not self.open_bar_count)
 
     def read_sum(self) -> Value:
@@ -199,21 +206,22 @@ class _Reader:
         self.position = match.end()
         if self.peek() == "_":
             raise Unreadable("a number in a base")
-        # `0.1\overline{6}`: the repeating digits are a geometric series, here 6 / 90
+        # 12.3 is 123 / 10, and `0.1\overline{6}` is 1 / 10 + 6 / 90: the repeating digits are
+        # divided by as many nines, and by a power of ten for the decimals before them
         integer_digits, decimal_digits, repeating_digits = match.groups("")
         value = Fraction(int("0" + integer_digits + decimal_digits), 10 ** len(decimal_digits))
         if repeating_digits:
             value += Fraction(
                 int(repeating_digits), (10 ** len(repeating_digits) - 1) * 10 ** len(decimal_digits)
             )
+        # `2\frac12` is two and a half, but `2\frac32` is a product
         fraction = self.match(_MIXED_NUMBER)
         if fraction and may_be_mixed and match.group().isdecimal():
             numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
             if numerator < denominator:
-                # 2\frac12 is a mixed number, two and a half
                 value += Fraction(numerator, denominator)
                 self.position = fraction.end()
-        return self.evaluator.checked(value)
+        return self.evaluator.limit_size(value)
 
     def read_atom(self) -> Value:
         """Read a number, a letter, a command, or what stands in brackets or bars."""
@@ -235,7 +243,7 @@ class _Reader:
     def read_enclosed(
         self, opening_bracket: str, closing_bracket: str, *, bar_count: int = 0
     ) -> Value:
-        """Read a sum in brackets, whose opening bracket comes next."""
+        """Read a sum in brackets. The opening one comes next, or is "" if it was read before."""
         self.position += len(opening_bracket)
         value = self.read_nested(self.read_sum, bar_count=bar_count)
         if not self.accept(closing_bracket):
@@ -250,6 +258,7 @@ class _Reader:
                 return self.evaluator.times(upper_value, 1 / lower_value)
             return self.evaluator.function("binom", upper_value, lower_value)
         if command == "sqrt":
+            # `\sqrt[3]{8}` has a degree, and `\sqrt{4}` is a square root
             root_degree = self.read_enclosed("[", "]") if self.peek() == "[" else Fraction(2)
             earlier_letter_reads = self.evaluator.letter_reads
             value = self.read_argument()
@@ -288,6 +297,7 @@ class _Reader:
         value = self.read_signed(self.read_factor)
         while self.match(_ARGUMENT_START):
             value = self.evaluator.times(value, self.read_factor())
+        # the brackets of `\sin 2(x+1)` may belong to the argument, those of `\sin x(x+1)` do not
         if self.peek() == "/" or (self.peek() == "(" and self.text[self.position - 1].isdecimal()):
             raise Unreadable("sin x/2 may be the sine of x/2 or half the sine of x")
         return value
@@ -311,12 +321,14 @@ class _Reader:
         if self.accept(" "):
             # the blank ends a command such as `\pi `, so brackets after it are a factor
             return self.evaluator.letter(name)
-        # `f(3)` is a value of the unknown function f and not f times 3, so it counts as a letter
+        # `f(3)` is a value of the unknown function f and not f times 3, so it counts as a letter of
+        # its own. So do `f(x)` and `a(3)`, but `a(x)` is a product.
         call = self.match(_CALL)
         is_function = name[0] in "fghpqFGHPQ"
         if call and (is_function or call["number"]):
             name += call.group()
             self.position = call.end()
+        # `f(x+1)` may be a value too, but only equal arguments would give equal values
         elif name[0] in "fg" and self.peek() in ("(", "^"):
             raise Unreadable("function of a bracket")
         return self.evaluator.letter(name)

@@ -26,8 +26,9 @@ MOST_ROUNDED_BITS = 10_000
 MOST_RESULT_BITS = 800
 """Most bits of a value that is compared. Of larger values no digits would remain to compare."""
 AGREEMENT_BITS = 83
+"""Bits to which values must agree: 25 digits."""
 TOLERANCE = 2.0**-AGREEMENT_BITS
-"""Values agree if their relative difference is smaller: 25 digits."""
+"""The largest difference of values that agree. Of values below 1 it is relative."""
 POINT_COUNT = 12
 """The number of points at which formulas with letters are compared."""
 SMALLEST_LETTER_VALUE, LARGEST_LETTER_VALUE, LETTER_DENOMINATOR = 0.05, 200.0, 1_000_003
@@ -41,7 +42,7 @@ PAIR_BUDGET = 6_000
 costs 20, and a step with long fractions up to 32."""
 
 _ROUNDING_ERROR = mpmath.mpf(2) ** (200 - PRECISION_BITS)
-"""The largest rounding error of a value that is 0."""
+"""The largest rounding error of a value that is 0, after steps that lose up to 200 bits."""
 _CONSTANT_BY_NAME = {"\\pi": mpmath.pi, "e": mpmath.e, "\\degree": mpmath.degree}
 _INVERTIBLE_NAMES = "sin cos tan cot sec csc sinh cosh tanh".split()
 _FUNCTION_BY_NAME = {name: getattr(mpmath, name) for name in (*_INVERTIBLE_NAMES, "exp")}
@@ -130,9 +131,13 @@ def has_letters(formula: str) -> bool:
 
 
 def _values_at_points(answer: str, target: str) -> Iterator[tuple[Value | None, Value | None]]:
-    """The values of two formulas at every point where either has one and neither is too large.
+    """Yield the values of two formulas at each point; None for a formula that has none there.
 
-    If a formula is not readable, both values are None.
+    A point is skipped if neither formula has a value, or if one is too large. If a formula is not
+    readable, the only values are two None. Without letters there is a single point.
+
+    Raises:
+        TooLarge: No point is left, and one was skipped because a value was too large.
     """
     evaluator, has_values, size_error = Evaluator(), False, None
     for point_index in range(POINT_COUNT):
@@ -168,12 +173,17 @@ def letter_value(letter_index: int, point_index: int) -> Fraction:
 
 
 def _agree(a: Value, b: Value) -> bool:
-    """Whether two values are equal, up to rounding."""
+    """Whether two values are equal, up to rounding.
+
+    The largest difference is relative for values below 1, so that 1e-30 and 2e-30 differ, and
+    absolute for larger ones, so that 1e30 and 1e30 + 1 differ.
+    """
     with mpmath.workprec(PRECISION_BITS):
         a, b = _in_one_precision(a, b)
         if isinstance(a, Fraction):
             return bool(a == b)
         scale = max(abs(a), abs(b))
+        # both values are 0 up to rounding, or their difference is small
         return bool(scale < _ROUNDING_ERROR or abs(a - b) <= TOLERANCE * min(1, scale))
 
 
@@ -237,8 +247,10 @@ class Evaluator:
                 return value
             if abs(value) > mpmath.mpf(2) ** MOST_RESULT_BITS:
                 raise TooLarge("number too large")
+            # an imaginary part that is only rounding, as of i squared, is dropped
             if abs(mpmath.im(value)) <= _ROUNDING_ERROR * max(1, abs(value)):
                 value = mpmath.re(value)
+            # `\log(-1)` has no real value, so only a formula with i may have a complex one
             has_value = mpmath.isfinite(value) and (self._may_be_complex or not mpmath.im(value))
             return value if has_value else None
 
@@ -269,12 +281,12 @@ class Evaluator:
     def plus(self, a: Value, b: Value) -> Value:
         """The sum."""
         a, b = _in_one_precision(a, b)
-        return self.checked(a + b)
+        return self.limit_size(a + b)
 
     def times(self, a: Value, b: Value) -> Value:
         """The product."""
         a, b = _in_one_precision(a, b)
-        return self.checked(a * b)
+        return self.limit_size(a * b)
 
     def power(self, base: Value, exponent: Value) -> Value:
         """The power. A root of odd degree of a negative number is the real root, as in school."""
@@ -282,30 +294,42 @@ class Evaluator:
         if is_rational and exponent.denominator == 1 and isinstance(base, Fraction):
             # an exact power with a long numerator or denominator would take too long
             if abs(exponent) * _count_bits(base) <= MOST_EXACT_BITS:
-                return self.checked(base**exponent.numerator)
+                return self.limit_size(base**exponent.numerator)
         base, rounded_exponent = _rounded(base), _rounded(exponent)
-        # the power has about as many bits as the base, times the exponent
+        # The power has about exponent * base_bits bits. The limit is checked on the logarithms of
+        # both factors, because an exponent may be too large to multiply.
         base_bits = max(1, abs(mpmath.mag(base))) if base else 0
         if mpmath.mag(rounded_exponent) + mpmath.mag(base_bits) > MOST_ROUNDED_BITS.bit_length():
             raise TooLarge("number too large")
+        # of an odd root of -8 the sign is taken out: (-8)^(2/3) is (-1)^2 * 8^(2/3)
         if is_rational and exponent.denominator % 2 and not mpmath.im(base) and base < 0:
             value = (-1 if exponent.numerator % 2 else 1) * mpmath.power(-base, rounded_exponent)
         else:
             value = mpmath.power(base, rounded_exponent)
-        return self.checked(_refuse_tiny(value))
+        return self.limit_size(_refuse_tiny(value))
 
     def root(self, value: Value, degree: Value, *, has_letters: bool) -> Value:
-        """A root. That of a negative number is imaginary, but a negative letter has none."""
+        """A root.
+
+        The square root of a negative number is imaginary. At a point where a letter makes the
+        radicand negative, the formula has no value instead, because the letter may mean a positive
+        number.
+        """
         is_negative_number = isinstance(value, Fraction) and value < 0 and not has_letters
         self._may_be_complex |= degree == 2 and is_negative_number
         return self.power(value, 1 / degree)
 
     def function(self, name: str, *arguments: Value) -> Value:
-        """A function by its command: `log` of a value and its base, `binom`, ..."""
+        """The value of a function, by its command: `log` of a value and its base, `binom`, ...
+
+        Factorials and binomials of natural numbers are exact, and all other functions are rounded.
+        """
         is_combinatorial = name in _COMBINATORIAL_NAMES
         self._spend(20 if is_combinatorial else 1)
         if is_combinatorial and all(map(_is_natural, arguments)):
+            # of n! there is only n, so k is n too and is not used
             n, k = int(arguments[0]), int(arguments[-1])
+            # the number of factors up to n that are multiplied
             factor_count = n if name == "!" else min(k, n - k)
             if factor_count * n.bit_length() > MOST_EXACT_BITS:
                 raise TooLarge("factorial too large")
@@ -316,9 +340,9 @@ class Evaluator:
             raise TooLarge(f"{name} of a large number")
         if is_combinatorial and any(map(mpmath.im, rounded_arguments)):
             raise Unreadable(f"{name} of a complex number")
-        return self.checked(_FUNCTION_BY_NAME[name](*rounded_arguments))
+        return self.limit_size(_FUNCTION_BY_NAME[name](*rounded_arguments))
 
-    def checked(self, value: Value) -> Value:
+    def limit_size(self, value: Value) -> Value:
         """The value, rounded if it is too long a fraction.
 
         Raises:

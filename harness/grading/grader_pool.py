@@ -20,9 +20,9 @@ from typing import Any, Self
 from msgspec.structs import asdict
 
 from harness.decimal_commas import with_decimal_points
-from harness.grading.answer_extraction import Grade, GradeJob, expect_choice, read_answer
+from harness.grading.answer_extraction import Grade, GradeJob, list_accepted_texts, read_answer
 from harness.grading.grader_worker import COMPARISON_STEP, GraderProcess
-from harness.grading.other_graders import COLUMNS_BY_STEP, describe_audit
+from harness.grading.other_graders import COLUMNS_BY_STEP, list_audit_texts
 from harness.resources import count_cores
 
 MOST_WORKERS = 8
@@ -76,7 +76,7 @@ class GraderPool:
     def submit(self, tag: Hashable, job: GradeJob | Grade) -> None:
         """Take a job without waiting for a worker. `poll` and `drain` return its result by tag.
 
-        A grade needs no work and is returned as it is.
+        A grade, of a sample whose verdict is known without a grader, is returned as it is.
         """
         self._pending_count += 1
         if isinstance(job, Grade):
@@ -88,11 +88,7 @@ class GraderPool:
         if isinstance(answer, Grade):
             grade = answer
         else:
-            targets = expect_choice(answer, job.target, job.choices) if job.choices else job.targets
-            # The text of a choice has the decimal sign of the data, and a target needs a point. An
-            # answer that names the right choice is itself the target, and stays as it is.
-            if job.choices and job.decimal_sign == "," and answer not in targets:
-                targets = tuple(map(with_decimal_points, targets))
+            targets = _list_targets(job, answer)
             # An answer that is equal to a target as text is correct. Whether another answer is the
             # same mathematics is decided by a worker, which replaces the verdict.
             grade = Grade(verdict="correct", answer=answer)
@@ -102,7 +98,8 @@ class GraderPool:
         if self._with_audit:
             # the authors' rule looks for a box, so it cannot grade an answer that is a line
             steps += ["math_verify"] if job.is_line else COLUMNS_BY_STEP
-            request["audit"] = describe_audit(job)
+            request["audit"] = list_audit_texts(job)
+        # a process is needed only for steps that this process does not do itself
         if steps:
             request["grade"] = asdict(grade)
             self._enqueue(tag, request, steps)
@@ -154,3 +151,14 @@ class GraderPool:
         if not is_reproducible:
             self._result_by_key.pop(key, None)
         return grade
+
+
+def _list_targets(job: GradeJob, answer: str) -> tuple[str, ...]:
+    """The accepted answers of a job, with decimal points."""
+    if not job.choices:
+        return job.targets
+    targets = list_accepted_texts(answer, job.target, job.choices)
+    # the answer `A. 2,5` that names the right choice is its own target, and must stay equal to it
+    if job.decimal_sign != "," or answer in targets:
+        return targets
+    return tuple(map(with_decimal_points, targets))

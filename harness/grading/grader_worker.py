@@ -40,6 +40,7 @@ GRADER_NICENESS = 5
 """Lower priority than the engine, which may need the same cores."""
 
 COMPARISON_STEP = "compare"
+"""The step of a job that compares the answer with the gold answer."""
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); import harness; del sys.path[0]; "
     "from harness.grading.grader_worker import serve; serve(*map(int, sys.argv[2:]))"
@@ -60,7 +61,8 @@ so would torch's libraries, which vLLM preloads on a CPU."""
 class LostProcess(Exception):
     """A process hung or ended.
 
-    Its arguments are the verdict of the comparison, and a text that says how the process ended.
+    Its arguments are the verdict if the step was the comparison, `timeout` or `crashed`, and a text
+    that says how the process ended.
     """
 
 
@@ -75,7 +77,7 @@ class GraderProcess:
         limits = GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES
         self._program_arguments = [*map(str, (Path(__file__).parents[2], *limits, int(with_audit)))]
         self._process: subprocess.Popen[bytes] | None = None
-        # whether the timer has killed the process, and whether the pool has killed it for good
+        # the first: the timer has killed the process; the second: the pool has killed it for good
         self._has_expired = self._is_closing = False
 
     def kill(self) -> None:
@@ -87,7 +89,9 @@ class GraderProcess:
     def grade(self, request: Mapping[str, Any], steps: Sequence[str]) -> tuple[Grade, bool]:
         """The grade of a job, and whether the grade is reproducible.
 
-        After a timeout or crash the grade is not reproducible, as these may be accidental.
+        A step whose process is lost gives the verdict `timeout` or `crashed` if it is the
+        comparison, and otherwise None in its columns. Such a grade is not reproducible, because the
+        loss may be accidental. The next step gets a new process.
 
         Args:
             request: What its graders need; `grade` has the fields that are known without them.
@@ -105,10 +109,12 @@ class GraderProcess:
             except LostProcess as loss:
                 is_reproducible = False
                 verdict, remark = loss.args
-                step_columns = dict.fromkeys(COLUMNS_BY_STEP.get(step, ()))
                 if step == COMPARISON_STEP:
                     step_columns = {"verdict": verdict}
+                else:
+                    step_columns = dict.fromkeys(COLUMNS_BY_STEP[step])
             columns |= step_columns
+            # the comparison has a column for its remark; those of the audit share one
             if step == COMPARISON_STEP:
                 columns["reason"] = remark
             elif remark is not None:
@@ -149,7 +155,8 @@ class GraderProcess:
         """Send a step and its job to the process, or None at its start, and return the reply.
 
         Raises:
-            LostProcess: There is no reply.
+            LostProcess: The process did not answer in time, used too much CPU time, ended, or gave
+                an answer that is not a reply.
         """
         assert self._process and self._process.stdin and self._process.stdout
         reply_line = b""
@@ -163,7 +170,8 @@ class GraderProcess:
             reply_line = self._process.stdout.readline()
         timer.cancel()
         timer.join()
-        # without a reply the process has closed its pipe and is about to end by itself
+        # Without a reply the process has closed its pipe and is about to end by itself. The exit
+        # code is read only if there is no whole reply.
         exit_code = self.end(patience_s=1.0) if self._has_expired or not reply_line else 0
         # a whole reply counts even after the timer has expired, because this thread may be late
         if reply_line.endswith(b"\n"):
@@ -180,7 +188,7 @@ class GraderProcess:
         raise LostProcess("crashed", f"the grader ended with exit code {exit_code}")
 
     def _expire(self) -> None:
-        """Kill the process, because its time is over."""
+        """Kill the process, because it has reached its deadline. `_exchange` then gets no reply."""
         self._has_expired = True
         if self._process:
             self._process.kill()
@@ -197,8 +205,10 @@ class GraderProcess:
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
         process.kill()
+        # leaving the block closes the pipes, and fails if the process has left its input unread
         with suppress(BrokenPipeError), process:
-            pass  # closes the pipes
+            pass
+        # the last line of the messages names the error, and the lines before it may be endless
         with self._stderr_file as stderr_file:
             stderr_file.seek(max(0, stderr_file.seek(0, os.SEEK_END) - MOST_MESSAGE_BYTES))
             message_lines = (
@@ -231,7 +241,8 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
     null_descriptor = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null_descriptor, descriptor)
-    gc.freeze()  # modules that are loaded stay, so the garbage collector can skip them
+    # modules that are loaded stay, so the garbage collector can skip them
+    gc.freeze()
     try:
         for message in requests:
             # Each step gets its own CPU time. When it is over, SIGPROF ends the process.
@@ -264,6 +275,7 @@ def _limit_resources(memory_limit_bytes: int) -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_AS, memory_limit_bytes),
     ):
+        # a process may not set a limit above its hard limit
         _, hard_limit = resource.getrlimit(resource_kind)
         if hard_limit != resource.RLIM_INFINITY:
             limit = min(limit, hard_limit)

@@ -15,8 +15,8 @@ from harness.grading.answer_extraction import GradeJob
 from harness.grading.authors_rule import authors_rule
 
 
-def describe_audit(job: GradeJob) -> dict[str, str]:
-    r"""What the other graders read of a job.
+def list_audit_texts(job: GradeJob) -> dict[str, str]:
+    r"""The texts of a job that the other graders read.
 
     The prompt is left out if no grader reads it, so that equal jobs are done once. The authors'
     rule reads the last `\boxed` of prompt and completion, so the prompt matters only if the
@@ -33,7 +33,7 @@ def describe_audit(job: GradeJob) -> dict[str, str]:
 
 
 StepResult = tuple[dict[str, Any], str | None]
-"""The columns of a step, and a remark."""
+"""The columns of a step, and a remark: why a column is None, or that a grader's code failed."""
 
 
 def _authors_rule(audit_texts: Mapping[str, str]) -> StepResult:
@@ -77,7 +77,7 @@ def run_step(step: str, audit_texts: Mapping[str, str]) -> StepResult:
 
     Args:
         step: The name of the step.
-        audit_texts: From `describe_audit`.
+        audit_texts: From `list_audit_texts`.
 
     Raises:
         MemoryError: The process reached its limit and can no longer be trusted.

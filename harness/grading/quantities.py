@@ -9,7 +9,7 @@ from harness.grading.formula_values import approximate, same_values
 from harness.grading.units_and_words import in_digits, split_unit, units_agree
 
 _CLOCK = re.compile(r"\d\d?(?::[0-5]\d)+")
-"""Matches `3:05`, `12:30:00`."""
+"""Matches what may be a time of day or a duration: `3:05`, `12:30:00`."""
 
 
 def same_in_order(
@@ -22,18 +22,19 @@ def same_in_order(
 def same_ratio(answer_terms: list[str], target_terms: list[str]) -> bool:
     """Whether terms between colons are equal or make equal ratios.
 
-    6:4 is 3:2, and 3:2 is the number 3/2. But a colon may also separate hours from minutes, and
-    12:30 is not 6:15. The text does not say which is meant, and no gold answer of MATH-500 has a
-    colon to learn from. So if both sides could be times, the terms must be equal. This loses only a
-    ratio that is not in lowest terms and looks like a time: 6:20 for 3:10.
+    - If both sides may be times, the terms must be equal: 12:30 is not 6:15. This loses a ratio
+      that looks like a time and is not in lowest terms: 6:20 for 3:10.
+    - If one side is certainly a time and the other is not, they differ: 3:05 and 3/5.
+    - Otherwise both are ratios: 6:4 is 3:2, and 3:2 is the number 3/2.
     """
     clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer_terms, target_terms)]
-    # A zero after the colon, as in `3:05`, shows that a side is a time, but the other side is not.
-    if not all(clocks) and any(clock and ":0" in clock.group() for clock in clocks):
+    have_equal_terms = same_in_order(answer_terms, target_terms, same_quantity)
+    if all(clocks):
+        return have_equal_terms
+    # a zero after the colon, as in `3:05`, is written only in times
+    if any(clock and ":0" in clock.group() for clock in clocks):
         return False
-    if same_in_order(answer_terms, target_terms, same_quantity):
-        return True
-    return not all(clocks) and same_in_order(
+    return have_equal_terms or same_in_order(
         _quotients(answer_terms), _quotients(target_terms), same_quantity
     )
 
@@ -49,7 +50,15 @@ def _quotients(terms: list[str]) -> list[str]:
 
 
 def same_quantity(answer: str, target: str) -> bool:
-    """Compare two single values, each perhaps with a unit or a percent sign."""
+    """Compare two single values, each perhaps with a unit, a percent sign or a base.
+
+    - Units must agree: see `units_agree`.
+    - Two numerals with a base must have equal digits and bases.
+    - If only the target has a base, the answer may leave it out, but must have its digits.
+    - If only the answer has a base, it must be ten.
+    - If one value has a percent sign, see `_same_but_for_percent_sign`.
+    - Other values are formulas with equal values, or equal texts.
+    """
     (value, unit), (target_value, target_unit) = split_unit(answer), split_unit(target)
     if not units_agree(unit, target_unit):
         return False
@@ -58,7 +67,7 @@ def same_quantity(answer: str, target: str) -> bool:
     if numeral and target_numeral:
         return _digits_and_base(numeral) == _digits_and_base(target_numeral)
     if target_numeral:
-        # an answer may leave out the base as it may leave out a unit, but its digits must be equal
+        # a unit is not a base: `52\text{ cm}` is not `52_8`
         return not unit and value == target_numeral[1]
     if numeral:
         digits, base = _digits_and_base(numeral)
@@ -69,19 +78,23 @@ def same_quantity(answer: str, target: str) -> bool:
 
 
 def _same_but_for_percent_sign(value: str, unit: str, target_value: str, target_unit: str) -> bool:
-    """Compare two values of which only one has a percent sign."""
+    """Compare two values of which only one has a percent sign.
+
+    34% may be written 34, and 50% is the number 0.5. But 0.34% may not be written 0.34, which could
+    be a share, and so 34%.
+    """
     if value == target_value or _same_formula(value, target_value):
-        # 34% may be written 34. But 0.34 could be a share, which is 34% and not 0.34%.
+        # a value that is not a number, as x%, cannot be a share
         approximate_value = approximate(value)
         return approximate_value is None or abs(approximate_value) >= 1
-    # percent also means hundredths: 50% is the number 0.5
+    # percent means hundredths, unless a further unit follows: `5%/\text{year}`
     if unit == "%":
         return _same_formula(f"({value})/100", target_value)
     return target_unit == "%" and _same_formula(value, f"({target_value})/100")
 
 
 def _digits_and_base(numeral: re.Match[str]) -> tuple[str, str]:
-    """The digits of a numeral, and its base as a number in digits."""
+    """The digits of a numeral, and its base as a number in digits: `52_{eight}` has the base 8."""
     digits, base = filter(None, numeral.groups())
     return digits, in_digits(base)
 
@@ -98,7 +111,10 @@ def integer_value(text: str) -> int:
 
 
 def _same_formula(answer: str, target: str) -> bool:
-    """Compare two formulas by their values; names of geometric figures are not formulas."""
+    """Compare two formulas by their values.
+
+    Names of geometric figures are not formulas: as products AB and BA would be the same.
+    """
     if any(map(GEOMETRIC_NAMES.match, (answer, target))):
         return False
     return same_values(answer, target)

@@ -55,32 +55,33 @@ _COMPARISON_BY_OPERATOR = dict(zip(FLIPPED_OPERATORS, (lt, gt, le, ge, eq, ne), 
 _INFINITY_BY_NAME = {"\\infty": inf, "+\\infty": inf, "-\\infty": -inf}
 
 _LETTER = r"(?:[A-Za-z]|\\[A-Za-z]+ ?)(?:_(?:\d+|\w|\{(?:\\text\{)?[^{}]*\}{1,2}))?'*"
-r"""Matches `x`, `\theta`, `x_{1}`, `x_{\text{max}}`, `f'`."""
+r"""A letter for an unknown, with its index and primes: `x`, `\theta`, `x_{\text{max}}`, `f'`."""
 _FIGURE_OR_WORDS = (
     r"(?:\\(?:angle|triangle) ?)?[A-Z]{1,4}|\\over(?:line|rightarrow)\{[A-Z]+\}|\\text\{[^{}]*\}"
 )
-r"""Matches `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`."""
+r"""A name of a figure, or words: `AB`, `\angle ABC`, `\overline{AB}`, `\text{area}`."""
 _NAME = rf"(?:{_LETTER}|{_FIGURE_OR_WORDS})"
-r"""Matches `x`, `AB`, `\text{area}`."""
+r"""A simple name of a quantity: `x`, `AB`, `\text{area}`."""
 _ARGUMENT = rf"(?:{_NAME}|-?\d+)"
-"""Matches `x`, `-2`."""
+"""An argument of an unknown function: `x`, `-2`."""
 _CALL = rf"(?:[fghpqFGHPQ]'*\([^()]*\)|{_LETTER}\({_ARGUMENT}(?:,{_ARGUMENT})*\))"
-"""Matches `f(x+1)`, `a(2)`, `P(A,B)`."""
+"""A value of an unknown function, which is unknown itself: `f(x+1)`, `a(2)`, `P(A,B)`."""
 _INVERSE = r"(?:[A-Z]\^\{-1\}|[fgh]\^\{-1\}(?:\([^()]*\))?)"
-"""Matches `A^{-1}`, `f^{-1}(x)`."""
+"""An inverse, which names a quantity although it looks like a power: `A^{-1}`, `f^{-1}(x)`."""
 _FUNCTION = rf"\\(?:sin|cos|tan|cot|sec|csc) ?(?:\d*{_NAME}|\([^()]*[A-Za-z][^()]*\))"
-r"""Matches `\sin A`, `\cos 2x`, `\tan(A+B)`, but not `\sin(30)`."""
+r"""A function of an unknown angle: `\sin A`, `\cos 2x`, `\tan(A+B)`, but not `\sin(30)`."""
 _QUANTITY = rf"(?:{_CALL}|{_INVERSE}|{_NAME}|\|{_NAME}\||{_FUNCTION})"
-r"""Matches `f(x)`, `A^{-1}`, `AB`, `|z|`, `\sin A`."""
+r"""What a question may ask for, in any of these forms: `f(x)`, `A^{-1}`, `AB`, `|z|`, `\sin A`."""
 _VARIABLE = re.compile(rf"{_CALL}|{_LETTER}")
-"""Matches `x`, `f(x)`."""
+"""An unknown number: `x`, `f(x)`."""
 _SIGNED_VARIABLE = re.compile(rf"-?(?:{_CALL}|{_LETTER})|\|[A-Za-z]\|")
-"""Matches `x`, `-x`, `|x|`."""
+"""The side of an inequality that has the unknown number: `x`, `-x`, `|x|`."""
 _NAMED_QUANTITY = re.compile(
     rf"{_QUANTITY}|\[[A-Z]{{3,6}}\]|\((?:{_NAME},)+{_NAME}\)|{_NAME}(?::{_NAME})+"
     r"|\\frac\{[A-Z]{2}\}\{[A-Z]{2}\}"
 )
-r"""Matches `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`, `\frac{AB}{CD}`."""
+r"""A left side that only names a value: `f(x)`, `[ABC]` (an area), `(x,y)`, `AB:BC`,
+`\frac{AB}{CD}`."""
 _MULTIPLE = re.compile(r"(?:-|-?(?:\d+|\\frac(?:\d\d|\{\d+\}\{\d+\}))\*?)m?(.+)")
 """A sign or a number before a name: `-\\angle A`, `\\frac{1}{2}m\\angle B`."""
 _STRUCTURE_COMMAND = re.compile(r"\\frac ?\d?|\\(?:sqrt|angle|triangle|over(?:line|rightarrow)) ?")
@@ -91,11 +92,12 @@ _NOT_A_NAME = re.compile(
     r"\\(?:pi|infty|degree|not|nless|ngtr|nexists|exists|forall|neg|lnot|sqrt|frac|binom"
     r"|sum|prod|int|lim|ln|lg|log|exp|sinh|cosh|tanh|arc[a-z]+)(?![A-Za-z])"
 )
-r"""Matches `\pi`, `\sqrt` and `\log`, which do not name an unknown."""
+r"""Commands that have a value or compute one, and so do not name an unknown: `\pi`, `\sqrt`."""
 _HEDGE_IN_TEXT = re.compile(rf"\\text\{{[^{{}}]*\b(?:{HEDGES})\b")
-r"""Matches `\text{not x}`, `\text{at least}`."""
+r"""Words that change what an equation states: `\text{not x}`, `\text{at least}`."""
 _BRACKETED_ARGUMENTS = re.compile(r"\([^()]*\)")
-r"""Matches `(\text{no two})` in `P(\text{no two})`."""
+r"""The arguments of a name, in which words change nothing: `(\text{no two})` in
+`P(\text{no two})`."""
 
 
 def as_relation(text: str) -> Relation:
@@ -139,11 +141,11 @@ def _is_combination(text: str) -> bool:
 def defined_value(
     relation: Relation, are_same: Callable[[str, str], bool], *, may_be_combined: bool
 ) -> str | None:
-    """The value that `x=5`, `5=x`, `f(x)=2x`, `x=2+3=5` or `2+3=5` states.
+    """The value that a chain of equations states: 5 for `x=5`, `5=x`, `x=2+3=5` and `2+3=5`.
 
-    It is the last term of a chain of equations whose other terms are the same. A name at the
-    beginning or, of two terms, at the end is not compared. None if the relation states something
-    else.
+    It is the last term, if all other terms are the same. These terms are not compared: a name at
+    the beginning; formulas with letters between a name and a number, as `2x+1` in `y=2x+1=7`. None
+    if the terms differ, or the relation is not a chain of equations.
 
     Args:
         relation: Its terms and operators.
@@ -184,8 +186,9 @@ def without_rounding(text: str) -> str:
 def same_comparison(answer: Relation, target: Relation) -> bool:
     """Whether two equations or inequalities are multiples or rearrangements of each other.
 
-    They are if the differences of their sides have a constant ratio, as `2x-2y` and `x-y` have. A
-    negative ratio must exchange `<` and `>`.
+    They are if the differences of their sides have a constant ratio: `2x=2y` is `x=y`, because
+    `2x-2y` is 2 times `x-y`. A negative ratio must exchange `<` and `>`: `-x<-5` is `x>5`. Chains
+    are never compared so.
     """
     if len(answer.operators) != 1 or len(target.operators) != 1:
         return False
@@ -204,8 +207,11 @@ def same_sets(answer: str, target: str) -> bool | None:
 
     A set is an inequality such as `1<=x<2`, `|x|<3` or `x\ne 2`, several of these, intervals,
     points, `\mathbb{R}`, and what `\cup` and `\setminus` make of them. Sets are the same if they
-    have the same numbers at all their bounds and between these. A comma can mean `and` or `or`. A
-    reading that gives the empty set, or all numbers although there are bounds, is discarded.
+    have the same numbers at all their bounds and between these. If a bound has a letter, as in
+    `x<a`, this must hold for several values of the letter.
+
+    A comma can mean `and` or `or`, and the sets need to be the same in one reading only. A reading
+    that gives the empty set, or all numbers although there are bounds, is discarded.
     """
     number_line = _NumberLine()
     has_proper_reading = False
@@ -216,15 +222,19 @@ def same_sets(answer: str, target: str) -> bool | None:
             )
         except (Unreadable, TooLarge):
             return None
+        # `x<5` and `y<5` are not sets of the same letter
         if len(number_line.letters) > 1:
             return None
+        # the readings in which both sets contain the same numbers
         common_memberships = answer_memberships & target_memberships
         if not common_memberships:
             return False
-        # A reading counts if the set has some numbers and lacks others, or if there is one number.
+        # A reading counts if the set has some numbers and lacks others. If no set has bounds, as
+        # `\mathbb{R}`, there is a single position, and the reading counts too.
         has_proper_reading |= any(
             len(membership) == 1 or len(set(membership)) == 2 for membership in common_memberships
         )
+        # bounds without letters are the same at every point
         if not number_line.evaluator.letters:
             break
     return has_proper_reading
@@ -255,11 +265,15 @@ class _NumberLine:
         self.position = 0
 
     def memberships(self, set_texts: list[str], point_index: int) -> list[set[tuple[bool, ...]]]:
-        """For each set the results of `membership`: two, as a comma may mean a union or not."""
+        """For each set the results of `membership`, for both meanings of a comma.
+
+        The results are equal, and so a single one, if the text has no comma.
+        """
         self.point_index, self.value_by_bound = point_index, dict(_INFINITY_BY_NAME)
         self.bounds: list[Value] = []
         for set_text in set_texts:
-            self.contains(set_text, any)  # the result is not used: this collects the bounds
+            # this collects the bounds; the result means nothing before all bounds are known
+            self.contains(set_text, any)
         self.bounds = sorted(set(self.value_by_bound.values()))
         return [
             {self.membership(set_text, any), self.membership(set_text, all)}
@@ -272,7 +286,7 @@ class _NumberLine:
         `combine` is the meaning of a comma.
         """
         contained = []
-        # the first and last bounds are infinities, which are not numbers
+        # Bound i has the position 2 * i. The first and last bounds are infinities, not numbers.
         for position in range(1, 2 * len(self.bounds) - 2):
             self.position = position
             contained.append(self.contains(set_text, combine))
@@ -307,7 +321,10 @@ class _NumberLine:
     def list_contains(
         self, members: list[str], separators: list[str], combine: CommaMeaning
     ) -> bool:
-        """Whether a list of relations contains the number.
+        r"""Whether a list of relations contains the number.
+
+        `x\ne 1,2` excludes both numbers. `or` makes a union, and `and` an intersection. Only a list
+        that is separated by commas alone has the meaning `combine`.
 
         Args:
             members: The relations.
@@ -319,7 +336,7 @@ class _NumberLine:
         """
         first_member = as_relation(members[0])
         if first_member.operators == ["\\ne"]:
-            # `x\ne 1,2` excludes both numbers, so it is `x\ne 1` and `x\ne 2`
+            # `x\ne 1,2` is written as `x\ne 1` and `x\ne 2`
             combine = all
             members = [
                 member if as_relation(member).operators else f"{first_member.terms[0]}\\ne {member}"
@@ -340,10 +357,12 @@ class _NumberLine:
         if operators == ["\\in"] and _VARIABLE.fullmatch(terms[0]):
             self.letters.add(terms[0])
             return self.contains(terms[1], any)
-        if len(terms) == 3:  # the chain `1<x<2` states `x>1` and `x<2`
+        # the chain `1<x<2` states `x>1` and `x<2`
+        if len(terms) == 3:
             flipped_operator = FLIPPED_OPERATORS.get(operators[0], "")
             satisfies_first = self.satisfies_comparison(terms[1], flipped_operator, terms[0])
             return self.satisfies_comparison(terms[1], operators[1], terms[2]) and satisfies_first
+        # several operators joined are no operator, so a longer chain is refused
         return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
 
     def interval_contains(self, text: str) -> bool:
@@ -357,7 +376,11 @@ class _NumberLine:
         return all([*map(self.satisfies_bound, _OPERATORS_BY_BRACKETS[bracket_pair], entries)])
 
     def satisfies_comparison(self, left_term: str, operator: str, right_term: str) -> bool:
-        """Whether the number satisfies `x<5`, `5>x`, `-x<5` or `|x|<5`."""
+        """Whether the number satisfies a comparison, which bounds it on one side or on both.
+
+        `5>x` is `x<5`, `-x<5` is `x>-5`, and `|x|<5` is `x<5` and `x>-5`.
+        """
+        # the side with the unknown becomes the left one
         if not _SIGNED_VARIABLE.fullmatch(left_term):
             left_term, operator, right_term = (
                 right_term,
@@ -379,11 +402,12 @@ class _NumberLine:
 
     def satisfies_bound(self, operator: str, bound: str) -> bool:
         """Whether `number operator bound` is true."""
-        # a set of numbers may extend to infinity, but does not contain it
+        # a set of numbers may extend to infinity, as in `x<\infty`, but does not contain it
         includes_infinity = bound in _INFINITY_BY_NAME and operator not in ("<", ">")
         if includes_infinity or len(self.value_by_bound) > MOST_BOUNDS:
             raise Unreadable("no number, or too many")
         if bound not in self.value_by_bound:
             self.value_by_bound[bound] = self.evaluator.real_value(bound, self.point_index)
+        # the index of a bound among the sorted ones, times 2, is its position
         bound_position = 2 * bisect_left(self.bounds, self.value_by_bound[bound])
         return bool(_COMPARISON_BY_OPERATOR[operator](self.position, bound_position))

@@ -34,32 +34,32 @@ HEDGES = "not|no|never|less|more|least|most|about|approximately|nearly|almost|wr
 """Words that make another statement of an answer, such as `x is not 5` instead of `x is 5`."""
 
 _AND_OR_AS_TEXT = re.compile(r" ?,? ?\\text\{,? ?(and|or)\} ?,? ?")
-r"""Matches `, \text{and} ` in `1, \text{and} 2`."""
+r"""A separator of a list as text, which gets a mark: `, \text{and} ` in `1, \text{and} 2`."""
 _AND_OR = re.compile(r" ?,? ?(?<![A-Za-z\\])(and|or)(?![A-Za-z]) ?,? ?")
-"""Matches ` or ` in `1 or 2`."""
+"""A separator of a list without `\\text`: ` or ` in `1 or 2`."""
 _LIST_SEPARATOR = re.compile(r",? (?:and|or|&) |, |(?<=[A-Za-z)]),")
-"""Matches `, ` and ` and ` in `A, B and C`."""
+"""A separator of a list of words inside of `\\text`: `, ` and ` and ` in `A, B and C`."""
 _BASE_IN_WORDS = re.compile(
     r"(?<=[\dA-F)]) ?(?:_\{? ?)?(?:\\text\{)?\(?(?:in )?base(?:\} ?| |-)(\w+)\)?\}{0,2}(?=\Z|,)"
 )
-r"""Matches `\text{base 2}` or `_{base two}` after `101`."""
+r"""A base in words, which becomes a subscript: `\text{base 2}` or `_{base two}` after `101`."""
 _WORD = rf"(?!(?:{'|'.join(FUNCTIONS)})(?![A-Za-z]))[A-Za-z](?=[A-Za-z]*[aeiouAEIOU])[A-Za-z]{{2,}}"
 """A word has a vowel after its first letter, which a product of letters seldom has."""
 _LOOSE_WORD = re.compile(
     rf"(?<![A-Za-z\\{{])(?:(?<=[\w}}] ){_WORD}(?: (?:of|an?) {_WORD})?|{_WORD}(?= [\w\\]))"
     "(?![A-Za-z])"
 )
-"""Matches `students` in `12 students`, `cups of water` in `5 cups of water`."""
+"""Words without `\\text`: `students` in `12 students`, `cups of water` in `5 cups of water`."""
 _NUMBER_IN_WORDS = re.compile(r"(- ?|minus |negative )?([a-z]+(?:[ -][a-z]+)*)")
 """A sign, and words with a blank or a hyphen between them: `-\\text{twenty-five}`."""
 _DOLLAR_PREFIX = r"[-+]?(?:\\dollar ?)?"
-r"""Matches `-\dollar `."""
+r"""A sign and a dollar sign before a number: `-\dollar `."""
 _NUMERAL = re.compile(
     rf"{_DOLLAR_PREFIX}\d[\d.,/:]*(?: \d+/\d+)?%?|[-+\d.,/:()\[\]*=^!% ]*\d[)\]% ]*"
 )
-"""Matches `5`, `1,234.5`, `3 1/2`, `50%`, `(1,2)`."""
+"""A content of `\\text` that is a formula, without words: `5`, `1,234.5`, `50%`, `(1,2)`."""
 _QUANTITY = re.compile(rf"({_DOLLAR_PREFIX}\d*[.,/:]?\d+%?)(?: +(?=[^\W\d])|(?=[^\W\d]{{2}}))(.*)")
-"""Matches `5 cm`, `50% off`, `5cm`."""
+"""A content of `\\text` that is a number before words: `5 cm`, `50% off`, `5cm`."""
 
 _UNIT_BY_SYNONYM = {
     synonym: name
@@ -79,15 +79,15 @@ _GLUED_UNIT = (
 )
 """Units that may follow a number without a blank: `5cm`."""
 _SCALE_WORD = "(?:" + "|".join(SCALE_BY_WORD) + ")s?"
-"""Matches `million`, `hundreds`."""
+"""A word that multiplies the number before it: `million`, `hundreds`."""
 _EXPONENT = r"(?:\^(?:\{[23]\}|[23]))?"
-"""Matches `^2` in `cm^2`."""
+"""The power of a unit: `^2` in `cm^2`."""
 _TYPESET_UNIT = rf"\\text\{{[^{{}}]*\}}{_EXPONENT}|\\degree ?(?:[CF](?![A-Za-z]))?|\\dollar ?|%|¢"
-r"""Matches `\text{cm}^2`, `\degree C`, `\dollar`, `%`."""
+r"""A unit that is set as text or as a sign: `\text{cm}^2`, `\degree C`, `\dollar`, `%`."""
 _UNIT = re.compile(
     rf"(?P<unit>(?:(?:{_TYPESET_UNIT})[/*]?)+|(?<=[\d}}])(?:{_GLUED_UNIT}){_EXPONENT})\Z"
 )
-r"""The end of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`."""
+r"""The unit at the end of a value: of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`."""
 
 _WORDS_OTHER_THAN_UNITS = frozenset(
     "a about above absolute after all almost also although am and another any approx "
@@ -113,7 +113,7 @@ _FRACTION_WORD = re.compile(
     r"(?:third|quarter|\w*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie"
     r"|hundred|thousand|million|billion)th)s?"
 )
-"""Matches `third`, `quarters`, `fiftieth`."""
+"""A word that divides the number before it, and is not a unit: `third`, `quarters`, `fiftieth`."""
 _UNIT_LETTERS = "mgshlLAVNJWKCF"
 """Single letters that are units. `5\\text{x}` and `5\\text{i}` are products."""
 _NOT_IN_UNITS = re.compile(
@@ -146,10 +146,17 @@ def mark_loose_words(text: str) -> str:
 def rewrite_text_group(
     content: str, *, is_alone: bool = False, left_character: str = "", right_character: str = ""
 ) -> str:
-    r"""The number, sign, function or list in `\text{...}` without its command; words keep it.
+    r"""Rewrite `\text{...}`, so that the command contains only words.
 
-    `\text{5}` is 5, `\text{5 cm}` is `5\text{cm}`, and `\text{A, B}` two answers. A number is not
-    taken out where it would join a digit next to it.
+    The first of these rules that applies decides:
+
+    - A sign or function loses the command: `\text{sin}` is `\sin`.
+    - `and` or `or` keeps it. At the end of a content it becomes a comma: `\text{5 and}` is `5, `.
+    - A list that is the entire answer is split: `\text{A, B}` is two answers.
+    - After a digit the command stays, because `5\text{6}` would become 56.
+    - A number loses it, unless a digit follows: `\text{5}` is 5.
+    - A number with a unit loses it, and the unit keeps it: `\text{5 cm}` is `5\text{cm}`.
+    - Other words keep it.
 
     Args:
         content: The content of the braces.
@@ -167,10 +174,9 @@ def rewrite_text_group(
         # in `\text{5 and} 6` the comma replaces `and`
         entry = content.rpartition(" ")[0]
         return rewrite_text_group(entry, left_character=left_character) + ", "
-    # `\text{(1, 2)}` is one answer, so a comma after a bracket does not separate entries
+    # `\text{(1, 2)}` is one answer, so a comma inside of brackets does not separate answers
     if is_alone and _LIST_SEPARATOR.search(content) and not re.search(r"[(\[][^)\]]*,", content):
         return ", ".join(map(rewrite_text_group, _LIST_SEPARATOR.split(content)))
-    # without its command `5\text{6}` would become 56
     if left_character.isdigit():
         return text_group
     if _NUMERAL.fullmatch(content) and not right_character.isdigit():
@@ -180,23 +186,29 @@ def rewrite_text_group(
 
 
 def in_digits(plain_text: str) -> str:
-    """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text."""
+    """Write `two`, `\\text{twenty-one}` or `minus three` in digits; keep any other text.
+
+    `two thousand five` has two groups. Each is multiplied by the scale after it, if there is one,
+    and they are added: 2 * 1000 + 5.
+    """
     match = _NUMBER_IN_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
     if not match:
         return plain_text
     sign, words = match.groups()
-    # `two thousand five` is the total 2000 and, after the last scale, a group of the value 5
+    # the sum of the groups that are complete, and the value of the group so far
     total, group_value = 0, None
     # each scale must be smaller than the one before, as in `two million three thousand`
     last_scale = 10**15
     for word in re.findall(r"[a-z]+", words):
         extended_value = _extend_group(group_value, word)
-        scale = SCALE_BY_WORD.get(word, last_scale)
+        scale = SCALE_BY_WORD.get(word)
         if extended_value is not None:
             group_value = extended_value
-        elif word != "hundred" and group_value and scale < last_scale:
+        # a scale ends its group; `hundred` is a part of a group, as in `two hundred five thousand`
+        elif word != "hundred" and group_value and scale and scale < last_scale:
             total, group_value, last_scale = total + group_value * scale, None, scale
         else:
+            # the words are not a number, as in `two five`
             return plain_text
     return f"{'-' if sign else ''}{total + (group_value or 0)}"
 
@@ -208,13 +220,18 @@ def readable_words(plain_text: str) -> str | None:
     quotation marks and a leading article or `Option` are left out, so `(B)` and `even` can be
     compared with `\\text{(B)}`, `\\text{Option B}` and `\\text{even}`.
     """
+    # a leading article: `the circle` is `circle`
     text = re.sub(r"(?i)\A\W*(?:an?|the) ", "", _without_text_command(plain_text))
+    # blanks, brackets, punctuation and quotation marks: `(B)` is B
     joined_words = re.sub(r"[\s().,:;\"`]|''", "", text)
+    # what stands before the letter of a choice: `OptionB` is B
     joined_words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", joined_words)
     if not re.fullmatch(r"[A-Za-z'-]+", joined_words):
         return None
+    # `b` may be a variable, and B a choice
     if len(joined_words) == 1:
         return joined_words
+    # the plural of a word of three letters or more: `circles` is `circle`
     return re.sub(r"(?<=\w{3})s\Z", "", joined_words.lower())
 
 
@@ -238,30 +255,36 @@ def _mark_and_or(match: re.Match[str]) -> str:
 
 
 def _extend_group(group_value: int | None, word: str) -> int | None:
-    """The value of a group below a thousand after one more word; None if the word cannot follow.
+    """The value of a group of number words after one more word; None if the word cannot follow.
 
-    Any number may follow nothing or hundreds, and a single digit may follow tens.
+    A group is a number below a thousand, such as `two hundred five`. Any number word may begin a
+    group or follow hundreds. A digit from one to nine may also follow tens, as in `twenty five`.
+    `hundred` may follow such a digit.
     """
     if word == "hundred":
         return group_value * 100 if group_value and group_value < 10 else None
     addend = NUMBER_BY_WORD.get(word)
     if group_value is None or addend is None:
         return addend
+    # `twenty` may be followed by `five`, but `ten` may not
     follows_tens = group_value % 10 == 0 and group_value % 100 >= 20 and addend < 10
+    # nothing follows `zero`, and `zero` follows nothing
     can_follow = group_value and addend and (group_value % 100 == 0 or follows_tens)
     return group_value + addend if can_follow else None
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """Split a text in plain notation into its value and its unit, "" if there is none.
+    r"""Split a text in plain notation into its value and its unit, "" if there is none.
 
-    Only a dollar sign may stand before the value.
+    `5\text{cm}` is 5 and `cm`, `\dollar 5` is 5 and `dollar`, and `5\text{ million}` is
+    `(5)*1000000` without a unit. Other words stay with the value, as in `5\text{ or more}`.
     """
     unit = ""
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
     if "\\degree" in text and not _TRIGONOMETRIC_FUNCTION.search(text) and not has_other_unit:
         # the value is in degrees as a whole: in a sum or a fraction the sign may stand anywhere
         return re.sub(r"\\degree ?", "", text), "degree"
+    # only a dollar sign may stand before the value
     dollar_sign = re.match(r"(-?)\\dollar *", text)
     if dollar_sign:
         text, unit = dollar_sign[1] + text[dollar_sign.end() :], "dollar"
@@ -277,11 +300,15 @@ def split_unit(text: str) -> tuple[str, str]:
     # in `5\text{ million dollars}` the value is 5 times a million
     if factor > 1:
         value = f"({value})*{factor}"
+    # in `\dollar 5\text{ million}` only the dollar is a unit
     return value, _spell_unit(unit_words) or unit
 
 
 def units_agree(unit: str, target_unit: str) -> bool:
-    """Whether units are equal, or one is missing, or one is a square or cube without a name."""
+    """Whether units are equal, or one is missing, or one is a square or cube without a name.
+
+    `square units` has the power 2 and no name, and agrees with `cm^2`.
+    """
     if not unit or not target_unit or unit == target_unit:
         return True
     name, _, power = unit.partition("^")
@@ -315,9 +342,13 @@ def _is_unit(unit_words: str) -> bool:
 
 
 def _spell_unit(unit: str) -> str:
-    """A single spelling for each unit: singular, abbreviated, with a power at the end."""
+    """A single spelling for each unit: singular, abbreviated, with a power at the end.
+
+    `square centimeters` and `cm^2` are `cm^2`, and `miles per hour` is `mph`.
+    """
     text = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
     words, power = [], 1
+    # words, powers such as `^2` or `^{2`, and signs
     for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", text):
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
@@ -325,6 +356,7 @@ def _spell_unit(unit: str) -> str:
             power = int(word[-1])
         else:
             words.append(_singular(word))
+    # the word `unit` became ""
     name = " ".join(filter(None, words)).replace(" / ", "/").replace("mi/h", "mph")
     return name + (f"^{power}" if power > 1 else "")
 
@@ -333,7 +365,9 @@ def _singular(word: str) -> str:
     """A word in the singular, as the abbreviation if it is a unit that has one."""
     if word in _UNIT_BY_SYNONYM:
         return _UNIT_BY_SYNONYM[word]
+    # lower case would make Mg the unit mg
     if len(word) <= 2:
-        return word  # lower case would make Mg the unit mg
+        return word
+    # `es` after x, s, ch or sh, as in `inches`, and `s` elsewhere, but not that of `glass`
     stem = re.sub(r"(?:(?<=[xs])|(?<=[cs]h))es\Z|(?<!s)s\Z", "", word.lower())
     return _UNIT_BY_SYNONYM.get(word.lower(), _UNIT_BY_SYNONYM.get(stem, stem))
