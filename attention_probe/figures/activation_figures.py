@@ -1,8 +1,9 @@
 """The first MLP's activations without and with Mless: their histogram, and their token classes.
 
-Mless is the filler of the study. Every number is a mean over prompts. A change is relative,
-(with - without) / without, of the same prompts. `c` is one of NEAR_ZERO_FACTORS: it scales the
-threshold below which an activation is near zero.
+Mless is the filler of the study, and its prompts are compared with those without filler. Every
+number is a mean over prompts. A change is relative, (with - without) / without, of the same
+prompts. The classes divide the problem's tokens, such as digits or words. `c` is one of
+NEAR_ZERO_FACTORS: it scales the threshold below which an activation is near zero.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ from harness.experiment.conditions import contrast_name
 _CONDITIONS = (BASELINE, STUDY_CONDITION)
 _CONTRAST_NAME = contrast_name(STUDY_CONDITION, BASELINE)
 _BIN_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
-"""Edges of the bins in the figure. The last bin, of all larger values, is as wide as its label."""
+"""Edges of the bins in the figure: equal bins from 0 to 1, and one for all larger values, which is
+drawn as wide as its label."""
 
 
 def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
@@ -49,27 +51,27 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     """
     problem_ids = chosen_problems(traces, _CONDITIONS)
     clusters = traces.clusters(problem_ids)
-    # in the order of `_read_numbers`
-    measures = traces.get(problem_ids[0], BASELINE).activations
-    quantities = [(name, np.nan, activation_unit(name)) for name in measures]
+    # the quantities, and their numbers by condition, [prompt, quantity], have the same order
+    first_trace = traces.get(problem_ids[0], BASELINE)
+    quantities = [(name, np.nan, activation_unit(name)) for name in first_trace.activations]
     quantities += [("histogram", start, "share of activations") for start in _BIN_EDGES[:-1]]
     quantity_table = pandas.DataFrame(quantities, columns=["quantity", "x", "unit"])
-    # [prompt, quantity] by condition
-    table_by_condition = {
+    numbers_by_condition = {
         condition: pandas.DataFrame(
             [_read_numbers(traces.get(problem_id, condition)) for problem_id in problem_ids]
         )
         for condition in _CONDITIONS
     }
-    table_by_condition[_CONTRAST_NAME] = _relative_change(
-        table_by_condition[STUDY_CONDITION], table_by_condition[BASELINE]
+    numbers_by_condition[_CONTRAST_NAME] = _relative_change(
+        numbers_by_condition[STUDY_CONDITION], numbers_by_condition[BASELINE]
     )
     averages = []
-    for condition, table in table_by_condition.items():
-        points = average_columns(table.to_numpy(), clusters)
+    for condition, numbers in numbers_by_condition.items():
+        points = average_columns(numbers.to_numpy(), clusters)
         averages.append(quantity_table.assign(condition=condition).join(points))
+    # the changes came last
+    averages[-1]["unit"] = "relative change"
     all_averages = pandas.concat(averages, ignore_index=True)
-    all_averages.loc[all_averages["condition"] == _CONTRAST_NAME, "unit"] = "relative change"
     # a model has several panels if they have different c
     return pandas.concat(
         all_averages.assign(panel=panel.title) for panel in config.models if panel.model == model
@@ -77,7 +79,7 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
 
 
 def _read_numbers(trace: Trace) -> list[float]:
-    """The numbers of the activations, then the shares of the histogram's bins."""
+    """The numbers of the activations, then the shares of the bins; NaN if no bin has a count."""
     bin_counts = trace.activation_histogram
     shares = bin_counts / bin_counts.sum() if bin_counts.any() else np.full(len(bin_counts), np.nan)
     return [*trace.activations.values(), *shares]
@@ -88,10 +90,13 @@ def _relative_change(
 ) -> pandas.DataFrame:
     """The relative change of the means, linearised to one value per prompt: [prompt, quantity].
 
-    Prompts with values near zero without filler would dominate a mean of relative changes.
+    The mean of these values is the relative change of the means, and their scatter gives its
+    interval. A mean of the prompts' own relative changes would be dominated by prompts with values
+    near zero without filler.
     """
     ratio = with_filler.mean() / without_filler.mean()
-    # the delta method for a ratio of two means
+    # The delta method for a ratio r of two means: r - 1 + (with - r * without) / mean(without). The
+    # last term has the mean 0.
     change = ratio - 1 + (with_filler - ratio * without_filler) / without_filler.mean()
     return change.where(np.isfinite(change))
 
@@ -117,6 +122,7 @@ def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
         f"after its non-linearity, over the problem's tokens. {LEVEL_TEXT} bootstrap intervals "
         f"over prompts. Changes are relative, of the same prompts. {explanation}"
     )
+    # each model has two axes, one below the other, of these heights in inches
     all_heights = heights * len(config.models)
     with figure_style.drawing(0.6 + sum(all_heights), note) as figure:
         all_axes = figure.subplots(len(all_heights), height_ratios=all_heights)
@@ -145,7 +151,11 @@ def _draw_marks(
     x: Floats,
     shift: float,
 ) -> None:
-    """Marks with intervals at x: the levels, moved apart by the shift, and the change."""
+    """Draw marks with intervals in both axes of a model.
+
+    In the upper axes are the levels of the two conditions, moved apart from x by the shift. In the
+    lower axes is the change, at x.
+    """
     level_axes, change_axes = axes_pair
     baseline_look, studied_look = figure_style.looks(_CONDITIONS).values()
     for axes, condition, look, positions in (
@@ -160,13 +170,14 @@ def _draw_marks(
 
 
 def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:
-    """The share of each bin on a logarithmic axis, and its change."""
+    """Draw the share of each bin on a logarithmic axis, and its change."""
     level_axes, change_axes = axes_pair
     _draw_marks(axes_pair, table, ["histogram"], (_BIN_EDGES[:-1] + _BIN_EDGES[1:]) / 2, 0)
     # without positive values a logarithmic axis has no ends
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         level_axes.set_yscale("log")
     level_axes.yaxis.set_major_formatter("{x:g}")
+    # the activation at x = 1, which every bin's width is a share of
     histogram_end, _, _ = _read_intervals(table, ["histogram_top"], BASELINE)
     quantile_text = f"{100 * COVERED_QUANTILE:g} % quantile {figure_style.wrapped_label(BASELINE)}"
     change_axes.set_xlabel(f"Activation |a|\n(1 = {quantile_text} = {histogram_end.item():.3g})")
@@ -181,10 +192,11 @@ def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:
 
 
 def _draw_token_classes(axes_pair: Sequence[Axes], table: pandas.DataFrame, c: float) -> None:
-    """The near-zero share of each class, and its change."""
+    """Draw the share of activations near zero of each token class, and its change."""
     quantities = [f"near_zero_{name}_c{c:g}" for name in TOKEN_CLASSES]
     positions = np.arange(len(TOKEN_CLASSES), dtype=np.float64)
     _draw_marks(axes_pair, table, quantities, positions, 0.1)
+    # only the lower axes name the classes
     for axes, labels in zip(axes_pair, ([], TOKEN_CLASSES), strict=True):
         axes.set_xticks(positions, labels)
         axes.set_xlim(-0.5, len(TOKEN_CLASSES) - 0.5)

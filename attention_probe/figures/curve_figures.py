@@ -24,14 +24,14 @@ QUERIES_BY_DEFINITION = {
     "common": "common queries",
     "published": "published definition",
 }
-"""The queries of each definition, as an axis names them."""
+"""The queries whose attention is averaged under each definition, as an axis names them."""
 EXPLANATION_BY_DEFINITION = {
     "common": "Common queries: each token's mean attention from later tokens of the prompt "
     "without filler.",
     "published": "Published definition: each token's mean attention from all later tokens, "
     "inserted ones too.",
 }
-"""The sentence of a figure's note on each definition."""
+"""The sentence that explains each definition below a figure."""
 
 
 def draw_figure(
@@ -44,10 +44,15 @@ def draw_figure(
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
+    # the bars have the first row of the figure
     bar_row_count = int(bars is not None)
     row_count = bar_row_count + len(config.rows)
-    note = " ".join(_explain_figure(config, curves, bars))
-    with figure_style.drawing(0.7 + 1.5 * row_count, note, title=config.title) as figure:
+    with figure_style.drawing(
+        # inches: the note and the title, and each row
+        0.7 + 1.5 * row_count,
+        " ".join(_explain_figure(config, curves, bars)),
+        title=config.title,
+    ) as figure:
         grid = figure.add_gridspec(row_count, len(config.heads))
         for panel in config.panels:
             panel_points = select_points(panel, curves)
@@ -56,8 +61,8 @@ def draw_figure(
             _scale_axes(axes, panel, panel_points)
             _label_axes(axes, panel, config, panel_points)
             _shade_region(axes, panel, panel_points)
-            title = panel.title.replace(" Layer ", "\nLayer ")
-            stamp(axes, title, "selected on outcome" if panel_points["on_outcome"].any() else "")
+            warning = "selected on outcome" if panel_points["on_outcome"].any() else ""
+            stamp(axes, panel.title.replace(" Layer ", "\nLayer "), warning)
         if config.bars and bars is not None:
             axes = figure.add_subplot(grid[0, :])
             _draw_bars(axes, bars, config.bars.y_limits)
@@ -78,15 +83,13 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
     """
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     width_step = 0.5 if panel.x_limits else 0.2
-    # the points and the looks both have the order of the conditions in the config
-    curve_by_condition = panel_points.set_index("x").groupby("condition", sort=False)
-    looks_and_curves = zip(panel.look_by_condition.items(), curve_by_condition, strict=True)
-    for index, ((condition, look), (_, curve)) in enumerate(looks_and_curves):
+    for index, (condition, look) in enumerate(panel.look_by_condition.items()):
+        curve = panel_points[panel_points["condition"] == condition].set_index("x")
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
         x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
-        # matplotlib leaves names that begin with "_" out of the legend
+        # the dotted line runs below the solid one; a name that begins with "_" is not in the legend
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
         axes.plot(
             x,
@@ -106,18 +109,26 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
 
 
 def _is_reached(points: pandas.DataFrame) -> Any:
-    """Whether at least half of the prompts reach so far. Beyond, only the longest are averaged."""
+    """Whether at least half of the prompts reach so far: one value for each point."""
     return 2 * points["count"] >= points["prompts"]
 
 
 def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """Shade the positions of the inserted tokens, if the prompt is shown with them."""
+    # empty if the prompt is shown without them
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
     # a filler in several parts has a region for each run of consecutive positions
     for region in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
         if len(region):
-            ends, name = (region[0] - 0.5, region[-1] + 0.5), panel.row_config.region
-            axes.axvspan(*ends, color="#dedede", linewidth=0, zorder=0, label=name)
+            axes.axvspan(
+                # a token at x takes the space from x - 0.5 to x + 0.5
+                region[0] - 0.5,
+                region[-1] + 0.5,
+                color="#dedede",
+                linewidth=0,
+                zorder=0,
+                label=panel.row_config.region,
+            )
 
 
 def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
@@ -126,10 +137,12 @@ def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
     Heads differ too much for one scale: the lines of most would lie on the axis.
     """
     axes.set_xlim(panel.x_limits or (0, points["x"].max()))
-    points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
-    highest_value = float(np.nanmax(points[["mean", "high"]])) or 1.0
+    solid_points = points[points["x"].between(*axes.get_xlim()) & _is_reached(points)]
+    # an axis needs a positive end, even if all values are 0
+    highest_value = float(np.nanmax(solid_points[["mean", "high"]])) or 1.0
     axes.set_ylim(panel.y_limits or (0, 1.05 * highest_value))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    # panels of a row with the same axis share the numbers of the first panel
     if panel.column and len(panel.row_config.y_limits) == 1:
         axes.tick_params(labelleft=False)
 
@@ -137,7 +150,7 @@ def _scale_axes(axes: Axes, panel: Panel, points: pandas.DataFrame) -> None:
 def _label_axes(
     axes: Axes, panel: Panel, config: FigureConfig, panel_points: pandas.DataFrame
 ) -> None:
-    """The quantities of x and y, and what is left out. Only one panel of a row has a label of y."""
+    """Write the quantities of the axes, and what is left out. The first column names that of y."""
     left_out_names = [] if panel.row_config.view == "full" else ["filler"]
     if panel_points["first_token_excluded"].any():
         left_out_names.append("first token")
@@ -149,6 +162,7 @@ def _label_axes(
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
     """The panel's title, and under it in red a warning that a reader must see first."""
+    # the title is lifted by one line if there is a warning below it
     axes.set_title(title, pad=3 + bool(warning) * (FONT_POINTS + 0.5))
     if warning:
         axes.annotate(
@@ -163,9 +177,14 @@ def stamp(axes: Axes, title: str, warning: str) -> None:
 
 
 def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
-    """A group of bars for each model. Published accuracies have no interval and are not rounded."""
-    models, is_measured = list(dict.fromkeys(table["model"])), (table["kind"] == "bar").all()
-    # of the three bars of a model the second one is in the middle, so they are counted from -1
+    """Draw a group of bars for each model, at the x of the model's index.
+
+    Published accuracies have no interval and are not rounded.
+    """
+    models = table["model"].unique()
+    is_measured = (table["kind"] == "bar").all()
+    # The second of a model's three bars stands at the index, so the bars are counted from -1. A bar
+    # is 0.25 wide, and the distance of two bars is 0.27.
     for bar_position, condition in enumerate(BAR_CONDITIONS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
         mean, low, high = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
@@ -173,6 +192,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
             np.arange(len(models)) + 0.27 * bar_position,
             mean,
             0.25,
+            # lists, because NumPy deprecates how matplotlib reads arrays of a single bar
             yerr=[list(mean - low), list(high - mean)] if is_measured else None,
             color=figure_style.LOOKS[condition].colour,
             label=figure_style.wrapped_label(condition),
@@ -180,8 +200,8 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
         )
         axes.bar_label(bars, fmt="{:.1f}" if is_measured else "{:g}", padding=1)
     axes.set_ylim(y_limits)
-    # The name of a model is wrapped to the width of its bars. All bars together take four fifths of
-    # the figure's width, and an inch has 72 points.
+    # The name of a model is wrapped to the width of its bars: points divided by those of a letter.
+    # All bars together take four fifths of the figure's width, and an inch has 72 points.
     letters_per_line = int(0.8 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS) / len(models))
     wrapped_names = [textwrap.fill(visible(name), letters_per_line) for name in models]
     axes.set_xticks(range(len(models)), wrapped_names)
@@ -212,6 +232,7 @@ def _explain_figure(
 
 def _explain_lines(config: FigureConfig, curves: pandas.DataFrame) -> Iterator[str]:
     """Sentences on bands, dotted lines and lines that are cut off, if there are any."""
+    # only visible points are explained: those between the ends of x
     panels_and_points = [(panel, select_points(panel, curves)) for panel in config.panels]
     visible_points = pandas.concat(
         panel_points[panel_points["x"].between(*(panel.x_limits or (0, np.inf)))]

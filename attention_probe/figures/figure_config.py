@@ -46,6 +46,7 @@ class RowConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
+        """Refuse the baseline where a panel shows prompts with their filler."""
         if self.view == "full" and BASELINE in self.series:
             raise ValueError(f"series: {BASELINE} has no filler: use view `aligned`")
         return self
@@ -80,6 +81,7 @@ class BarsConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
+        """Refuse two sources of accuracies, or none."""
         if bool(self.runs) == bool(self.published):
             raise ValueError("expected exactly one of `runs` and `published`")
         return self
@@ -102,6 +104,7 @@ class ActivationModel(Strict):
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
+        """Refuse a factor for which the traces have no numbers."""
         if self.c not in NEAR_ZERO_FACTORS:
             raise ValueError(
                 f"c: expected one of {', '.join(map(str, NEAR_ZERO_FACTORS))}, got {self.c:g}"
@@ -115,7 +118,9 @@ class Panel(NamedTuple):
     Attributes:
         row: The index of the row among the config's rows.
         column: The index of the head among the config's heads.
-        head: The head, with its model, and with the model's name if the panel's title has it.
+        head: The config of the head.
+        model: The head's model.
+        model_name: The model's name in the panel's title, "" if the figure's title has it.
         row_config: The config of the row.
         look_by_condition: The looks of the lines, in the order of the config.
         x_limits: The first and the last position that are drawn; None for all.
@@ -124,6 +129,8 @@ class Panel(NamedTuple):
     row: int
     column: int
     head: HeadConfig
+    model: str
+    model_name: str
     row_config: RowConfig
     look_by_condition: dict[str, Look]
     x_limits: Limits | None
@@ -137,14 +144,16 @@ class Panel(NamedTuple):
         """The panel's title."""
         if self.head.title:
             return self.head.title
-        return f"{self.head.name or ''} Layer {self.head.layer} Head {self.head.head}".strip()
+        return f"{self.model_name} Layer {self.head.layer} Head {self.head.head}".strip()
 
     @property
     def y_limits(self) -> Limits | None:
         """The ends of its axis, if the config has them."""
         row_limits = self.row_config.y_limits
-        # one pair is for all heads, otherwise each head has its pair
-        return row_limits[self.column % len(row_limits)] if row_limits else None
+        # a single pair is for all heads of the row
+        if len(row_limits) == 1:
+            return row_limits[0]
+        return row_limits[self.column] if row_limits else None
 
 
 class FigureConfig(Strict):
@@ -183,6 +192,7 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_incomplete_panels(self) -> Self:
+        """Refuse panels of which the limits of an axis or the model are unknown."""
         for index, row in enumerate(self.rows):
             if len(row.y_limits) not in (0, 1, len(self.heads)):
                 raise ValueError(f"rows.{index}: y_limits: expected one pair or one for each head")
@@ -193,6 +203,7 @@ class FigureConfig(Strict):
 
     @model_validator(mode="after")
     def _refuse_other_keys(self) -> Self:
+        """Refuse keys that the kind of the figure does not use, and those that no figure uses."""
         if self.kind == "curves":
             if self.models or not (self.heads and self.rows):
                 raise ValueError("kind: curves needs `heads` and `rows`, and these only")
@@ -216,10 +227,13 @@ class FigureConfig(Strict):
 
     @property
     def layers_by_model(self) -> dict[str, tuple[int, ...]]:
-        """The layers to record of each model, as indices from 0."""
+        """The layers to record of each model, as indices from 0.
+
+        Activations are always those of the first layer; curves are of the layers of their heads.
+        """
         indices_by_model = {model.model: {0} for model in self.models}
         for panel in self.panels:
-            indices_by_model.setdefault(str(panel.head.model), set()).add(panel.head.layer - 1)
+            indices_by_model.setdefault(panel.model, set()).add(panel.head.layer - 1)
         return {model: tuple(sorted(indices)) for model, indices in indices_by_model.items()}
 
     @property
@@ -237,17 +251,24 @@ class FigureConfig(Strict):
         """All panels of curves, row by row."""
         look_by_condition, panels = looks(self.conditions), []
         for row_index, row in enumerate(self.rows):
-            # a figure that reproduces one of the study's shows as many positions as that figure
+            # a figure that reproduces one of the study's shows as many positions as the study does
             last_position = 120 if row.view == "full" else 60
             x_limits = (0, last_position) if self.seed_document else None
             row_looks = {condition: look_by_condition[condition] for condition in row.series}
             for column, head in enumerate(self.heads):
-                head_facts = {
-                    "model": head.model or self.model or "",
-                    "name": "" if self.title else self._model_name(head),
-                }
-                complete_head = head.model_copy(update=head_facts)
-                panels.append(Panel(row_index, column, complete_head, row, row_looks, x_limits))
+                panels.append(
+                    Panel(
+                        row_index,
+                        column,
+                        head,
+                        model=head.model or self.model or "",
+                        # the figure's title names the model if all panels have the same
+                        model_name="" if self.title else self._model_name(head),
+                        row_config=row,
+                        look_by_condition=row_looks,
+                        x_limits=x_limits,
+                    )
+                )
         return panels
 
 
@@ -275,7 +296,7 @@ def load_figure_config(
         if "models" in values:
             values["models"] = [{"model": model}]
         heads = values.get("heads")
-        # other heads are refused below
+        # heads of another form are left for the schema to refuse
         if isinstance(heads, list) and all(isinstance(head, dict) for head in heads):
             _spread_heads(heads, model)
     _drop_model_values(values, read_values(path, "figures"))
@@ -283,7 +304,10 @@ def load_figure_config(
 
 
 def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
-    """Give each panel a head of the model: from the first to the last, or the middle one."""
+    """Replace the numbers of the heads by evenly spread ones, from the first head to the last.
+
+    A single panel gets the middle head. The config's mappings are changed in place.
+    """
     last_index = load_model_config(model).num_attention_heads - 1
     for index, head in enumerate(heads):
         relative_position = index / (len(heads) - 1) if len(heads) > 1 else 0.5
@@ -295,7 +319,7 @@ def _drop_model_values(values: Any, file_values: Any) -> None:
     """Drop the values of MODEL_KEYS if any model differs from the file's.
 
     They describe the file's model, so they would be wrong for another. Values that differ from the
-    file's were overridden, so they remain.
+    file's were overridden, so they remain. The mappings in `values` are changed in place.
     """
     section_pairs = _pair_sections(values, file_values)
     if all(
@@ -303,7 +327,7 @@ def _drop_model_values(values: Any, file_values: Any) -> None:
     ):
         return
     for section, file_section in section_pairs:
-        # `name` is the model's name in a head, but the figure's own name at the top level
+        # in a head `name` is the model's name, but at the top level it is the figure's, which stays
         keys = MODEL_KEYS if section is values else (*MODEL_KEYS, "name")
         for key in keys:
             if section.get(key) == file_section.get(key):
@@ -311,7 +335,10 @@ def _drop_model_values(values: Any, file_values: Any) -> None:
 
 
 def _pair_sections(values: Any, file_values: Any) -> list[tuple[Any, Any]]:
-    """The mappings that may contain MODEL_KEYS or a model, each with that of the file."""
+    """Pairs of a mapping in the values and the same one in the file, of all that may name a model.
+
+    These are the top level and the entries of `heads`, `models` and `rows`.
+    """
     section_pairs = [(values, file_values)]
     if isinstance(values, dict):
         for key in ("heads", "models", "rows"):

@@ -31,7 +31,8 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
     """
     curves = []
     for panel in config.panels:
-        if panel.head.model != model:
+        # the panels of other models are read from other traces
+        if panel.model != model:
             continue
         conditions = panel.row_config.series
         problem_ids = chosen_problems(traces, conditions)
@@ -68,28 +69,35 @@ def read_bars(config: BarsConfig) -> pandas.DataFrame:
         RunError: a run is missing or unfinished.
         ComparisonError: the runs do not go into one table.
     """
-    if config.runs:
-        new_name_by_column = {
-            "accuracy": "mean",
-            "accuracy_low": "low",
-            "accuracy_high": "high",
-            "problems": "count",
-        }
-        runs = list(map(Run.load, config.runs))
-        for run in runs:
-            if run.endpoint != "accuracy":
-                raise ConfigError(
-                    f"bars: {run.name} has the endpoint {run.endpoint}, expected accuracy."
-                )
-        comparison = make_leaderboard(runs).comparison[["model", "condition", *new_name_by_column]]
-        table = comparison.rename(columns=new_name_by_column).assign(kind="bar")
-    else:
-        rows = []
-        for model, accuracies in config.published.items():
-            rows += [(model, condition, accuracy) for condition, accuracy in accuracies.items()]
-        table = pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
-            low=np.nan, high=np.nan, count=0, kind="published bar"
-        )
+    table = _read_accuracies(config) if config.runs else _list_published(config)
     # in the order of BAR_CONDITIONS, in which they are drawn
     bars = pandas.concat([table[table["condition"] == condition] for condition in BAR_CONDITIONS])
     return bars.assign(panel=config.title, legend=bars["condition"].map(label), unit="percent")
+
+
+def _read_accuracies(config: BarsConfig) -> pandas.DataFrame:
+    """The accuracies of runs with their intervals, one row for each model and condition."""
+    runs = list(map(Run.load, config.runs))
+    for run in runs:
+        if run.endpoint != "accuracy":
+            raise ConfigError(
+                f"bars: {run.name} has the endpoint {run.endpoint}, expected accuracy."
+            )
+    new_name_by_column = {
+        "accuracy": "mean",
+        "accuracy_low": "low",
+        "accuracy_high": "high",
+        "problems": "count",
+    }
+    comparison = make_leaderboard(runs).comparison[["model", "condition", *new_name_by_column]]
+    return comparison.rename(columns=new_name_by_column).assign(kind="bar")
+
+
+def _list_published(config: BarsConfig) -> pandas.DataFrame:
+    """The published accuracies, one row for each model and condition. No interval is known."""
+    rows = []
+    for model, accuracies in config.published.items():
+        rows += [(model, condition, accuracy) for condition, accuracy in accuracies.items()]
+    return pandas.DataFrame(rows, columns=["model", "condition", "mean"]).assign(
+        low=np.nan, high=np.nan, count=0, kind="published bar"
+    )

@@ -44,8 +44,10 @@ def make_figure(
     Raises:
         HarnessError: a model, run or dataset is not available, or lacks what the config names.
     """
+    # stored traces need no model, whose config this check would load
     if config.traces is None:
         _refuse_missing_heads(config)
+    has_curves = config.kind == "curves"
     receipts, point_tables = [], []
     # all panels of a model share its traces, so each model is loaded once
     for model, layers in config.layers_by_model.items():
@@ -53,28 +55,29 @@ def make_figure(
             model=model,
             layers=layers,
             conditions=config.conditions,
-            record=MeasurementOptions(activations=config.kind != "curves"),
+            record=MeasurementOptions(activations=not has_curves),
             device=device,
         )
         path = config.traces or _measure_traces(
             settings, config.prompts, folder / "traces", advance
         )
         with AttentionTraces(path) as traces:
+            # only stored traces can be of another model
             if label_model(traces.header.model) != label_model(model):
                 raise ConfigError(
                     f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
                     "--set model=NAME."
                 )
             receipts.append(traces.receipt)
-            read_points = read_curves if config.kind == "curves" else read_activations
+            read_points = read_curves if has_curves else read_activations
             point_tables.append(read_points(config, model, traces))
     points = pandas.concat(point_tables, ignore_index=True)
     bars = read_bars(config.bars) if config.bars else None
-    if config.kind == "curves":
+    if has_curves:
         figure = draw_figure(config, points, bars)
     else:
         figure = draw_activations(config, points)
-    # `concat` leaves out None, which `bars` is without bars
+    # `concat` leaves out None, which `bars` is if the config has no bars
     numbers = pandas.concat([points, bars], ignore_index=True).assign(figure=config.name)
     receipt = {
         "figure": config.model_dump(mode="json"),
@@ -87,11 +90,11 @@ def make_figure(
 def _refuse_missing_heads(config: FigureConfig) -> None:
     """Refuse a head that its model lacks, before the first model is measured."""
     for panel in config.panels:
-        model, head_number = str(panel.head.model), panel.head.head
-        head_count = ProbeSettings(model=model).load_config().num_attention_heads
+        head_number = panel.head.head
+        head_count = ProbeSettings(model=panel.model).load_config().num_attention_heads
         if head_number > head_count:
             raise ConfigError(
-                f"heads.{panel.column}: Head {head_number}: {model} has {head_count} heads."
+                f"heads.{panel.column}: Head {head_number}: {panel.model} has {head_count} heads."
             )
 
 
@@ -111,7 +114,7 @@ def _measure_traces(
     selected_problems = [
         (problem.id, problem.outcome, problem.is_control) for problem in select(source, prompts)
     ]
-    # Colours and labels are left out, so that changing them does not start a new measurement.
+    # colours and labels are left out, so that changing them does not start a new measurement
     recorded_settings = asdict(replace(settings, device=None))
     hashed_content = [recorded_settings, source.prompts_sha256, selected_problems, prompts.flip]
     path = folder / f"{hash_text(json.dumps(hashed_content))[:12]}.traces"

@@ -42,18 +42,7 @@ def read_view(path: Path) -> AttentionView:
         packed_prompts = []
         for problem_id in shared_problems(traces, conditions):
             trace_by_condition = {name: traces.get(problem_id, name) for name in conditions}
-            first_trace = trace_by_condition[conditions[0]]
-            problems.append(
-                {
-                    "id": problem_id,
-                    "gold_answer": first_trace.gold_answer,
-                    "outcome": first_trace.outcome,
-                    "control": first_trace.control,
-                    "masses": {
-                        name: _list_masses(trace) for name, trace in trace_by_condition.items()
-                    },
-                }
-            )
+            problems.append(_describe_problem(trace_by_condition))
             prompt_by_condition = {
                 name: describe_prompt(
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
@@ -81,8 +70,24 @@ def read_view(path: Path) -> AttentionView:
     )
 
 
+def _describe_problem(trace_by_condition: dict[str, Trace]) -> JsonObject:
+    """The facts of a problem, and its masses under each condition."""
+    # the facts are the same in all traces of the problem
+    trace, *_ = trace_by_condition.values()
+    return {
+        "id": trace.problem_id,
+        "gold_answer": trace.gold_answer,
+        "outcome": trace.outcome,
+        "control": trace.control,
+        "masses": {name: _list_masses(trace) for name, trace in trace_by_condition.items()},
+    }
+
+
 def _list_masses(trace: Trace) -> list[Any]:
-    """The masses [region, layer, head]; None where prompts share no token of the problem."""
+    """The masses [region, layer, head]: the attention that the problem's tokens pay to a region.
+
+    None where the prompts share no token of the problem.
+    """
     masses = np.array([trace.measures[f"mass_{region}"] for region in TOKEN_REGIONS], np.float64)
     # as objects, because an array of numbers cannot hold None, and JSON has no NaN
     rounded_masses = masses.round(MASS_DIGITS).astype(object)

@@ -120,9 +120,10 @@ def _same_answer(answer: str, target: str) -> bool:
         are_same_sets = same_sets(without_set_braces(answer), without_set_braces(target))
         if are_same_sets is not None:
             return are_same_sets
-    is_choice = OR in answer and len(targets) == 1
-    if is_choice and all(_same_element(answers[0], alternative) for alternative in answers):
-        return _same_element(answers[0], targets[0])
+    if OR in answer and len(targets) == 1:
+        # one value is left if all alternatives are the same
+        if all(_same_element(answers[0], alternative) for alternative in answers):
+            return _same_element(answers[0], targets[0])
     if "\\ldots" in answer + target:
         return same_in_order(answers, targets, _same_element)
     return _same_in_any_order(answers, targets)
@@ -137,10 +138,10 @@ def _same_in_any_order(answers: list[str], targets: list[str]) -> bool:
     """Compare two lists or sets in which only the number of equal elements counts."""
     if len(answers) != len(targets):
         return False
-    # Equal texts are matched first. Otherwise 5 could take the target `5 cm` from another `5 cm`.
-    equal_texts = Counter(answers) & Counter(targets)
-    unmatched_targets = [*(Counter(targets) - equal_texts).elements()]
-    for answer in (Counter(answers) - equal_texts).elements():
+    # Equal texts match, and are taken away from both. Otherwise 5 could take the target `5 cm` from
+    # another `5 cm`.
+    unmatched_targets = [*(Counter(targets) - Counter(answers)).elements()]
+    for answer in (Counter(answers) - Counter(targets)).elements():
         matching_target = next(
             (target for target in unmatched_targets if _same_element(answer, target)), None
         )

@@ -193,22 +193,23 @@ def list_accepted_texts(answer: str, target: str, choices: Sequence[str]) -> tup
         target: The letter of the right choice.
         choices: The texts of all choices in their order.
     """
-    text_by_letter = dict(zip(ascii_uppercase, map(_simplify, choices), strict=False))
-    choice_texts, right_text = text_by_letter.values(), text_by_letter[target]
+    choice_texts = [*map(_simplify, choices)]
+    right_index = ascii_uppercase.index(target)
+    right_text = choice_texts[right_index]
     simple_answer = _simplify(answer)
     match = _LETTER_AND_TEXT.fullmatch(simple_answer)
-    if match and match["letter"].upper() in text_by_letter:
+    if match and (letter := match["letter"].upper()) in ascii_uppercase[: len(choices)]:
         text = match["text"]
         # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
         contradicts_letter = text != right_text and (
             text in choice_texts or SEVERAL_ANSWERS.search(text) or _FURTHER_LETTER.match(text)
         )
-        is_right = match["letter"].upper() == target and not contradicts_letter
+        is_right = letter == target and not contradicts_letter
     elif simple_answer in choice_texts:
         is_right = simple_answer == right_text
     else:
         # the answer names no choice, so a comparison decides
-        return (choices[ascii_uppercase.index(target)],)
+        return (choices[right_index],)
     return (answer,) if is_right else ()
 
 

@@ -18,14 +18,18 @@ Value = Any
 
 # `\infty` is left out, because letters cancel: `\infty-\infty` would be 0.
 LETTER_COMMANDS = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi "
-    "rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi "
-    "Omega pi ell degree".split()
+    """
+    alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi
+    rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi
+    Omega pi ell degree
+    """.split()
 )
 """Commands that are letters. The degree sign is a letter too, with the value pi/180."""
 FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh "
-    "arccosh arctanh log ln lg exp".split()
+    """
+    sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arccot arcsec arccsc arcsinh
+    arccosh arctanh log ln lg exp
+    """.split()
 )
 _NUMBER = re.compile(
     r"(?P<integer>\d*)(?:\.(?P<decimals>\d*)(?:\\overline\{(?P<repeating>\d+)\})?)?"

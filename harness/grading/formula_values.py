@@ -334,7 +334,7 @@ class Evaluator:
             if factor_count * n.bit_length() > MOST_EXACT_BITS:
                 raise TooLarge("factorial too large")
             return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
-        rounded_arguments = [_rounded(argument) for argument in arguments]
+        rounded_arguments = [*map(_rounded, arguments)]
         most_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
         if any(value and mpmath.mag(value) > most_bits for value in rounded_arguments):
             raise TooLarge(f"{name} of a large number")

@@ -74,11 +74,18 @@ class GraderProcess:
     """
 
     def __init__(self, *, with_audit: bool) -> None:
-        limits = GRADER_CPU_LIMIT_S, GRADER_MEMORY_LIMIT_BYTES
-        self._program_arguments = [*map(str, (Path(__file__).parents[2], *limits, int(with_audit)))]
+        self._program_arguments = [
+            # the folder that contains the package `harness`
+            str(Path(__file__).parents[2]),
+            str(GRADER_CPU_LIMIT_S),
+            str(GRADER_MEMORY_LIMIT_BYTES),
+            str(int(with_audit)),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
-        # the first: the timer has killed the process; the second: the pool has killed it for good
-        self._has_expired = self._is_closing = False
+        # whether the timer has killed the process
+        self._has_expired = False
+        # whether the pool has killed the process for good
+        self._is_closing = False
 
     def kill(self) -> None:
         """Kill the process for good: no other process replaces it."""

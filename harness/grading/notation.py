@@ -58,9 +58,10 @@ _UNIT_BY_CJK_WORD = {
 _CJK_UNIT = rf"(?<=\d) ?(?:\\text\{{ ?)?(平方|立方)?({'|'.join(_UNIT_BY_CJK_WORD)}) ?\}}?(?=\.?\Z)"
 """Matches ` 平方米` after the 5 of `5 平方米`, because models may answer in Chinese."""
 _DROPPED_COMMANDS = frozenset(
-    "left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle "
-    "textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge "
-    "Huge".split()
+    """
+    left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr displaystyle
+    textstyle scriptstyle limits nolimits bf rm it small normalsize large Large LARGE huge Huge
+    """.split()
 )
 """Commands that change only the size or the looks: `\\left(`, `\\displaystyle`."""
 _FONT_COMMANDS = frozenset("mathrm mathbf mathit mathsf boldsymbol bm vec hat operatorname".split())

@@ -32,8 +32,10 @@ class Relation(NamedTuple):
 
 
 OPERATORS = frozenset(
-    "= < > \\le \\ge \\ne \\in \\notin \\approx \\equiv \\sim \\simeq \\cong \\to \\Rightarrow "
-    "\\mapsto \\iff \\subset \\subseteq \\propto \\perp \\parallel \\Leftrightarrow".split()
+    r"""
+    = < > \le \ge \ne \in \notin \approx \equiv \sim \simeq \cong \to \Rightarrow
+    \mapsto \iff \subset \subseteq \propto \perp \parallel \Leftrightarrow
+    """.split()
 )
 FLIPPED_OPERATORS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "=": "=", "\\ne": "\\ne"}
 """Each operator, and the one that means the same after both terms are exchanged."""
@@ -160,18 +162,17 @@ def defined_value(
     def is_named(term: str) -> bool:
         return is_name(term) or (may_be_combined and _is_combination(term))
 
-    # `5=x` is turned round, so that its value is the last term
+    # the equation `5=x` is exchanged, so that its value is the last term
     if len(terms) == 2 and is_named(terms[1]) and not is_named(terms[0]):
         terms = terms[::-1]
+    *earlier_terms, last_term = terms
     if is_named(terms[0]):
-        *earlier_terms, last_term = terms[1:]
+        del earlier_terms[0]
         if earlier_terms and approximate(last_term) is not None:
             # in `y=2x+1=7` the letters of `2x+1` have no known values, so it is not compared with 7
             earlier_terms = [
                 term for term in earlier_terms if _VARIABLE.fullmatch(term) or not has_letters(term)
             ]
-    else:
-        *earlier_terms, last_term = terms
     return last_term if all(are_same(term, last_term) for term in earlier_terms) else None
 
 

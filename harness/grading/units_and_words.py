@@ -12,10 +12,10 @@ from harness.grading.formula import FUNCTIONS
 OR, AND = "¦", "∧"
 """The marks for `or` and `and` in plain notation. Like a comma, they separate list elements."""
 
-_NUMBER_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
-)
+_NUMBER_WORDS = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+"""
 NUMBER_BY_WORD = dict(zip(_NUMBER_WORDS.split(), (*range(20), *range(20, 100, 10)), strict=True))
 SCALE_BY_WORD = {
     "dozen": 12,
@@ -90,20 +90,22 @@ _UNIT = re.compile(
 r"""The unit at the end of a value: of `5\text{cm}^2`, `5cm`, `50%`, `5\text{km}/\text{h}`."""
 
 _WORDS_OTHER_THAN_UNITS = frozenset(
-    "a about above absolute after all almost also although am and another any approx "
-    "approximately are around as at away bc be because before behind below beneath besides "
-    "between beyond both but by can cannot circa correct cos could cubed debt decreased deficit "
-    "divided double doubled e either equal equals exactly except excluded exclusive exp "
-    "extraneous factorial fails false few fewer fewest for from greater greatest gross half "
-    "halved halves if impossible inclusive incorrect increased infinity into invalid is isn it "
-    "its just larger largest least less lesser ln log loss losses lower many may maybe mean might "
-    "minus mod modulo more most multiplied must near nearly negative neither never nil no none "
-    "nope nor not nothing null off on only onto or other otherwise out over percentile perhaps pi "
-    "plus pm positive possibly power prime probably raised reciprocal rejected root roughly same "
-    "score sin since smaller smallest so some sqrt squared still subtracted tan tens than that "
-    "then this those thrice through till times to too triple true twice undefined under unknown "
-    "unless until up upper upto versus vs was were when whereas whether which while will with "
-    "within without wrong yes yet".split()
+    """
+    a about above absolute after all almost also although am and another any approx
+    approximately are around as at away bc be because before behind below beneath besides
+    between beyond both but by can cannot circa correct cos could cubed debt decreased deficit
+    divided double doubled e either equal equals exactly except excluded exclusive exp
+    extraneous factorial fails false few fewer fewest for from greater greatest gross half
+    halved halves if impossible inclusive incorrect increased infinity into invalid is isn it
+    its just larger largest least less lesser ln log loss losses lower many may maybe mean might
+    minus mod modulo more most multiplied must near nearly negative neither never nil no none
+    nope nor not nothing null off on only onto or other otherwise out over percentile perhaps pi
+    plus pm positive possibly power prime probably raised reciprocal rejected root roughly same
+    score sin since smaller smallest so some sqrt squared still subtracted tan tens than that
+    then this those thrice through till times to too triple true twice undefined under unknown
+    unless until up upper upto versus vs was were when whereas whether which while will with
+    within without wrong yes yet
+    """.split()
 ) | {
     *NUMBER_BY_WORD,
     *SCALE_BY_WORD,

@@ -42,7 +42,7 @@ def load(tmp_path, text=MINIMAL, *overrides):
 
 def assert_heads_exist(config):
     for panel in config.panels:
-        _, layers, heads, _ = MODELS["study"][panel.head.model]
+        _, layers, heads, _ = MODELS["study"][panel.model]
         assert panel.head.layer <= layers
         assert panel.head.head <= heads
 
@@ -62,7 +62,7 @@ def scaled_heads(panels):
     for panel in panels:
         layer, head = (
             panel.head.layer,
-            -(-9 * panel.head.head // MODELS["study"][panel.head.model][2]),
+            -(-9 * panel.head.head // MODELS["study"][panel.model][2]),
         )
         scaled.append((layer, head if (layer, head) not in scaled else head + 1))
     return scaled
@@ -83,7 +83,7 @@ def test_every_study_figure_has_a_config_and_a_twin_on_smollm2_with_heads_by_the
         assert (config.bars is None) == (twin.bars is None)
         heads = [(head.layer, head.head) for head in twin.heads]
         assert heads == scaled_heads(config.panels[: len(config.heads)])
-        assert {panel.head.model for panel in twin.panels} == {"smollm2"}
+        assert {panel.model for panel in twin.panels} == {"smollm2"}
 
 
 @with_cases
@@ -100,7 +100,7 @@ def test_a_head_without_a_model_has_that_of_the_figure(tmp_path):
     text = MINIMAL.replace("head: 1}", "head: 1}, {layer: 2, head: 5}")
     with_model = text.replace("{layer: 1,", "{model: a/Other-1B, name: Other, layer: 1,")
     panels = load(tmp_path, with_model).panels
-    assert [(panel.title, panel.head.model) for panel in panels] == [
+    assert [(panel.title, panel.model) for panel in panels] == [
         ("Other Layer 1 Head 1", "a/Other-1B"),
         ("model Layer 2 Head 5", MODEL),
     ]
@@ -190,12 +190,12 @@ def test_every_study_figure_is_drawn_once_with_a_model_with_as_many_heads_and_th
     config = load_figure_config(path, {})
     overrides = {"prompts.n": 2}
     for index, panel in enumerate(config.panels[: len(config.heads)]):
-        overrides[f"heads.{index}.model"] = str(tiny_model(panel.head.model))
+        overrides[f"heads.{index}.model"] = str(tiny_model(panel.model))
     config_of_model = load_figure_config(path, overrides)
     files = make_figure(config_of_model, folder=tmp_path)
     monkeypatch.setattr("attention_probe.probe_settings.load_model", pytest.fail)
     assert make_figure(config_of_model, folder=tmp_path) == files
-    if len({panel.head.model for panel in config.panels}) == 1:
+    if len({panel.model for panel in config.panels}) == 1:
         (stored,) = tmp_path.glob("traces/*")
         overrides["traces"] = stored.rename(tmp_path / "own.traces")
         assert make_figure(load_figure_config(path, overrides), folder=tmp_path) == files

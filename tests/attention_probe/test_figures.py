@@ -72,7 +72,7 @@ def load(name, *overrides):
 
 
 def read(config, traces):
-    models = dict.fromkeys(panel.head.model for panel in config.panels)
+    models = dict.fromkeys(panel.model for panel in config.panels)
     return pandas.concat([read_curves(config, model, traces) for model in models])
 
 
