@@ -11,16 +11,16 @@ from harness.constants import AnswerKind, JsonObject
 from harness.data_records import LocatedRecord
 from harness.errors import DataError
 
-# The group `word` is a word for choices, and `name` is the letter or number of a single choice. A
-# column without a word is only a letter.
+# The group `word` is a word such as `option`, and `name` the letter or number of a single choice. A
+# column of all choices has no name, and a column of a mere letter has no word.
 _CHOICE_COLUMN = re.compile(
     r"(?:(?P<word>(?:answer_)?(?:choice|option)s?|op(?=[a-e]\Z))|(?=\W*[a-j]\W*\Z))[\W_]*"
     r"(?P<name>[a-j]|\d\d?)?\W*",
     re.I,
 )
-"""A column of all choices or of one, such as options, option_a, choice 1, opa and A."""
+"""Matches columns of all choices or of a single one: options, option_a, choice 1, opa and A."""
 _LABEL_ORDERS = (LETTERS, "0123456789", "12345678910")
-"""The labels of choices in their order, joined."""
+"""All labels of choices in their order, joined: those of a record are the beginning of one."""
 
 
 def read_choices(
@@ -41,35 +41,30 @@ def read_choices(
     Raises:
         DataError: choices are missing, equal, or in another form.
     """
-    content = _find_content(record, used_columns, answer)
-    if content is None:
+    cell = _find_choice_cell(record, used_columns, answer)
+    if cell == {}:
         return {}
-    if isinstance(content, str):
+    if isinstance(cell, str):
         with suppress(ValueError, SyntaxError):
-            content = ast.literal_eval(content.strip())
-    labels, texts = _split_labels(content)
-    pairs = []
-    # a text without a label, or a label without a text, would lose a choice
-    if isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts):
-        # empty texts fill up a row of the data
-        pairs = [
-            pair for pair in zip(map(str, labels), texts, strict=True) if pair[1] not in (None, "")
-        ]
-    joined_labels = "".join(label for label, _ in pairs).upper()
+            cell = ast.literal_eval(cell.strip())
+    labelled_texts = _label_texts(cell)
+    joined_labels = "".join(label for label, _ in labelled_texts).upper()
     is_in_order = any(order.startswith(joined_labels) for order in _LABEL_ORDERS)
-    has_plain_texts = not any(isinstance(text, list | dict) for _, text in pairs)
-    choices = {label: str(text).strip() for label, text in pairs}
-    are_different = len({*choices.values()}) == len(choices) > 1
-    if not (is_in_order and has_plain_texts and are_different):
+    choices = dict(labelled_texts)
+    are_different = len({*choices.values()}) == len(choices)
+    if len(choices) < 2 or not (is_in_order and are_different):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
-            f"from A, got {content!r:.99}."
+            f"from A, got {cell!r:.99}."
         )
     return choices
 
 
-def _find_content(record: JsonObject, used_columns: Collection[str | None], answer: Any) -> Any:
-    """The cell with all choices, else the cells of single choices by name; None without choices."""
+def _find_choice_cell(record: JsonObject, used_columns: Collection[str | None], answer: Any) -> Any:
+    """The cell with all choices, else a mapping of the cells of single choices by name.
+
+    The mapping is empty if the record has no choices.
+    """
     is_letter = re.fullmatch(r"\W*[A-Ja-j]\W*", str(answer))
     allows_mere_letters = is_letter or {"A", "B", "C"} <= record.keys()
     cell_by_name = {}
@@ -79,18 +74,31 @@ def _find_content(record: JsonObject, used_columns: Collection[str | None], answ
             continue
         if match["word"] or allows_mere_letters:
             cell_by_name[match["name"]] = cell
-    # the name of a column is None if it has all choices
-    return cell_by_name.get(None, cell_by_name or None)
+    # a column such as `options` names no single choice, so its name is None
+    return cell_by_name.get(None, cell_by_name)
 
 
-def _split_labels(content: Any) -> tuple[Any, Any]:
-    """The labels of choices and their texts, which are lists unless the data have another form."""
-    if isinstance(content, dict):
-        return content.get("label", [*content]), content.get("text", [*content.values()])
-    if not isinstance(content, list):
-        return None, None
-    # a 27th choice has the label `?`, which is in no order of labels, and so is refused
-    return [*LETTERS.ljust(len(content), "?")][: len(content)], content
+def _label_texts(cell: Any) -> list[tuple[str, str]]:
+    """The label and the text of each choice in a cell; empty if the cell has another form."""
+    if isinstance(cell, dict):
+        # the lists of ARC, else a mapping of texts by label
+        labels, texts = cell.get("label", [*cell]), cell.get("text", [*cell.values()])
+    elif isinstance(cell, list):
+        # all choices after Z have the label `?`, for which `read_choices` refuses them
+        labels, texts = [*LETTERS.ljust(len(cell), "?")][: len(cell)], cell
+    else:
+        return []
+    # a text without a label, or a label without a text, would lose a choice
+    if not (isinstance(labels, list) and isinstance(texts, list) and len(labels) == len(texts)):
+        return []
+    if any(isinstance(text, list | dict) for text in texts):
+        return []
+    # empty texts fill up a row of the data
+    return [
+        (str(label), str(text).strip())
+        for label, text in zip(labels, texts, strict=True)
+        if text not in (None, "")
+    ]
 
 
 def find_letters(
@@ -118,28 +126,27 @@ def find_letters(
     # The data do not state their kind. So the kind that fits most answers is taken, and the error
     # below names an answer that does not fit it.
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
-    best_letters = letters_by_kind[best_kind]
     is_guessed_index = not answer_is and best_kind.startswith("index")
-    # a kind may be meant if all answers name a choice in it
+    # a kind in which every answer names a choice may be the one that is meant
     possible_letters = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(answers):
-        answer = f"{location}: the answer {gold!r}"
+        answer_text = f"{location}: the answer {gold!r}"
         choices_text = "; ".join(letter_lines([*choices.values()]))
-        if not best_letters[index]:
+        if not letters_by_kind[best_kind][index]:
             raise DataError(
-                f"{answer} read as {best_kind} is not one of the {len(choices)} choices: "
+                f"{answer_text} read as {best_kind} is not one of the {len(choices)} choices: "
                 f"{choices_text}."
             )
         # the answer 2 may be the second choice, or the choice with the text `2 apples`
-        is_in_text = is_guessed_index and re.search(
+        may_be_text = is_guessed_index and re.search(
             rf"(?<!\w){re.escape(gold)}(?!\w)", choices_text
         )
-        if is_in_text or len({letters[index] for letters in possible_letters}) > 1:
+        if may_be_text or len({letters[index] for letters in possible_letters}) > 1:
             raise DataError(
-                f"{answer} is unclear: say --answer-is index0, index1, letter or text. "
+                f"{answer_text} is unclear: say --answer-is index0, index1, letter or text. "
                 f"The choices are: {choices_text}."
             )
-    return [[letter] for letter in best_letters]
+    return [[letter] for letter in letters_by_kind[best_kind]]
 
 
 def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:

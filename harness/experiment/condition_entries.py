@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice, product
 from typing import Any
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION
+from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION, JsonObject
 from harness.errors import ConfigError
 from harness.experiment.conditions import (
     KIND_BY_FAMILY,
@@ -51,7 +51,7 @@ MOST_NAME_CHARACTERS = 24
 """A value that is spelled with more characters has the name of its key and a number instead."""
 
 
-def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
+def expand_sweep(sweep: Any) -> list[str | JsonObject]:
     """Make a condition for each combination of a sweep, named after its values: `slash-25-between`.
 
     A count of 0 gives the combination without the filler: the baseline, or a condition that has
@@ -66,7 +66,7 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
     if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
     values_by_key = {key: as_list(value) for key, value in sweep.items()}
-    entries: list[str | dict[str, Any]] = []
+    entries: list[str | JsonObject] = []
     for combination in product(*values_by_key.values()):
         settings = dict(zip(values_by_key, combination, strict=True))
         # `count: False` and `count: 0.0` equal 0 as well, and are refused later
@@ -82,13 +82,12 @@ def expand_sweep(sweep: Any) -> list[str | dict[str, Any]]:
         # The prompt without the filler of `count: 0` is the same for all fillers, and is run once.
         # Any other two entries are equal because a value is listed twice: both are kept, so that
         # the config is refused for conditions of the same name.
-        if has_zero_count and entry in entries:
-            continue
-        entries.append(entry)
+        if not (has_zero_count and entry in entries):
+            entries.append(entry)
     return entries
 
 
-def _leave_out_filler(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _leave_out_filler(settings: Mapping[str, Any]) -> JsonObject:
     """The settings of a combination that do not need its filler."""
     changes_filler = names_filler(settings.get("intervention"))
     keys = PROMPT_KEYS if changes_filler else (*PROMPT_KEYS, "intervention")
@@ -98,31 +97,36 @@ def _leave_out_filler(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _spell_value(key: str, value: Any, key_values: list[Any]) -> str:
     """Spell a value of a sweep in letters, digits and hyphens.
 
-    A number other than the count has its key. A template or a long text has its key and its number
-    among the values of the key, such as `template-2`. An intervention has its keys and values, such
-    as `attention-part-filler-weight-0_5`.
+    - An intervention has its keys and values: `attention-part-filler-weight-0_5`.
+    - A number other than the count has its key: `seed-2`.
+    - A placement is itself: `before-system`.
+    - A template, and a text with a long spelling, has its key and its number among the values of
+      the key: `template-2`.
+    - Any other text has words for its signs: `slash`.
     """
+    key_name = key.replace("_", "-")
+    text = str(value or "")
     if key == "intervention":
         # a minus becomes a word, because all signs become hyphens below
-        text = str(value or "").replace("'kind': ", "").replace(" -", " minus")
+        text = text.replace("'kind': ", "").replace(" -", " minus")
         # so that the list `1, 3` has another name than the range `1-3`
         text = re.sub(r"(?<=\d)(\.|'?, ?'?)(?=\d)", "_", text)
         return re.sub(r"\W+", "-", text, flags=re.ASCII).strip("-")
     if isinstance(value, int) and key != "count":
-        return f"{key.replace('_', '-')}-{value}"
+        return f"{key_name}-{value}"
     if key == "placement":
         return str(value).replace("_", "-")
-
-    def name_sign(match: re.Match[str]) -> str:
-        return f"-{NAME_BY_SIGN.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
-
-    text = str(value or "")
     # blanks are named only if the text has nothing else
-    name = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", name_sign, text)
-    name = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
-    if value and (key in ("template", "question") or len(name) > MOST_NAME_CHARACTERS):
-        return f"{key.replace('_', '-')}-{key_values.index(value) + 1}"
-    return name
+    spelling = re.sub(r"[^A-Za-z0-9\s]" if text.strip() else r"\s", _name_sign, text)
+    spelling = re.sub(r"[^A-Za-z0-9]+", "-", spelling).strip("-")
+    if value and (key in ("template", "question") or len(spelling) > MOST_NAME_CHARACTERS):
+        return f"{key_name}-{key_values.index(value) + 1}"
+    return spelling
+
+
+def _name_sign(match: re.Match[str]) -> str:
+    """The word for a sign, between hyphens."""
+    return f"-{NAME_BY_SIGN.get(match[0]) or unicodedata.name(match[0], 'sign').lower()}-"
 
 
 def add_reference_conditions(
@@ -208,11 +212,11 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
     if is_sentence:
         sentences = range(1, len(SENTENCES) + 1)
         numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
+    token_count = tested_condition.filler_tokens
     for number in numbers:
         settings = {
             key: getattr(tested_condition, key) for key in (*PROMPT_KEYS, "placement", "seed")
         }
-        token_count = tested_condition.filler_tokens
         if is_sentence:
             settings |= {"name": f"sentence-{number}", "sentence": number, "count": token_count}
         else:
@@ -232,7 +236,7 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
         )
 
 
-def index_by_name(entries: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def index_by_name(entries: Iterable[Any]) -> dict[str, JsonObject]:
     """Index the mappings among the entries of `conditions` by name."""
     return {
         entry["name"]: entry

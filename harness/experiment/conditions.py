@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import yaml
 from pydantic import BeforeValidator, Field, StrictInt, model_validator
 
-from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION
+from harness.constants import BASELINE, DEFAULT_SEED, STUDY_CONDITION, JsonObject, Row
 from harness.errors import ConfigError, list_near
 from harness.experiment.intervention_settings import Intervention, as_list, names_filler
 from harness.experiment.prompts.fillers import estimate_tokens
@@ -132,7 +132,7 @@ class Condition(Strict):
         return ", ".join(f"{key} {value!r}" for key, value in changes.items() if value)
 
     @property
-    def reference_fields(self) -> dict[str, Any]:
+    def reference_fields(self) -> JsonObject:
         """The fields of a reference condition; empty for a condition of the config."""
         return {key: getattr(self, key) for key in REFERENCE_FIELDS} if self.kind else {}
 
@@ -164,14 +164,14 @@ class Condition(Strict):
         # not validated, because these fields of this condition are valid
         return Condition.model_construct(name=BASELINE, **changes)
 
-    def as_entry(self) -> str | dict[str, Any]:
+    def as_entry(self) -> str | JsonObject:
         """The entry of a config from which `as_condition` reads this condition again."""
         if self == NAMED_CONDITIONS.get(self.name):
             return self.name
         values = self.model_dump(mode="json")
         return {key: value for key, value in values.items() if value not in (None, "", [])}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Row:
         """The columns that tables have of a condition: all that a sweep can vary.
 
         Returns:
@@ -205,7 +205,7 @@ class FilledCondition(Condition):
         count = getattr(self, "count", getattr(self, str(self.filler)))
         return count if isinstance(count, int) else None
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Row:
         """The columns that tables have of a condition; see `Condition.describe`."""
         content = getattr(self, str(self.filler))
         description_by_filler = {

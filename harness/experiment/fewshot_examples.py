@@ -7,9 +7,9 @@ entire pool, so two draws may share examples: the draws are a random sample of a
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from msgspec import Struct
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -63,8 +63,22 @@ class ExampleIds(
     sha256: str | None = None
 
 
+class ProblemSplit(NamedTuple):
+    """The problems of a dataset, split into questions and examples.
+
+    Attributes:
+        questions: The problems that are asked.
+        example_sets: The examples of each draw.
+        example_ids: The ids of the examples, which a run stores; None without `fewshot`.
+    """
+
+    questions: Sequence[Problem]
+    example_sets: Sequence[ExampleSet]
+    example_ids: ExampleIds | None
+
+
 class FewshotConfig(Strict):
-    """Examples before the question."""
+    """Examples before the question, which a run draws at random from its problems."""
 
     num_fewshot: int = Field(default=8, ge=0)
     """The number of examples in a prompt; 0 only with `instructions`."""
@@ -105,33 +119,27 @@ class FewshotConfig(Strict):
         *,
         draws_per_problem: int,
         stored_ids: ExampleIds | None = None,
-    ) -> tuple[list[Problem], list[ExampleSet], ExampleIds]:
+    ) -> ProblemSplit:
         """Split the problems into questions and examples.
 
-        Entire clusters become examples, so that no example gives an answer away, and a draw has at
-        most one problem of each cluster.
+        The clusters of the pool are not asked, so that no example gives an answer away. All other
+        problems are questions.
 
         Args:
             problems: The problems.
             draws_per_problem: The number of draws of each question.
             stored_ids: The ids of the examples of the run that is continued; None for a new run.
 
-        Returns:
-            The questions, the examples of each draw, and their ids.
-
         Raises:
             ConfigError: there are too few problems.
             DataError: the problems lack a stored example.
         """
-        problems_by_cluster: dict[str, list[Problem]] = {}
-        for problem in problems:
-            problems_by_cluster.setdefault(problem.cluster_key, []).append(problem)
         example_ids = stored_ids
         requested_sizes = [self.num_fewshot] * self.draws
         # Examples are also chosen if the config asks for other numbers than the stored run has. The
         # run is then refused, with a message that names both numbers.
         if example_ids is None or [*map(len, example_ids.example_sets)] != requested_sizes:
-            example_ids = self._choose_examples(problems_by_cluster)
+            example_ids = self._choose_examples(problems)
         problem_by_id = {problem.id: problem for problem in problems}
         if missing_ids := sorted({*example_ids.pool} - problem_by_id.keys()):
             raise DataError(
@@ -146,50 +154,33 @@ class FewshotConfig(Strict):
         example_sets = [
             ExampleSet(
                 draw=0 if self.draws == 1 else draw_index + 1,
-                examples=tuple(problem_by_id[problem_id] for problem_id in draw_ids),
+                examples=tuple(problem_by_id[problem_id] for problem_id in ids_of_draw),
                 clusters=self._assign_clusters(draw_index, question_clusters, draws_per_problem),
             )
-            for draw_index, draw_ids in enumerate(example_ids.example_sets)
+            for draw_index, ids_of_draw in enumerate(example_ids.example_sets)
         ]
-        return questions, example_sets, example_ids
+        return ProblemSplit(questions, example_sets, example_ids)
 
     def _assign_clusters(
         self, draw_index: int, clusters: Sequence[str], draws_per_problem: int
     ) -> frozenset[str]:
         """The clusters that are asked with the draw of this index.
 
-        All draws have about equally many clusters. Problems that are appended to the file do not
-        change earlier assignments.
+        Cluster number i has the draws i, i + 1 and so on, `draws_per_problem` in all; draw 0 comes
+        after the last. So all draws have about equally many clusters, and problems that are
+        appended to the file do not change earlier assignments.
         """
-        # Cluster number i has the draws i, i + 1 and so on, `draws_per_problem` in all, which begin
-        # again at 0 after the last draw. With 5 draws and 2 for each problem, the draw 3 has the
-        # clusters 3, 8, 13, ..., whose first draw it is, and 2, 7, 12, ..., whose second it is.
-        start_indices = [(draw_index - step) % self.draws for step in range(draws_per_problem)]
-        return frozenset().union(*(clusters[start :: self.draws] for start in start_indices))
+        return frozenset(
+            cluster
+            for cluster_index, cluster in enumerate(clusters)
+            # the number of draws from the first one of this cluster to this draw
+            if (draw_index - cluster_index) % self.draws < draws_per_problem
+        )
 
-    def _choose_examples(self, problems_by_cluster: Mapping[str, list[Problem]]) -> ExampleIds:
+    def _choose_examples(self, problems: Iterable[Problem]) -> ExampleIds:
         """Choose clusters at random for the pool, and the examples of each draw from the pool."""
         generator = random.Random(self.seed)
-        pool_size = self.pool
-        if pool_size is None:
-            pool_size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
-        # at random, because a file may list similar problems one after another
-        shuffled_clusters = generator.sample(
-            [*problems_by_cluster.values()], len(problems_by_cluster)
-        )
-        pool_clusters: list[list[Problem]] = []
-        # a draw needs `num_fewshot` clusters, and the pool `pool_size` problems
-        while shuffled_clusters and (
-            len(pool_clusters) < self.num_fewshot or sum(map(len, pool_clusters)) < pool_size
-        ):
-            pool_clusters.append(shuffled_clusters.pop())
-        # a cluster must be left for the questions
-        if not shuffled_clusters:
-            raise ConfigError(
-                f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
-                f"a pool of {pool_size} problems and one question, got "
-                f"{sum(map(len, pool_clusters))} problems in {len(pool_clusters)} clusters."
-            )
+        pool_clusters = self._choose_pool(problems, generator)
         example_sets = []
         for _ in range(self.draws):
             # one problem of each sampled cluster, so that no two examples are nearly the same
@@ -198,6 +189,37 @@ class FewshotConfig(Strict):
         return ExampleIds(
             pool=tuple(problem.id for cluster in pool_clusters for problem in cluster),
             example_sets=tuple(example_sets),
+        )
+
+    def _choose_pool(
+        self, problems: Iterable[Problem], generator: random.Random
+    ) -> list[list[Problem]]:
+        """Choose clusters at random until they have enough problems and enough for one draw.
+
+        Raises:
+            ConfigError: no cluster would be left for the questions.
+        """
+        pool_size = self.pool
+        if pool_size is None:
+            pool_size = self.num_fewshot if self.draws == 1 else POOL_FACTOR * self.num_fewshot
+        problems_by_cluster: dict[str, list[Problem]] = {}
+        for problem in problems:
+            problems_by_cluster.setdefault(problem.cluster_key, []).append(problem)
+        # at random, because a file may list similar problems one after another
+        shuffled_clusters = generator.sample(
+            [*problems_by_cluster.values()], len(problems_by_cluster)
+        )
+        pool_clusters: list[list[Problem]] = []
+        for cluster in reversed(shuffled_clusters):
+            problem_count = sum(map(len, pool_clusters))
+            # each example of a draw is of another cluster
+            if len(pool_clusters) >= self.num_fewshot and problem_count >= pool_size:
+                return pool_clusters
+            pool_clusters.append(cluster)
+        raise ConfigError(
+            f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
+            f"a pool of {pool_size} problems and one question, got "
+            f"{sum(map(len, pool_clusters))} problems in {len(pool_clusters)} clusters."
         )
 
 
@@ -213,10 +235,11 @@ class ExamplesConfig(Strict):
     instructions: ClassVar = ()
     has_examples: ClassVar = True
 
-    def split(
-        self, problems: Sequence[Problem], example_dataset: Dataset | None
-    ) -> tuple[list[Problem], list[ExampleSet], ExampleIds]:
-        """Split the problems into questions and the only examples; see `FewshotConfig`.
+    def split(self, problems: Sequence[Problem], example_dataset: Dataset | None) -> ProblemSplit:
+        """Split the problems into questions and the only examples.
+
+        Examples of a file leave all problems as questions. Listed examples are problems, whose
+        clusters are then not asked.
 
         Args:
             problems: The problems.
@@ -224,43 +247,49 @@ class ExamplesConfig(Strict):
 
         Raises:
             ConfigError: an id is unknown or listed twice, or no question is left.
-            DataError: an example of the file is also a problem.
+            DataError: an example of the file is also a problem, or it has choices and the problems
+                have none, or the reverse.
         """
         if example_dataset is not None:
-            # the id of a problem with the question or the cluster of an example
-            id_by_content = {problem.question: problem.id for problem in problems}
-            id_by_content |= {
-                problem.cluster: problem.id for problem in problems if problem.cluster
-            }
-            has_choices = bool(problems[0].choices)
-            for example in example_dataset.problems:
-                if bool(example.choices) != has_choices:
-                    choices = "no choices" if has_choices else "choices"
-                    raise DataError(
-                        f"{example_dataset.source}: the example {example.id} has {choices}, unlike "
-                        "the problems."
-                    )
-                problem_id = id_by_content.get(example.question, id_by_content.get(example.cluster))
-                if problem_id is not None:
-                    raise DataError(
-                        f"{example_dataset.source}: the example {example.id} counts with the "
-                        f"problem {problem_id} of the dataset. List such examples by id."
-                    )
-            return (
-                list(problems),
+            _refuse_unlike_examples(example_dataset, problems)
+            return ProblemSplit(
+                problems,
                 [ExampleSet(draw=0, examples=example_dataset.problems)],
                 ExampleIds(sha256=example_dataset.sha256),
             )
-        ids, known_ids = tuple(self.examples), [problem.id for problem in problems]
+        ids = tuple(self.examples)
+        known_ids = [problem.id for problem in problems]
         for problem_id in ids:
             if problem_id not in known_ids or ids.count(problem_id) > 1:
                 raise ConfigError(
                     "fewshot.examples: expected a file, or different ids of problems, such as "
                     f"{list_near(problem_id, known_ids)}; got {problem_id}."
                 )
+        # the listed problems are a pool from which the only draw has already been made
         return FewshotConfig(num_fewshot=len(ids)).split(
             problems, draws_per_problem=1, stored_ids=ExampleIds(pool=ids, example_sets=(ids,))
         )
+
+
+def _refuse_unlike_examples(example_dataset: Dataset, problems: Sequence[Problem]) -> None:
+    """Raise DataError if an example of a file is a copy of a problem, or differs in having choices.
+
+    A copy has the question or the cluster of the problem.
+    """
+    id_by_content = {problem.question: problem.id for problem in problems}
+    id_by_content |= {problem.cluster: problem.id for problem in problems if problem.cluster}
+    has_choices = bool(problems[0].choices)
+    for example in example_dataset.problems:
+        location = f"{example_dataset.source}: the example {example.id}"
+        if bool(example.choices) != has_choices:
+            choices_text = "no choices" if has_choices else "choices"
+            raise DataError(f"{location} has {choices_text}, unlike the problems.")
+        for content in (example.question, example.cluster):
+            if content in id_by_content:
+                raise DataError(
+                    f"{location} counts with the problem {id_by_content[content]} of the dataset. "
+                    "List such examples by id."
+                )
 
 
 def _name_schema(value: Any) -> str:

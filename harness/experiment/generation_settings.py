@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from harness.constants import MAX_GEN_TOKS
+from harness.constants import MAX_GEN_TOKS, JsonObject
 from harness.errors import ModelError
 from harness.yaml_settings import Strict
 
@@ -77,7 +77,7 @@ class Sampling:
         """Whether the same prompt always gives the same completion (up to numerical noise)."""
         return self.temperature == 0
 
-    def vllm_arguments(self) -> dict[str, Any]:
+    def vllm_arguments(self) -> JsonObject:
         """The arguments of vLLM's SamplingParams."""
         arguments = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
         arguments |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
@@ -87,7 +87,7 @@ class Sampling:
             del arguments["thinking_token_budget"]
         return arguments
 
-    def lm_eval_arguments(self) -> dict[str, Any]:
+    def lm_eval_arguments(self) -> JsonObject:
         """lm-eval's generation arguments, for its results file, without parameters that are off."""
         return {
             "until": list(self.stop),
@@ -97,7 +97,7 @@ class Sampling:
             **self._changed_parameters,
         }
 
-    def openai_arguments(self) -> dict[str, Any]:
+    def openai_arguments(self) -> JsonObject:
         """The arguments of OpenAI's API. A parameter that OpenAI lacks is left out if it is off."""
         stop_argument = {"stop": list(self.stop)} if self.stop else {}
         return {
@@ -109,7 +109,7 @@ class Sampling:
         }
 
     @property
-    def _changed_parameters(self) -> dict[str, Any]:
+    def _changed_parameters(self) -> JsonObject:
         """The parameters besides temperature that are not off."""
         # without the first field, which is the temperature; the class has the default values
         return {
@@ -119,7 +119,7 @@ class Sampling:
         }
 
 
-def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+def read_model_default(generation_config: Mapping[str, Any]) -> JsonObject:
     """The parameters of a generation_config, for `gen_kwargs: model_default`.
 
     Raises:
@@ -135,7 +135,7 @@ def read_model_default(generation_config: Mapping[str, Any]) -> dict[str, Any]:
         )
     # greedy decoding of plain `generate` ignores all parameters but this penalty
     used_names: tuple[str, ...] = ("repetition_penalty",)
-    parameters: dict[str, Any] = {"source": "model_default"}
+    parameters: JsonObject = {"source": "model_default"}
     if generation_config.get("do_sample"):
         # the defaults of `generate`, which the model's own values replace below
         parameters |= {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}

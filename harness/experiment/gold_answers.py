@@ -94,7 +94,7 @@ def read_gold_column(
     Raises:
         DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
-    golds_by_field: list[list[str]] = []
+    golds_by_field = []
     located_golds: list[tuple[str, str]] = []
     for location, cell in located_cells:
         try:

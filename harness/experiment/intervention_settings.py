@@ -104,7 +104,7 @@ class FillerIntervention(_LayerIntervention):
                 "baseline."
             )
         start = positions[0]
-        change: dict[str, Any] = {
+        change: JsonObject = {
             "kind": self.kind,
             "layers": self.layer_indices,
             "start": start,
@@ -271,7 +271,7 @@ class FunctionIntervention(_UniformIntervention):
     file: UserPath
     """Its function gets activations [token, unit] and positions [token], perhaps of several
     prompts, and returns activations."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    arguments: JsonObject = Field(default_factory=dict)
     """Further arguments of the function."""
 
     def resolve(self, *_: object) -> ResolvedChange:
@@ -334,7 +334,7 @@ def resolve_interventions(
     Raises:
         PromptMismatchError: an intervention does not fit the prompt.
     """
-    changes: list[ResolvedChange] = []
+    changes = []
     ranges_by_layer: dict[int, list[list[float]]] = {}
     for intervention in interventions:
         if intervention.kind != "attention":

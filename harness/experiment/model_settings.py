@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from harness.constants import JsonObject
 from harness.errors import ConfigError, list_near
 from harness.smollm2_model import SMOLLM2, SMOLLM2_FOLDER, SMOLLM2_LABEL
 from harness.yaml_settings import Strict, find_secrets
@@ -40,14 +41,14 @@ class ModelConfig(Strict):
 
     backend: str = "vllm"
     """`vllm`, or lm-eval's name: `hf`, `local-completions`, `local-chat-completions`."""
-    model_args: dict[str, Any] = Field(default_factory=dict)
+    model_args: JsonObject = Field(default_factory=dict)
     """The backend's arguments. `pretrained: smollm2` is a small real model."""
     label: str | None = None
     """The model's name in tables. By default the last part of its path: `Qwen2.5-7B`."""
 
     @field_validator("model_args")
     @classmethod
-    def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_arguments(cls, arguments: JsonObject) -> JsonObject:
         for key in find_secrets(arguments):
             raise ConfigError(
                 f"model.model_args{key} looks like a secret, and a config is copied into journal, "
@@ -89,7 +90,7 @@ FREE_ARGUMENTS = frozenset(
 """Model arguments that may differ when a run is continued: paths, loading, memory, concurrency."""
 
 
-def select_fixed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def select_fixed_arguments(arguments: Mapping[str, Any]) -> JsonObject:
     """Select the model arguments that can change a sample."""
     free_names = FREE_ARGUMENTS
     # dummy weights are random, so this format changes the samples
@@ -135,7 +136,7 @@ of servers. Any other argument, also one that is not known here, may make anothe
 """
 
 
-def select_loader_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def select_loader_arguments(arguments: Mapping[str, Any]) -> JsonObject:
     """The arguments of LOADER_ARGUMENTS with which a model was run.
 
     Raises:

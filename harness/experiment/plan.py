@@ -20,10 +20,15 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.constants import ANSWER_LOGPROB
+from harness.constants import ANSWER_LOGPROB, JsonObject
 from harness.errors import ConfigError, DataError
 from harness.experiment.conditions import OTHER_TEXT, POSITIVE_CONTROL
-from harness.experiment.fewshot_examples import ExampleIds, ExamplesConfig, ExampleSet
+from harness.experiment.fewshot_examples import (
+    ExampleIds,
+    ExamplesConfig,
+    ExampleSet,
+    ProblemSplit,
+)
 from harness.experiment.generation_settings import Sampling, sample_seed
 from harness.experiment.intervention_settings import ResolvedChange
 from harness.experiment.other_answers import draw_other_answers
@@ -76,15 +81,15 @@ class Plan:
     dataset: Dataset
     full_dataset: Dataset
     tasks: Mapping[str, ConditionPrompts]
-    limit: int | None = None
-    example_ids: ExampleIds | None = None
+    limit: int | None
+    example_ids: ExampleIds | None
     layout_reason: str
-    thinking: Markers = ()
-    lacks_markers: bool = False
-    raw_prefix: str = ""
+    thinking: Markers
+    lacks_markers: bool
+    raw_prefix: str
 
     @cached_property
-    def model_arguments(self) -> dict[str, Any]:
+    def model_arguments(self) -> JsonObject:
         """The model arguments that lm-eval's backend gets, such as `pretrained` and `dtype`."""
         return self.config.model_arguments()
 
@@ -106,13 +111,13 @@ class Plan:
 
         Reference conditions of the same kind share a line, and so do all draws and samples.
         """
-        line_by_task = {}
-        for task_name, task in self.tasks.items():
-            condition_line = self.config.task_name(
-                self.dataset.name, task.condition.name, task.layout
+        return {
+            task_name: group_name(
+                task.condition.kind,
+                self.config.task_name(self.dataset.name, task.condition.name, task.layout),
             )
-            line_by_task[task_name] = group_name(task.condition.kind, condition_line)
-        return line_by_task
+            for task_name, task in self.tasks.items()
+        }
 
     @cached_property
     def prompts_sha256(self) -> str:
@@ -149,9 +154,9 @@ def make_plan(
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = _open_dataset(config, config.dataset)
-    problems, example_sets, example_ids = _split_problems(config, full_dataset, stored_ids)
+    split = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
-    dataset = replace(full_dataset, problems=tuple(problems[:limit]))
+    dataset = replace(full_dataset, problems=tuple(split.questions[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
     if config.other_texts and model is None:
         raise ConfigError(
@@ -159,19 +164,9 @@ def make_plan(
             "tokenizer. Name it (--set model.model_args.tokenizer=NAME)."
         )
     layouts, layout_reason = _choose_layouts(config, model)
+    _refuse_unused_template(config, layouts)
     config = config.model_copy(update={"layouts": layouts})
-    raw_prefix = ""
-    thinking = config.markers
-    lacks_markers = False
-    if model is not None:
-        thinking = thinking or read_markers(model.template)
-        # Such words are parts of the names of a template's variables, as in `reasoning_content`.
-        # The word "reason" says nothing, because any template may say "reason step by step".
-        mentions_reasoning = re.search("reasoning_|thinking", model.template)
-        lacks_markers = mentions_reasoning is not None and not thinking
-        # the tokenizer adds all tokens except the last, which is the letter
-        token_ids, _ = encode("A", model.tokenizer)
-        raw_prefix = "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
+    thinking, lacks_markers = _find_markers(config, model)
     settings = PromptSettings(
         template=config.template,
         question=config.question,
@@ -181,15 +176,15 @@ def make_plan(
         asks_in_text=config.fewshot is not None or config.answer == "line",
     )
     if config.endpoint == ANSWER_LOGPROB and model is not None:
-        # drawn from all problems, so that a limit does not change the other answers
+        # drawn from all questions, so that a limit does not change the other answers
         other_answers = draw_other_answers(
-            problems,
+            split.questions,
             {problem.id for problem in dataset.problems},
             lambda answer: len(encode(answer, model.tokenizer)[0]),
             config.seed,
         )
         settings = replace(settings, scored_form=config.answer, other_answers=other_answers)
-    tasks = _build_tasks(config, dataset, example_sets, model, settings, advance)
+    tasks = _build_tasks(config, dataset, split.example_sets, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(tasks.values(), thinking)
     _refuse_equal_texts(tasks.values())
@@ -199,12 +194,35 @@ def make_plan(
         full_dataset=full_dataset,
         tasks=tasks,
         limit=limit,
-        example_ids=example_ids,
+        example_ids=split.example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
         lacks_markers=lacks_markers,
-        raw_prefix=raw_prefix,
+        raw_prefix=_find_raw_prefix(model),
     )
+
+
+def _find_markers(config: RunConfig, model: ModelTokenizer | None) -> tuple[Markers, bool]:
+    """The markers of reasoning, and whether they are missing: see `Plan`.
+
+    They are those of the config, else of the chat template.
+    """
+    if config.markers or model is None:
+        return config.markers, False
+    template_markers = read_markers(model.template)
+    # Such words are parts of the names of a template's variables, as in `reasoning_content`.
+    # The word "reason" says nothing, because any template may say "reason step by step".
+    mentions_reasoning = re.search("reasoning_|thinking", model.template)
+    return template_markers, mentions_reasoning is not None and not template_markers
+
+
+def _find_raw_prefix(model: ModelTokenizer | None) -> str:
+    """The tokens that the tokenizer adds before an untemplated text, joined."""
+    if model is None:
+        return ""
+    # the tokenizer adds all tokens except the last, which is the letter
+    token_ids, _ = encode("A", model.tokenizer)
+    return "".join(model.tokenizer.convert_ids_to_tokens(token_ids)[:-1])
 
 
 def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers) -> None:
@@ -220,7 +238,7 @@ def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers)
 
 def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
     """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
-    name_by_prompt: dict[tuple[Any, ...], str] = {}
+    name_by_prompt: dict[object, str] = {}
     for task in tasks:
         condition = task.condition
         # with --limit, a draw of examples may have no problem and so no prompt
@@ -261,57 +279,59 @@ def _open_dataset(config: RunConfig, source: AnyDataset) -> Dataset:
 
 def _split_problems(
     config: RunConfig, dataset: Dataset, stored_ids: ExampleIds | None
-) -> tuple[Sequence[Problem], Sequence[ExampleSet], ExampleIds | None]:
-    """Split the problems into those of the run and examples, with the examples' ids."""
-    fewshot, problems = config.fewshot, dataset.problems
-    if isinstance(fewshot, ExamplesConfig):
-        example_dataset = None
-        if isinstance(fewshot.examples, str):
-            source = DatasetConfig(path=Path(fewshot.examples))
-            # the examples have the columns of the problems
-            if isinstance(config.dataset, DatasetConfig):
-                source = config.dataset.model_copy(update={"path": source.path})
-            example_dataset = _open_dataset(config, source)
-        return fewshot.split(problems, example_dataset)
-    if fewshot:
+) -> ProblemSplit:
+    """Split the problems into those of the run and examples."""
+    fewshot = config.fewshot
+    if fewshot is None:
+        return ProblemSplit(dataset.problems, [ExampleSet(draw=0, examples=())], None)
+    if not isinstance(fewshot, ExamplesConfig):
         return fewshot.split(
-            problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
+            dataset.problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
         )
-    return problems, [ExampleSet(draw=0, examples=())], None
+    example_dataset = None
+    # a text names a file of examples; otherwise they are a list of ids
+    if isinstance(fewshot.examples, str):
+        source = DatasetConfig(path=Path(fewshot.examples))
+        # the examples have the columns of the problems
+        if isinstance(config.dataset, DatasetConfig):
+            source = config.dataset.model_copy(update={"path": source.path})
+        example_dataset = _open_dataset(config, source)
+    return fewshot.split(dataset.problems, example_dataset)
 
 
 def _choose_layouts(
     config: RunConfig, model: ModelTokenizer | None
 ) -> tuple[tuple[Layout, ...], str]:
-    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why.
-
-    Raises:
-        ConfigError: the config sets something about a chat template that no layout uses.
-    """
-    layouts, layout_reason = config.layouts, "as configured"
-    if not layouts:
-        if config.model.applies_own_template:
-            layouts, layout_reason = (Layout.CHAT,), "the server applies its chat template"
-        elif model is not None and model.template:
-            layouts, layout_reason = (Layout.CHAT,), "the tokenizer has a chat template"
-        else:
-            layouts, layout_reason = (Layout.RAW,), "no chat template is known"
-    template_names = model.template_names if model is not None else ()
-    template_name = config.model.model_args.get("chat_template")
-    if template_name is not None and config.model.applies_own_template:
-        raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
-    if template_names and Layout.CHAT in layouts:
-        layout_reason += (
-            f"; chat template {template_name or 'default'} of {', '.join(template_names)} "
+    """The config's layouts, by default `chat` if there is a chat template, else `raw`; and why."""
+    if config.layouts:
+        layouts, reason = config.layouts, "as configured"
+    elif config.model.applies_own_template:
+        layouts, reason = (Layout.CHAT,), "the server applies its chat template"
+    elif model is not None and model.template:
+        layouts, reason = (Layout.CHAT,), "the tokenizer has a chat template"
+    else:
+        layouts, reason = (Layout.RAW,), "no chat template is known"
+    # a tokenizer may have several chat templates with names
+    if model is not None and model.template_names and Layout.CHAT in layouts:
+        template_name = config.model.model_args.get("chat_template") or "default"
+        reason += (
+            f"; chat template {template_name} of {', '.join(model.template_names)} "
             "(--set model.model_args.chat_template=NAME)"
         )
-    switches = template_switches(config.model.model_args)
+    return layouts, reason
+
+
+def _refuse_unused_template(config: RunConfig, layouts: Sequence[Layout]) -> None:
+    """Raise ConfigError if the config sets something about a chat template that is not used."""
+    arguments = config.model.model_args
+    if arguments.get("chat_template") is not None and config.model.applies_own_template:
+        raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
+    switches = template_switches(arguments)
     if switches and Layout.CHAT not in layouts:
         raise ConfigError(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
             f"but the layout is {', '.join(layouts)}."
         )
-    return layouts, layout_reason
 
 
 def _build_tasks(
@@ -327,44 +347,31 @@ def _build_tasks(
     With a filler for each sample, every sample has its own prompts under all conditions, so that
     they are compared sample by sample. `settings` are those that all prompts share.
     """
-    # problems, conditions and settings of prompts that have the settings in common
-    task_groups = []
     # several only if each sample has a prompt of its own
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
+    problem_count = sum(
+        len(example_set.select_problems(dataset.problems)) for example_set in example_sets
+    )
+    total_count = problem_count * len(config.layouts) * len(repeats) * len(config.all_conditions)
+    finished_count = 0
+    tasks = {}
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
     ):
-        # a positive control may have no examples, so its prompts are another group
+        # a positive control may have no examples, so its prompts have other settings
         conditions = [
             condition
             for condition in config.all_conditions
             if condition.has_examples == has_examples
         ]
-        problems = example_set.select_problems(dataset.problems)
-        # the number of the only draw is 0, that of the first of several is 1
-        draw_index = max(example_set.draw - 1, 0)
-        instruction = config.instruction
-        if config.fewshot and config.fewshot.instructions:
-            instruction = config.fewshot.instructions[draw_index]
-        sample_number = 0
-        if config.has_fresh_samples:
-            # in the order of the sample indices of `make_requests`, but from 1
-            sample_number = repeat * config.draws + draw_index + 1
-        group_settings = replace(
-            settings,
+        task_settings = replace(
+            _choose_draw_settings(config, settings, example_set.draw, repeat),
             layout=layout,
-            instruction=instruction,
             examples=example_set.examples if has_examples else (),
-            draw=example_set.draw,
-            sample_number=sample_number,
         )
-        task_groups.append((problems, conditions, group_settings))
-    total_count = sum(len(problems) * len(conditions) for problems, conditions, _ in task_groups)
-    finished_count = 0
-    tasks = {}
-    for problems, conditions, group_settings in task_groups:
+        problems = example_set.select_problems(dataset.problems)
         for task in build_checked_prompts(
-            problems, conditions, group_settings, model, max_gen_toks=config.max_gen_toks
+            problems, conditions, task_settings, model, max_gen_toks=config.max_gen_toks
         ):
             task_name = config.task_name(
                 dataset.name, task.condition.name, task.layout, task.draw, task.sample_number
@@ -373,6 +380,22 @@ def _build_tasks(
             finished_count += len(problems)
             advance(finished_count, total_count)
     return tasks
+
+
+def _choose_draw_settings(
+    config: RunConfig, settings: PromptSettings, draw: int, repeat: int
+) -> PromptSettings:
+    """The settings of the prompts with one draw of examples, or of one sample with this draw."""
+    # the number of the only draw is 0, that of the first of several is 1
+    draw_index = max(draw - 1, 0)
+    instruction = config.instruction
+    if config.fewshot and config.fewshot.instructions:
+        instruction = config.fewshot.instructions[draw_index]
+    sample_number = 0
+    if config.has_fresh_samples:
+        # in the order of the sample indices of `make_requests`, but from 1
+        sample_number = repeat * config.draws + draw_index + 1
+    return replace(settings, instruction=instruction, draw=draw, sample_number=sample_number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -448,22 +471,19 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     other prompts than the first time.
     """
     config = plan.config
-    is_seeded = not sampling.is_greedy and config.model.takes_seeds
+    is_seeded = config.model.takes_seeds and not sampling.is_greedy
     for replicate in range(config.replicates):
-        rows = [row for row in plan.rows if plan.count_replicates(row.task) > replicate]
-        # The sort keeps the order of rows with the same sample and draw, so the conditions of a
-        # problem stay neighbours.
-        rows.sort(key=lambda row: (row.task.sample_number, row.task.draw))
-        if replicate:
-            random.Random(f"{config.seed}:{replicate}").shuffle(rows)
-        count_by_content: Counter[object] = Counter()
+        count_by_content = Counter[object]()
         for sample, (task_name, task, problem, prompt) in product(
-            range(config.repeats_per_prompt), rows
+            range(config.repeats_per_prompt), _order_rows(plan, replicate)
         ):
-            # The first samples of all draws come first, so that further samples leave their
-            # indices unchanged: with 8 draws they have the indices 0 to 7. The numbers of samples
-            # and draws count from 1; 0 means that there is only one.
-            sample_index = sample * config.draws + max((task.sample_number or task.draw) - 1, 0)
+            # Sample i (from 0) of draw d (from 1) has the index i x draws + d - 1. So further
+            # samples leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
+            # The number of the only draw is 0. A sample with a prompt of its own is the only one
+            # of this prompt, and its `sample_number` already counts over all draws, from 1.
+            first_index = max((task.sample_number or task.draw) - 1, 0)
+            sample_index = sample * config.draws + first_index
+            seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and
             # each has a key of its own.
@@ -473,7 +493,6 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 prompt.prompt_token_sha256 or (prompt.prompt_sha256, task.layout),
                 hash_json(prompt.intervention),
             )
-            seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             yield Request(
                 task=task_name,
                 problem_id=problem.id,
@@ -494,6 +513,17 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
             count_by_content[request_content] += 1
 
 
+def _order_rows(plan: Plan, replicate: int) -> list[PlanRow]:
+    """The prompts of the run, or of the repeat run, in the order of their requests."""
+    rows = [row for row in plan.rows if plan.count_replicates(row.task) > replicate]
+    # The sort keeps the order of rows with the same sample and draw, so the conditions of a problem
+    # stay neighbours.
+    rows.sort(key=lambda row: (row.task.sample_number, row.task.draw))
+    if replicate:
+        random.Random(f"{plan.config.seed}:{replicate}").shuffle(rows)
+    return rows
+
+
 def sample_key(request: Request, setting: str) -> str:
     """Cache key: two requests with the same key give interchangeable samples.
 
@@ -505,19 +535,20 @@ def sample_key(request: Request, setting: str) -> str:
         setting: The hash of the values that all samples of a run share, from
             `records.Identity.hash_setting`.
     """
-    key_parts = (
-        setting,
-        request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
-        request.sampling.vllm_arguments(),
-        request.intervention,
-        request.seed,
-        request.problem_id,
-        request.sample_index,
-        request.replicate,
-        request.duplicate_number,
-        *request.answers,
+    return hash_json(
+        (
+            setting,
+            request.prompt_token_sha256 or (request.prompt_sha256, request.turns),
+            request.sampling.vllm_arguments(),
+            request.intervention,
+            request.seed,
+            request.problem_id,
+            request.sample_index,
+            request.replicate,
+            request.duplicate_number,
+            *request.answers,
+        )
     )
-    return hash_json(key_parts)
 
 
 def hash_json(value: Any) -> str:

@@ -73,7 +73,7 @@ class MadeConfig(Strict):
         smallest, largest = self.operands
         return (largest - smallest + 1) ** 2
 
-    def problems(self) -> Iterator[dict[str, Any]]:
+    def problems(self) -> Iterator[JsonObject]:
         """Yield the fields of every problem, as in `problems.Problem`.
 
         The level is the number of digits of both operands. Problems with the same operands in
@@ -213,7 +213,7 @@ class Problem:
         """What the baseline shows of the problem, which copies have in common."""
         return self.shown_text or fold_text(self.problem)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> JsonObject:
         """The problem's own fields, without an empty cluster, alternatives, choices, sign."""
         fields = asdict(self)
         del fields["row"], fields["shown_text"]
@@ -390,7 +390,7 @@ def _read_fields(
     requested_columns |= column_by_field
     # with a prefix, because a column of the row may have the name of a field
     requested_columns |= {f"row.{column}": column for column in row_columns}
-    fields: JsonObject = {}
+    fields = {}
     used_columns = []
     for field_name, requested_column in requested_columns.items():
         column = find_column(

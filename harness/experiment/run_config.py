@@ -11,7 +11,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from harness import resources, smollm2_model
-from harness.constants import ANSWER_LOGPROB, BASELINE, DEFAULT_SEED, MAX_GEN_TOKS, STUDY_CONDITION
+from harness.constants import (
+    ANSWER_LOGPROB,
+    BASELINE,
+    DEFAULT_SEED,
+    MAX_GEN_TOKS,
+    STUDY_CONDITION,
+    JsonObject,
+)
 from harness.errors import ConfigError
 from harness.experiment.condition_entries import (
     add_reference_conditions,
@@ -239,15 +246,15 @@ class RunConfig(Strict):
         condition_names = self.condition_names
         names_text = ", ".join(condition_names)
         contrasts = [contrast_name(*pair) for pair in self.tested]
-        # only written contrasts are checked: the default one of a single condition names `wo`,
-        # which may be in another run
-        unknown_names = {*chain(*self.tested)} - {*condition_names} if self.contrasts else set()
-        for name in sorted(unknown_names):
-            yield f"contrasts: {name} is not a condition of this run: {names_text}"
-        # frozensets, because `a - b` and `b - a` compare the same conditions
-        different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
-        if self.contrasts and len(different_pairs) < len(contrasts):
-            yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
+        # Only written contrasts are checked. The default one of a single condition names `wo`,
+        # which may be in another run.
+        if self.contrasts:
+            for name in sorted({*chain(*self.tested)} - {*condition_names}):
+                yield f"contrasts: {name} is not a condition of this run: {names_text}"
+            # frozensets, because `a - b` and `b - a` compare the same conditions
+            different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
+            if len(different_pairs) < len(contrasts):
+                yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
         if self.primary not in (None, *contrasts):
             contrasts_text = ", ".join(contrasts) or "(none)"
             yield f"primary: expected one of the contrasts {contrasts_text}, got {self.primary!r}"
@@ -369,7 +376,7 @@ class RunConfig(Strict):
             ConfigError: a prompt has several greedy samples, which would be equal.
             ModelError: `model_default`, and vLLM cannot follow the generation_config.
         """
-        parameters: dict[str, Any] = {}
+        parameters: JsonObject = {}
         if self.gen_kwargs == "model_default":
             parameters = read_model_default(generation_config or {})
         elif isinstance(self.gen_kwargs, ExplicitSampling):
@@ -386,7 +393,7 @@ class RunConfig(Strict):
             )
         return sampling
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """The values that must be equal when a run is continued.
 
         These do not include paths (model, data and prompts are identified by their hashes), the
@@ -457,13 +464,13 @@ class RunConfig(Strict):
             name += f"_draw-{draw}"
         return f"{name}_sample-{sample}" if sample else name
 
-    def as_written(self) -> dict[str, Any]:
+    def as_written(self) -> JsonObject:
         """The config as plain values with all defaults, from which it can be loaded."""
         values = self.model_dump(mode="json", exclude={"conditions", "sweep"})
         values["conditions"] = [condition.as_entry() for condition in self.conditions]
         return values
 
-    def model_arguments(self) -> dict[str, Any]:
+    def model_arguments(self) -> JsonObject:
         """lm-eval's model arguments, with the folder of `smollm2` in place of this name."""
         arguments = dict(self.model.model_args)
         for key in ("pretrained", "tokenizer"):
@@ -521,7 +528,7 @@ def load_config(path: Path | str, overrides: Mapping[str, Any] = {}, where: str 
     return validate(RunConfig, values, where or (f"{path} with options" if overrides else path))
 
 
-def _drop_contrasts(values: dict[str, Any], keys: Iterable[str]) -> None:
+def _drop_contrasts(values: JsonObject, keys: Iterable[str]) -> None:
     """Drop contrasts of conditions that the config lacks, from the values of these keys."""
     entries = values["conditions"]
     if values.get("sweep"):
