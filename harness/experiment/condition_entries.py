@@ -87,7 +87,7 @@ def expand_sweep(sweep: Any) -> list[str | JsonObject]:
     return entries
 
 
-def _leave_out_filler(settings: Mapping[str, Any]) -> JsonObject:
+def _leave_out_filler(settings: JsonObject) -> JsonObject:
     """The settings of a combination that do not need its filler."""
     changes_filler = names_filler(settings.get("intervention"))
     keys = PROMPT_KEYS if changes_filler else (*PROMPT_KEYS, "intervention")
@@ -130,7 +130,7 @@ def _name_sign(match: re.Match[str]) -> str:
 
 
 def add_reference_conditions(
-    conditions: Sequence[Condition], config: Mapping[str, Any], tested_name: str | None
+    conditions: Sequence[Condition], config: JsonObject, tested_name: str | None
 ) -> tuple[Condition, ...]:
     """Add the positive control and other texts to conditions, and mark fillers in a template.
 
@@ -162,7 +162,7 @@ def add_reference_conditions(
 
 
 def _make_other_texts(
-    conditions: Sequence[Condition], tested_name: str | None, config: Mapping[str, Any]
+    conditions: Sequence[Condition], tested_name: str | None, config: JsonObject
 ) -> list[Condition]:
     """Conditions with another text of the tested filler's length, at its place.
 
@@ -180,7 +180,7 @@ def _make_other_texts(
             f"number of tokens and no intervention, got {tested_name}"
         )
     descriptions = [condition.describe() for condition in conditions]
-    text_conditions: list[Condition] = []
+    text_conditions = []
     for family, text_count in config["other_texts"].items():
         candidates = _draw_other_texts(tested_condition, family, config.get("seed", DEFAULT_SEED))
         new_candidates = (text for text in candidates if text.describe() not in descriptions)
@@ -189,7 +189,7 @@ def _make_other_texts(
             raise ConfigError(
                 f"other_texts.{family}: expected at most {len(family_conditions)}, got {text_count}"
             )
-        text_conditions += family_conditions
+        text_conditions.extend(family_conditions)
         for condition in family_conditions:
             if condition.name in condition_by_name:
                 raise ConfigError(
@@ -225,14 +225,15 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
                 "random_ids": token_count,
                 "seed": seed + number,
             }
-        reference_fields = {
-            "kind": OTHER_TEXT,
-            "of": tested_condition.name,
-            "number": number,
-            "is_in_template": tested_condition.is_in_template,
-        }
-        yield validate(KIND_BY_FAMILY[family], settings, f"other_texts.{family}").model_copy(
-            update=reference_fields
+        text = validate(KIND_BY_FAMILY[family], settings, f"other_texts.{family}")
+        # not validated, because a config must not set these fields
+        yield text.model_copy(
+            update={
+                "kind": OTHER_TEXT,
+                "of": tested_condition.name,
+                "number": number,
+                "is_in_template": tested_condition.is_in_template,
+            }
         )
 
 
@@ -245,7 +246,7 @@ def index_by_name(entries: Iterable[Any]) -> dict[str, JsonObject]:
     }
 
 
-def read_conditions(config: Mapping[str, Any]) -> dict[str, Condition]:
+def read_conditions(config: JsonObject) -> dict[str, Condition]:
     """Read all conditions of a recorded config, by name; see `RunConfig.all_conditions`."""
     # without a named primary contrast, the primary contrast is that of the study's condition
     primary = config.get("primary")

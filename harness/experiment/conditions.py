@@ -190,6 +190,7 @@ class Condition(Strict):
 class FilledCondition(Condition):
     """All conditions with a filler also have these keys."""
 
+    filler: ClassVar[str]
     inner_keys: ClassVar[list[str]] = []
 
     placement: Placement | None = None
@@ -202,19 +203,19 @@ class FilledCondition(Condition):
     def stated_token_count(self) -> int | None:
         """The stated number of filler tokens; None if it is not stated."""
         # without `count`, the value of the filler's own key may be the number, as in `random_ids`
-        count = getattr(self, "count", getattr(self, str(self.filler)))
+        count = getattr(self, "count", getattr(self, self.filler))
         return count if isinstance(count, int) else None
 
     def describe(self) -> Row:
         """The columns that tables have of a condition; see `Condition.describe`."""
-        content = getattr(self, str(self.filler))
+        content = getattr(self, self.filler)
         description_by_filler = {
             "unit": content,
             "sentence": f"sentence {content}",
             "text": "own text",
             "random_ids": "random tokens",
         }
-        description = description_by_filler[str(self.filler)]
+        description = description_by_filler[self.filler]
         is_drawn = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
         if is_drawn and self.seed != DEFAULT_SEED:
             description += f", seed {self.seed!r}"
@@ -275,7 +276,7 @@ class RandomCondition(FilledCondition):
 
 FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition)
 """The kinds of conditions with a filler."""
-KIND_BY_FILLER = {str(kind.filler): kind for kind in FILLER_KINDS}
+KIND_BY_FILLER = {kind.filler: kind for kind in FILLER_KINDS}
 """The kinds of filler, by the key from which they are recognised."""
 KIND_BY_FAMILY = {str(kind.family): kind for kind in FILLER_KINDS if kind.family}
 """The kinds of filler of which a run can draw other texts, by the family's name."""

@@ -29,13 +29,13 @@ class ExampleSet:
     """The examples in all prompts of a draw.
 
     Attributes:
-        draw: The number of the draw, from 1; 0 if it is the only draw.
         examples: The examples in order.
+        draw: The number of the draw, from 1; 0 if it is the only draw.
         clusters: The clusters whose problems have this draw. None: all problems have it.
     """
 
-    draw: int
     examples: tuple[Problem, ...]
+    draw: int = 0
     clusters: frozenset[str] | None = None
 
     def select_problems(self, problems: Iterable[Problem]) -> list[Problem]:
@@ -105,12 +105,13 @@ class FewshotConfig(Strict):
             raise ValueError("num_fewshot: expected 1 or more, or `instructions`, got 0")
         if len({*self.instructions}) < len(self.instructions):
             raise ValueError("instructions: expected different texts")
-        if self.pool is not None and not self.has_examples:
-            raise ValueError("pool: num_fewshot is 0, so no examples are drawn")
-        if self.pool is not None and self.pool < self.num_fewshot:
-            raise ValueError(
-                f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"
-            )
+        if self.pool is not None:
+            if not self.has_examples:
+                raise ValueError("pool: num_fewshot is 0, so no examples are drawn")
+            if self.pool < self.num_fewshot:
+                raise ValueError(
+                    f"pool: expected num_fewshot {self.num_fewshot} or more, got {self.pool}"
+                )
         return self
 
     def split(
@@ -254,7 +255,7 @@ class ExamplesConfig(Strict):
             _refuse_unlike_examples(example_dataset, problems)
             return ProblemSplit(
                 problems,
-                [ExampleSet(draw=0, examples=example_dataset.problems)],
+                [ExampleSet(examples=example_dataset.problems)],
                 ExampleIds(sha256=example_dataset.sha256),
             )
         ids = tuple(self.examples)

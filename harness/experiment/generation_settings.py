@@ -1,7 +1,6 @@
 """How completions are sampled: the effective parameters, their source, and the seeds of samples."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,12 +79,11 @@ class Sampling:
     def vllm_arguments(self) -> JsonObject:
         """The arguments of vLLM's SamplingParams."""
         arguments = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
-        arguments |= {"max_tokens": self.max_tokens, "stop": list(self.stop)}
         # A sample's key is a hash of these arguments, and should not depend on a budget that is not
         # set.
         if self.thinking_token_budget is None:
             del arguments["thinking_token_budget"]
-        return arguments
+        return arguments | {"max_tokens": self.max_tokens, "stop": list(self.stop)}
 
     def lm_eval_arguments(self) -> JsonObject:
         """lm-eval's generation arguments, for its results file, without parameters that are off."""
@@ -119,7 +117,7 @@ class Sampling:
         }
 
 
-def read_model_default(generation_config: Mapping[str, Any]) -> JsonObject:
+def read_model_default(generation_config: JsonObject) -> JsonObject:
     """The parameters of a generation_config, for `gen_kwargs: model_default`.
 
     Raises:
@@ -133,18 +131,19 @@ def read_model_default(generation_config: Mapping[str, Any]) -> JsonObject:
             "`gen_kwargs: model_default`: generation_config.json sets "
             f"{', '.join(unsupported_names)}, unknown to vLLM."
         )
-    # greedy decoding of plain `generate` ignores all parameters but this penalty
-    used_names: tuple[str, ...] = ("repetition_penalty",)
-    parameters: JsonObject = {"source": "model_default"}
-    if generation_config.get("do_sample"):
-        # the defaults of `generate`, which the model's own values replace below
-        parameters |= {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
-        used_names = _SAMPLING_FIELDS
-    return parameters | {
+    used_names = _SAMPLING_FIELDS
+    # the defaults of `generate`, which the model's own values replace below
+    parameters = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
+    if not generation_config.get("do_sample"):
+        # greedy decoding of plain `generate` ignores all parameters but this penalty
+        used_names = ("repetition_penalty",)
+        parameters = {}
+    own_parameters = {
         name: generation_config[name]
         for name in used_names
         if generation_config.get(name) is not None
     }
+    return {"source": "model_default", **parameters, **own_parameters}
 
 
 def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:

@@ -95,19 +95,18 @@ def read_gold_column(
         DataError: an answer is missing, is neither text nor number, or has an unclear decimal sign.
     """
     golds_by_field = []
-    located_golds: list[tuple[str, str]] = []
+    located_golds = []
     for location, cell in located_cells:
         try:
             golds_by_field.append(read_golds(cell))
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
-        located_golds += [(location, gold) for gold in golds_by_field[-1]]
-    missing_pattern = _MISSING_AMONG_NUMBERS
-    stated_golds = [gold for _, gold in located_golds if not missing_pattern.fullmatch(gold)]
+        located_golds.extend([(location, gold) for gold in golds_by_field[-1]])
+    stated_golds = [gold for _, gold in located_golds if not _MISSING_AMONG_NUMBERS.fullmatch(gold)]
     number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
     # where most answers are words, a word such as `None` is an answer
-    if 2 * number_count < len(stated_golds):
-        missing_pattern = _MISSING_ANSWER
+    are_mostly_words = 2 * number_count < len(stated_golds)
+    missing_pattern = _MISSING_ANSWER if are_mostly_words else _MISSING_AMONG_NUMBERS
     _refuse_faulty(located_golds, missing_pattern.fullmatch, "are missing")
     _refuse_faulty(
         located_golds, _UNREADABLE_LIST.match, 'cannot be read as a list such as ["1", "2"]'

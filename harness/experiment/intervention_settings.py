@@ -165,27 +165,40 @@ class AttentionIntervention(_LayerIntervention):
             PromptMismatchError: the prompt has too few tokens of this part.
         """
         positions = parts[self.part]
-        # without `keep` and `count` no token is selected, but the part needs a token
+        # without `keep` and `count` the selection is not used, but the part needs a token
         selected_count = self.keep or self.count or 1
         check_size(self.part, len(positions), selected_count)
         last_start = len(positions) - selected_count
         start_by_place = {"first": 0, "middle": last_start // 2, "last": last_start}
         start = start_by_place[self.which or "first"]
         selected_positions = positions[start : start + selected_count]
-        changed_positions = parts["inserted"] if self.part == "filler" else positions
+        changed_positions = positions
         if self.count:
             changed_positions = selected_positions
+        elif self.part == "filler":
+            # with the separators
+            changed_positions = parts["inserted"]
+        # before `keep` takes tokens away, because later tokens are those after the entire part
         first_later_position = changed_positions[-1] + 1
-        ranges: list[list[float]] = []
-        for position in changed_positions:
-            if self.keep and position in selected_positions:
-                continue
-            # a position that follows the last range makes it longer
-            if ranges and ranges[-1][1] == position:
-                ranges[-1][1] += 1
-            else:
-                ranges.append([position, position + 1, first_later_position, self.weight])
-        return ranges
+        if self.keep:
+            changed_positions = [
+                position for position in changed_positions if position not in selected_positions
+            ]
+        return [
+            [start, end, first_later_position, self.weight]
+            for start, end in _join_positions(changed_positions)
+        ]
+
+
+def _join_positions(positions: Sequence[int]) -> list[list[int]]:
+    """Join positions that follow one another into ranges of a start and an end."""
+    ranges: list[list[int]] = []
+    for position in positions:
+        if ranges and ranges[-1][1] == position:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([position, position + 1])
+    return ranges
 
 
 class MLPOutputIntervention(_LayerIntervention):

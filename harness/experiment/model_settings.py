@@ -1,8 +1,5 @@
 """The model of a run config: its backend, its arguments, and which of these can change a sample."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pydantic import Field, field_validator
 
 from harness.constants import JsonObject
@@ -90,7 +87,7 @@ FREE_ARGUMENTS = frozenset(
 """Model arguments that may differ when a run is continued: paths, loading, memory, concurrency."""
 
 
-def select_fixed_arguments(arguments: Mapping[str, Any]) -> JsonObject:
+def select_fixed_arguments(arguments: JsonObject) -> JsonObject:
     """Select the model arguments that can change a sample."""
     free_names = FREE_ARGUMENTS
     # dummy weights are random, so this format changes the samples
@@ -136,7 +133,7 @@ of servers. Any other argument, also one that is not known here, may make anothe
 """
 
 
-def select_loader_arguments(arguments: Mapping[str, Any]) -> JsonObject:
+def select_loader_arguments(arguments: JsonObject) -> JsonObject:
     """The arguments of LOADER_ARGUMENTS with which a model was run.
 
     Raises:

@@ -56,7 +56,7 @@ def draw_other_answers(
         DataError: there are too few other answers for a problem.
     """
     answers_by_id = {}
-    # by the form and the number of tokens of the answer
+    # by the form of the answer and its number of tokens
     problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         if problem.choices:
@@ -71,19 +71,25 @@ def draw_other_answers(
         # equal answers are neighbours in this order, and so come into different blocks
         kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
     for (form, token_count), kind_problems in problems_by_kind.items():
-        block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
         for index, problem in enumerate(kind_problems):
             if problem.id in requested_ids:
-                # the first block has the problems 0, block_count, 2 * block_count and so on
-                block = kind_problems[index % block_count :: block_count]
-                index_in_block = index // block_count
                 candidates = chain(
-                    block[index_in_block + 1 :],
-                    block[:index_in_block],
+                    _list_block(kind_problems, index),
                     _shuffle_nearest(problems_by_kind, form, token_count, f"{seed}:{problem.id}"),
                 )
                 answers_by_id[problem.id] = _choose_answers(problem, candidates)
     return answers_by_id
+
+
+def _list_block(kind_problems: list[Problem], index: int) -> list[Problem]:
+    """The other problems in the block of the problem with an index, from the next one on.
+
+    Block b of n blocks has the problems b, b + n, b + 2n and so on. The first follows the last.
+    """
+    block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
+    block = kind_problems[index % block_count :: block_count]
+    index_in_block = index // block_count
+    return block[index_in_block + 1 :] + block[:index_in_block]
 
 
 def _shuffle_nearest(
@@ -106,11 +112,10 @@ def _choose_answers(problem: Problem, candidates: Iterable[Problem]) -> tuple[st
     The grader gives no verdict on answers that are too long or too complex, so these are never
     chosen.
     """
-    accepted_answers = (problem.answer, *problem.alternatives)
     chosen_answers: list[str] = []
     normalise = with_decimal_points if problem.decimal else str
     for answer in dict.fromkeys(candidate.answer for candidate in candidates):
-        targets = map(normalise, (*accepted_answers, *chosen_answers))
+        targets = map(normalise, (problem.answer, *problem.alternatives, *chosen_answers))
         if compare_answers(normalise(answer), *targets).verdict == "incorrect":
             chosen_answers.append(answer)
         if len(chosen_answers) == OTHER_ANSWER_COUNT:

@@ -167,23 +167,7 @@ def make_plan(
     _refuse_unused_template(config, layouts)
     config = config.model_copy(update={"layouts": layouts})
     thinking, lacks_markers = _find_markers(config, model)
-    settings = PromptSettings(
-        template=config.template,
-        question=config.question,
-        thinking=thinking,
-        # the prompt must end within the answer's line: a model that begins a new line would end
-        # its completion before the answer
-        asks_in_text=config.fewshot is not None or config.answer == "line",
-    )
-    if config.endpoint == ANSWER_LOGPROB and model is not None:
-        # drawn from all questions, so that a limit does not change the other answers
-        other_answers = draw_other_answers(
-            split.questions,
-            {problem.id for problem in dataset.problems},
-            lambda answer: len(encode(answer, model.tokenizer)[0]),
-            config.seed,
-        )
-        settings = replace(settings, scored_form=config.answer, other_answers=other_answers)
+    settings = _share_settings(config, split.questions, dataset, model, thinking)
     tasks = _build_tasks(config, dataset, split.example_sets, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(tasks.values(), thinking)
@@ -200,6 +184,34 @@ def make_plan(
         lacks_markers=lacks_markers,
         raw_prefix=_find_raw_prefix(model),
     )
+
+
+def _share_settings(
+    config: RunConfig,
+    questions: Sequence[Problem],
+    dataset: Dataset,
+    model: ModelTokenizer | None,
+    thinking: Markers,
+) -> PromptSettings:
+    """The settings that all prompts have in common, with the other answers if these are scored."""
+    settings = PromptSettings(
+        template=config.template,
+        question=config.question,
+        thinking=thinking,
+        # the prompt must end within the answer's line: a model that begins a new line would end
+        # its completion before the answer
+        asks_in_text=config.fewshot is not None or config.answer == "line",
+    )
+    if config.endpoint != ANSWER_LOGPROB or model is None:
+        return settings
+    # drawn from all questions, so that a limit does not change the other answers
+    other_answers = draw_other_answers(
+        questions,
+        {problem.id for problem in dataset.problems},
+        lambda answer: len(encode(answer, model.tokenizer)[0]),
+        config.seed,
+    )
+    return replace(settings, scored_form=config.answer, other_answers=other_answers)
 
 
 def _find_markers(config: RunConfig, model: ModelTokenizer | None) -> tuple[Markers, bool]:
@@ -231,7 +243,7 @@ def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers)
         start_marker, _ = find_open_reasoning(prompt.text, thinking)
         if start_marker:
             raise ConfigError(
-                f"answer: `line` would end each completion in the first line of its reasoning, "
+                "answer: `line` would end each completion in the first line of its reasoning, "
                 f"because the prompt ends in {start_marker}. Set `answer: box` (--set answer=box)."
             )
 
@@ -283,7 +295,7 @@ def _split_problems(
     """Split the problems into those of the run and examples."""
     fewshot = config.fewshot
     if fewshot is None:
-        return ProblemSplit(dataset.problems, [ExampleSet(draw=0, examples=())], None)
+        return ProblemSplit(dataset.problems, [ExampleSet(examples=())], None)
     if not isinstance(fewshot, ExamplesConfig):
         return fewshot.split(
             dataset.problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
@@ -349,10 +361,9 @@ def _build_tasks(
     """
     # several only if each sample has a prompt of its own
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
-    problem_count = sum(
-        len(example_set.select_problems(dataset.problems)) for example_set in example_sets
-    )
-    total_count = problem_count * len(config.layouts) * len(repeats) * len(config.all_conditions)
+    prompts_per_problem = config.repeats // config.repeats_per_prompt
+    condition_count = len(config.layouts) * len(config.all_conditions)
+    total_count = len(dataset.problems) * prompts_per_problem * condition_count
     finished_count = 0
     tasks = {}
     for layout, example_set, repeat, has_examples in product(

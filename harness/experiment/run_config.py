@@ -175,8 +175,11 @@ class RunConfig(Strict):
             # so that by default each problem is asked once with every draw
             values.setdefault("repeats", fewshot.get("draws", 1))
         sweep = values.pop("sweep", None)
-        if sweep is not None:
-            values["conditions"] = _add_sweep(values.get("conditions", [BASELINE]), sweep)
+        entries = values.get("conditions", [BASELINE])
+        # entries of any other type are refused later
+        if sweep is not None and isinstance(entries, (list, tuple)):
+            new_entries = (entry for entry in expand_sweep(sweep) if entry not in entries)
+            values["conditions"] = [*entries, *new_entries]
         return values
 
     @model_validator(mode="after")
@@ -212,8 +215,10 @@ class RunConfig(Strict):
             if condition.is_in_template and getattr(condition, "placement", None):
                 yield f"placement: the template has the filler of {condition.name}"
         if Layout.AS_PUBLISHED in self.layouts:
-            keys = ("template", "question", "instruction", "fewshot", "other_texts")
-            for owner, key in product((self, *self.conditions), keys):
+            for owner, key in product(
+                (self, *self.conditions),
+                ("template", "question", "instruction", "fewshot", "other_texts"),
+            ):
                 if getattr(owner, key, None) is not None:
                     yield f"{key}: the layout as_published has the authors' prompt"
 
@@ -369,7 +374,7 @@ class RunConfig(Strict):
             description += f" with {self.draws_per_problem} of {self.draws} draws of examples"
         return description
 
-    def resolve_sampling(self, generation_config: Mapping[str, Any] | None) -> Sampling:
+    def resolve_sampling(self, generation_config: JsonObject | None) -> Sampling:
         """The effective parameters for a model with this generation_config, None if it has none.
 
         Raises:
@@ -479,14 +484,6 @@ class RunConfig(Strict):
         if self.model.backend == "vllm":
             arguments.setdefault("seed", self.seed)
         return arguments
-
-
-def _add_sweep(entries: Any, sweep: Any) -> Any:
-    """The entries of `conditions`, and the conditions of a sweep that are not among them."""
-    # the type of any other value is refused later
-    if not isinstance(entries, (list, tuple)):
-        return entries
-    return [*entries, *(entry for entry in expand_sweep(sweep) if entry not in entries)]
 
 
 _WEIGHTS_KEY = re.compile(
