@@ -467,7 +467,7 @@ def table_page(*runs, metric=None, **options):
 
 def table_data(*runs, **options):
     """What `mless table --format json` prints."""
-    return json.loads(table_page(*runs, form="json", **options))
+    return json.loads(table_page(*runs, output_format="json", **options))
 
 
 def find_log(condition):

@@ -43,7 +43,7 @@ def compare(
     if not_worse_by is not None:
         result, message = check_not_worse(board, not_worse_by)
         exit_code = EXIT_CODE_BY_RESULT[result]
-    typer.echo(write_board(board, TableOptions(form=output_format, explain=explain)))
+    typer.echo(write_board(board, TableOptions(output_format=output_format, explain=explain)))
     if message:
         typer.echo(f"mless: {message}", err=True)
     raise typer.Exit(exit_code)

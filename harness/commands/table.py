@@ -62,7 +62,7 @@ def table(
 
     is_requested_by_table = {"mediators": mediators, "audit": audit, "together": together}
     options = TableOptions(
-        form=output_format,
+        output_format=output_format,
         by=by or (),
         baseline=baseline,
         score=score,

@@ -1,12 +1,13 @@
 """The legends and remarks below the table of a comparison: what its numbers mean, and its tests.
 
 *Other texts* have the length and placement of a filler. Those of one kind are a *family*. The
-*place* of a filler says whether its difference lies above, below or among those of other texts.
+*place* of a filler says whether its difference lies above, below or among those of other texts. A
+*setting* is a model and a layout.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.analysis.paired_tests import fewest_problems
 from harness.analysis.result_tables import Leaderboard, records
@@ -28,8 +29,8 @@ from harness.display.value_texts import (
 from harness.errors import list_first
 from harness.experiment.conditions import POSITIVE_CONTROL
 
-MANY_UNGRADED_PERCENT = 5.0
-"""From this percentage of ungraded samples on, a remark says how they ended."""
+UNGRADED_PERCENT_FOR_WARNING = 5.0
+"""From this percentage of ungraded samples on, a warning says how they ended."""
 ADVICE_BY_ENDING = {
     "no box": "Without a box nothing is graded. `mless run` can show examples (--num-fewshot 8), "
     "or read the first line (--set answer=line). A stop string (`until`) may come before an "
@@ -51,37 +52,64 @@ PHRASE_BY_COUNTED_COLUMN = {
 """Columns of mediators whose samples a remark counts in each condition, however few they are."""
 LEAST_PRINTED_PERCENT = 0.05
 """Endings of a smaller percentage are left out, as it would be written as 0.0."""
-FEW_CLUSTERS = 15
+FEWEST_CLUSTERS_WITHOUT_WARNING = 15
 """With fewer clusters there is a warning: with 8, intervals are 57 to 102 points long."""
 
 
-def explain_comparison(
-    board: Leaderboard, rows: Sequence[Row]
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The facts that the legends name, the warnings, and the remarks: the important ones first."""
+class Explanation(NamedTuple):
+    """What the table of a comparison says besides its numbers, the important texts first.
+
+    Attributes:
+        facts: The values of the names in braces in the columns' legends.
+        warnings: Sentences without which the numbers would mislead.
+        remarks: Further sentences.
+    """
+
+    facts: dict[str, Any]
+    warnings: list[str]
+    remarks: list[str]
+
+
+class NoiseRemark(NamedTuple):
+    """A sentence about noise, and whether it is a warning: the run is too insensitive."""
+
+    sentence: str
+    is_warning: bool
+
+
+def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
+    """The facts, warnings and remarks of a comparison.
+
+    Args:
+        board: All tables.
+        rows: The rows of the comparison that the table shows.
+    """
     warnings = [*_warn_of_data(board)]
     compared_rows = [row for row in rows if row["role"] != "baseline"]
     if not compared_rows:
-        return {}, warnings, ["There is only one condition, so nothing is compared."]
+        return Explanation({}, warnings, ["There is only one condition, so nothing is compared."])
     tested_rows = [row for row in compared_rows if row["role"] == "tested"]
     problem_count = min(row["problems"] for row in rows)
     cluster_count = min(board.cluster_count or problem_count, problem_count)
     cluster_noun = "clusters" if board.cluster_count else "problems"
-    if cluster_count < FEW_CLUSTERS:
+    if cluster_count < FEWEST_CLUSTERS_WITHOUT_WARNING:
         warnings.append(
             f"Only a very large difference can be shown with {cluster_count} {cluster_noun}."
         )
     warnings += _describe_places(board, tested_rows)
     # what is said about all rows must hold for the one with the fewest draws
     draw_count = min(row["draws"] for row in compared_rows)
-    examples_text, example_remarks = _describe_examples(board, draw_count)
-    remarks = [*_remark_roles(board, compared_rows, tested_rows), *example_remarks]
+    scope = _describe_scope(board, draw_count)
+    remarks = [
+        *_remark_roles(compared_rows, tested_rows),
+        *_remark_examples(board, draw_count, scope),
+    ]
     if board.score != NUMBER:
         remarks += _remark_sample_size(tested_rows, cluster_count, cluster_noun, draw_count)
     if not board.by:
-        for remark, is_warning in remark_noise(board):
+        for sentence, is_warning in remark_noise(board):
             destination = warnings if is_warning else remarks
-            destination.append(remark)
+            destination.append(sentence)
     facts = {
         "baseline": label(board.baseline),
         "flips": define_flips(max(row["repeats"] for row in compared_rows)),
@@ -92,17 +120,18 @@ def explain_comparison(
         margin = tested_rows[0]["margin"]
         facts |= {
             "adjustment": _describe_adjustment(board, tested_rows),
-            "examples": examples_text,
+            "examples": f" with {scope}" if scope else "",
             "margin": margin,
             "fewest": f", on at least {fewest_problems(margin / 100)} {cluster_noun}",
         }
-    return facts, warnings, remarks
+    return Explanation(facts, warnings, remarks)
 
 
 def _warn_of_data(board: Leaderboard) -> Iterator[str]:
     """Another score, ungraded samples, remarkable runs, problems that are left out."""
     if board.score:
-        kind, _, _ = board.score.partition("@")
+        # such as `pass@2`
+        kind = board.score.split("@")[0]
         yield f"{board.score} instead of accuracy: {SCORE_MEANINGS[kind]}."
     yield from warn_of_ungraded(board)
     yield from _warn_of_runs(board)
@@ -131,34 +160,36 @@ def _remark_sample_size(
         )
 
 
-def _describe_examples(board: Leaderboard, draw_count: int) -> tuple[str, list[str]]:
-    """The end of the verdict's legend, and remarks: for which examples and fillers results hold."""
-    run_settings = [run.get("settings") or {} for run in board.receipts]
-    fewshots = [run.get("fewshot") or {} for run in run_settings]
-    examples_text = ""
-    remarks = []
+def _describe_scope(board: Leaderboard, draw_count: int) -> str:
+    """The examples for which verdicts, intervals and p hold; empty without examples."""
+    fewshots = [(run.get("settings") or {}).get("fewshot") or {} for run in board.receipts]
+    if draw_count < FEWEST_DRAWS:
+        return "these examples" if draw_count > 1 or any(fewshots) else ""
+    if not all(fewshot.get("instructions") for fewshot in fewshots):
+        return "new draws of examples"
+    if any(fewshot["num_fewshot"] for fewshot in fewshots):
+        return "new draws of examples and their instructions"
+    return "new draws of instructions"
+
+
+def _remark_examples(board: Leaderboard, draw_count: int, scope: str) -> Iterator[str]:
+    """For which examples, and for which fillers, intervals and p hold."""
     if draw_count >= FEWEST_DRAWS:
-        draws_text = "draws of examples"
-        if all(fewshot.get("instructions") for fewshot in fewshots):
-            draws_text = "draws of instructions"
-            if any(fewshot["num_fewshot"] for fewshot in fewshots):
-                draws_text = "draws of examples and their instructions"
-        examples_text = f" with new {draws_text}"
-        remarks.append(
-            f"{draw_count} {draws_text}: intervals and p are for new draws from the same pool."
+        yield (
+            f"{draw_count} {scope.removeprefix('new ')}: intervals and p are for new draws from "
+            "the same pool."
         )
-    elif any(fewshots) or draw_count > 1:
-        examples_text = " with these examples"
-        remarks.append(
+    elif scope:
+        yield (
             "Verdicts, intervals and p are for these examples only and say nothing about others. "
             f"From {FEWEST_DRAWS} draws of examples on, they are for new draws."
         )
-    if fresh_names := dict.fromkeys(chain(*(run.get("fresh", ()) for run in run_settings))):
-        remarks.append(
-            f"New fillers for each problem or sample: {list_first(list(map(label, fresh_names)))}. "
+    fresh_names = chain(*((run.get("settings") or {}).get("fresh", ()) for run in board.receipts))
+    if fresh_labels := [label(name) for name in dict.fromkeys(fresh_names)]:
+        yield (
+            f"New fillers for each problem or sample: {list_first(fresh_labels)}. "
             "Intervals and p are for new problems with new fillers."
         )
-    return examples_text, remarks
 
 
 def _describe_places(board: Leaderboard, tested_rows: Sequence[Row]) -> Iterator[str]:
@@ -180,8 +211,7 @@ def find_families(text_rows: Iterable[Row], contrast_row: Mapping[Any, Any]) -> 
 def describe_place(board: Leaderboard, contrast_row: Row) -> str:
     """The verdict together with the place among other texts; empty without other texts.
 
-    One clause compares the filler with the baseline, one with the other texts. The range of each
-    family follows in brackets, or the reason why it shows no place.
+    The range of each family follows in brackets, or the reason why it shows no place.
 
     Args:
         board: All tables.
@@ -190,42 +220,46 @@ def describe_place(board: Leaderboard, contrast_row: Row) -> str:
     family_rows = find_families(records(board.side_tables["texts"]), contrast_row)
     if not family_rows:
         return ""
-    baseline_noun = baseline_phrase = label(board.baseline)
-    if board.baseline == BASELINE:
-        baseline_noun, baseline_phrase = "no text", "without a text"
-    texts_phrase = "other texts of this length"
-    verdict, place = contrast_row["verdict"], contrast_row["other_texts"]
+    place = contrast_row["other_texts"]
     if place == NOT_SHOWN and not any(row["reason"] for row in family_rows):
         # All families have a place, but not the same. So no difference from all texts is shown.
         place = "among"
-    direction = verdict if verdict in SIGNIFICANT_VERDICTS else "better or worse"
-    clause_by_place = {
-        "above": f"better than {texts_phrase}",
-        "below": f"worse than {texts_phrase}",
-        "among": f"not shown to be {direction} than {texts_phrase}",
-        NOT_SHOWN: f"its place among {texts_phrase} is not shown",
-    }
+    sentence = _join_verdict_and_place(board, contrast_row["verdict"], place)
+    return f"{sentence} ({'; '.join(map(_describe_family, family_rows))})"
+
+
+def _join_verdict_and_place(board: Leaderboard, verdict: str | None, place: str) -> str:
+    """Two clauses: one compares the filler with the baseline, one with the other texts."""
+    baseline_noun = baseline_phrase = label(board.baseline)
+    if board.baseline == BASELINE:
+        baseline_noun, baseline_phrase = "no text", "without a text"
     if verdict == "inconclusive" and place in ("above", "below"):
         # in one clause, because "inconclusive; better than" would seem to contradict itself
-        sentence = f"differs from {texts_phrase}, not from {baseline_noun}"
-    else:
-        sentence = clause_by_place[place]
-        if verdict in SIGNIFICANT_VERDICTS:
-            sentence = f"{verdict} than {baseline_phrase}; {sentence}"
-        elif verdict:  # an exploratory difference has none
-            sentence = f"{verdict}; {sentence}"
-    family_texts = []
-    for row in family_rows:
-        family_text = row["reason"]
-        if not family_text:
-            range_text = interval(row["range_low"], row["range_high"], has_sign=True)
-            family_text = f"{row['place']} their {LEVEL_TEXT} range {range_text}"
-        family_texts.append(f"{row['texts']} {row['kind']}: {family_text}")
-    return f"{sentence} ({'; '.join(family_texts)})"
+        return f"differs from other texts of this length, not from {baseline_noun}"
+    direction = verdict if verdict in SIGNIFICANT_VERDICTS else "better or worse"
+    clause_by_place = {
+        "above": "better than other texts of this length",
+        "below": "worse than other texts of this length",
+        "among": f"not shown to be {direction} than other texts of this length",
+        NOT_SHOWN: "its place among other texts of this length is not shown",
+    }
+    if verdict in SIGNIFICANT_VERDICTS:
+        return f"{verdict} than {baseline_phrase}; {clause_by_place[place]}"
+    # an exploratory difference has no verdict
+    return f"{verdict}; {clause_by_place[place]}" if verdict else clause_by_place[place]
+
+
+def _describe_family(family_row: Row) -> str:
+    """A family of other texts: the filler's place and the range, or why no place is shown."""
+    family_text = f"{family_row['texts']} {family_row['kind']}"
+    if family_row["reason"]:
+        return f"{family_text}: {family_row['reason']}"
+    range_text = interval(family_row["range_low"], family_row["range_high"], has_sign=True)
+    return f"{family_text}: {family_row['place']} their {LEVEL_TEXT} range {range_text}"
 
 
 def _describe_adjustment(board: Leaderboard, tested_rows: Sequence[Row]) -> str:
-    """How p is adjusted for several tests. The primary contrast is in no family of Holm."""
+    """How p is adjusted for several tests: by Holm over all contrasts but the primary one."""
     holm_rows = [row for row in tested_rows if not row["primary"]]
     if not holm_rows:
         return " of the primary contrast alone"
@@ -236,12 +270,15 @@ def _describe_adjustment(board: Leaderboard, tested_rows: Sequence[Row]) -> str:
             f", adjusted by Holm over {determiner} {tests_text} of this table, not named before "
             "the run"
         )
-    origin_text = "named before the run"
-    if board.primary:
-        origin_text += " besides the primary contrast"
-        if has_several_settings(tested_rows):
-            tests_text = "tests of each model and layout"
-    return f", adjusted by Holm over the {tests_text} {origin_text}"
+    if not board.primary:
+        return f", adjusted by Holm over the {tests_text} named before the run"
+    if has_several_settings(tested_rows):
+        # each setting has a family of its own, behind its primary contrast
+        tests_text = "tests of each model and layout"
+    return (
+        f", adjusted by Holm over the {tests_text} named before the run besides the primary "
+        "contrast"
+    )
 
 
 def _warn_of_runs(board: Leaderboard) -> Iterator[str]:
@@ -270,9 +307,7 @@ def has_several_settings(rows: Sequence[Row]) -> bool:
     return len({(row["model"], row["layout"]) for row in rows}) > 1
 
 
-def _remark_roles(
-    board: Leaderboard, compared_rows: Sequence[Row], tested_rows: Sequence[Row]
-) -> Iterator[str]:
+def _remark_roles(compared_rows: Sequence[Row], tested_rows: Sequence[Row]) -> Iterator[str]:
     """The meaning of the star and of the word exploratory, if the table has them."""
     if any(row["primary"] for row in compared_rows):
         share_text = ""
@@ -292,21 +327,21 @@ def warn_of_ungraded(board: Leaderboard) -> Iterator[str]:
     """How ungraded samples ended, and the contrasts that are `unmeasured` with the reason."""
     if not board.by:
         yield from _warn_of_endings(board)
-    # the labels are keys, so that each is listed once and in the order of the table
-    labels_by_reason: dict[str, dict[str, None]] = {}
+    labels_by_reason: dict[str, list[str]] = {}
     for row in records(board.comparison):
         if row["verdict"] == "unmeasured":
-            labels = labels_by_reason.setdefault(row["unmeasured"], {})
-            labels[label(row["condition"])] = None
+            labels_by_reason.setdefault(row["unmeasured"], []).append(label(row["condition"]))
     for reason, labels in labels_by_reason.items():
-        yield f"unmeasured ({list_first(list(labels), 4)}): {reason}."
+        # a condition has a row for each model and layout, but is listed once
+        yield f"unmeasured ({list_first(list(dict.fromkeys(labels)), 4)}): {reason}."
 
 
 def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
     """How samples ended, in each model and layout.
 
-    Next questions and missing replies are counted in every condition. Of the ungraded samples, only
-    the conditions with the fewest and the most are named, if the most are many.
+    A first sentence counts special samples in every condition, such as those with a next question.
+    A second one names the conditions with the fewest and the most ungraded samples, if the most
+    are many.
     """
     rows_by_setting: dict[str, list[Row]] = {}
     for row in records(board.side_tables["mediators"]):
@@ -318,7 +353,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
         # the sort is stable: if conditions have equal sums, the first and the last are named
         sorted_rows = sorted(rows, key=_sum_ungraded)
         least_row, most_row = sorted_rows[0], sorted_rows[-1]
-        if _sum_ungraded(most_row) >= MANY_UNGRADED_PERCENT:
+        if _sum_ungraded(most_row) >= UNGRADED_PERCENT_FOR_WARNING:
             extremes_text = f"most in {_list_endings(most_row)}"
             if least_row is not most_row:
                 extremes_text = f"least in {_list_endings(least_row)}; {extremes_text}"
@@ -326,7 +361,7 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
 
 
 def _count_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[str]:
-    """The numbers of samples with a next question, and of those without a whole completion."""
+    """In each condition, the samples with a next question, or without a whole completion."""
     for column, phrase in PHRASE_BY_COUNTED_COLUMN.items():
         count_texts = [
             f"{label(row['condition'])} {row[column] * row['samples'] / 100:.0f}"
@@ -339,7 +374,7 @@ def _count_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[s
 
 def _advise(row: Row) -> str:
     """What a user can do about the most frequent ending of the ungraded samples of a row."""
-    ending = max(COLUMN_BY_ENDING, key=lambda name: row[COLUMN_BY_ENDING[name].key])
+    ending = max(COLUMN_BY_ENDING, key=lambda ending: row[COLUMN_BY_ENDING[ending].key])
     # a higher limit helps only if most of the unfinished reasoning was cut off by it
     if ending == "unfinished" and 2 * row["cut_reasoning"] <= row["unfinished"]:
         ending += " before the limit"
@@ -361,32 +396,36 @@ def _list_endings(row: Row) -> str:
     return f"{label(row['condition'])} ({', '.join(endings) or '0 %'})"
 
 
-def remark_noise(board: Leaderboard) -> Iterator[tuple[str, bool]]:
-    """The repeat run (A/A) and the positive control, by model and layout.
-
-    The second value says whether the remark is a warning: the run is too insensitive. A repeat run
-    needs no warning, because tests and intervals allow for the noise of samples.
-    """
+def remark_noise(board: Leaderboard) -> Iterator[NoiseRemark]:
+    """The repeat run (A/A) and the positive control, by model and layout."""
     for row in records(board.comparison):
+        reference_facts = board.reference_conditions.get(row["condition"], {})
         if row["aa_difference"] is not None:
-            remark = (
+            sentence = (
                 f"A/A, {row['model']}, {row['layout']}, {label(row['condition'])} and its "
                 f"baseline: {describe_repeat(row)}."
             )
+            # greedy samples have no seeds
             if not all(receipt.get("greedy") for receipt in board.receipts):
-                remark += " The samples of both have the same seeds, and the repeat run has others."
-            yield remark, False
-            continue
-        reference_facts = board.reference_conditions.get(row["condition"], {})
-        if reference_facts.get("kind") == POSITIVE_CONTROL:
-            # the control must lower the accuracy, so a rise does not show that effects are visible
-            is_detected = row["p"] < ALPHA and row["difference"] < 0
-            outcome_text = "NOT DETECTED, so effects that this run does not find may still exist"
-            if is_detected:
-                outcome_text = "detected, so grader and pairing work"
-            yield (
-                f"Positive control, {row['model']}, {row['layout']} ({row['condition']}): "
-                f"{difference(row['difference'], row['low'], row['high'])}, "
-                f"p {p_value(row['p'])}: {outcome_text}.",
-                not is_detected,
-            )
+                sentence += (
+                    " The samples of both have the same seeds, and the repeat run has others."
+                )
+            # no warning, because tests and intervals allow for the noise of samples
+            yield NoiseRemark(sentence, is_warning=False)
+        elif reference_facts.get("kind") == POSITIVE_CONTROL:
+            yield _judge_control(row)
+
+
+def _judge_control(row: Row) -> NoiseRemark:
+    """Whether the positive control was detected; a warning if it was not."""
+    # the control must lower the accuracy, so a rise does not show that effects are visible
+    is_detected = row["p"] < ALPHA and row["difference"] < 0
+    outcome_text = "NOT DETECTED, so effects that this run does not find may still exist"
+    if is_detected:
+        outcome_text = "detected, so grader and pairing work"
+    return NoiseRemark(
+        f"Positive control, {row['model']}, {row['layout']} ({row['condition']}): "
+        f"{difference(row['difference'], row['low'], row['high'])}, "
+        f"p {p_value(row['p'])}: {outcome_text}.",
+        is_warning=not is_detected,
+    )

@@ -1,6 +1,6 @@
 """The table of a comparison: its rows, title and columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,17 +23,15 @@ from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import describe_clusters, mean, plural
 
 _TITLE_COLUMNS = ("model", "layout", "problems", "repeats")
-"""Columns that are left out if all rows agree: their value is in the title instead."""
+"""Columns that are left out if all rows agree: their value is in the title instead. All others
+remain even then, as conditions, fillers and splits usually have several values."""
 
 
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    cluster_counts = (0, 0) if board.by else (board.cluster_count, board.copy_count)
     names = ("model", "layout", *board.by, "condition", "problems", "repeats")
-    shared_texts, text_columns = split_shared_values(
-        records(board.comparison), names, cluster_counts
-    )
+    all_rows = records(board.comparison)
     accuracy_column = replace(ACCURACY_COLUMN, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
         accuracy_column = replace(ACCURACY_COLUMN, heading="score", format=mean)
@@ -46,26 +44,25 @@ def show_comparison(board: Leaderboard) -> Table:
         VERDICT_COLUMN,
         last_column,
     ]
-    facts, warnings, remarks = explain_comparison(board, rows)
-    columns = [*text_columns, *_fill_legends(number_columns, facts)]
+    explanation = explain_comparison(board, rows)
     return Table(
-        ", ".join(shared_texts) or "Differences from the baseline",
+        ", ".join(_list_shared_values(board, all_rows)) or "Differences from the baseline",
         rows,
-        columns,
-        remarks,
-        warnings,
+        [*list_text_columns(all_rows, names), *_fill_legends(number_columns, explanation.facts)],
+        explanation.remarks,
+        explanation.warnings,
     )
 
 
 def _depends_on_format(row: Row) -> bool:
-    """Whether the difference among answered samples differs from that among all samples.
+    """Whether differences among answered samples and among all samples are clearly not the same.
 
-    A tenth of the interval's length is too little to report.
+    Less than a tenth of the interval's length is too little to report.
     """
     if row["low"] is None:
         return False
-    # Without a pair of answered samples, answers explain none of the difference. So it counts as 0.
-    answered_difference = 0.0 if row["answered_difference"] is None else row["answered_difference"]
+    # None, without a pair of answered samples, counts as 0: answers explain none of the difference
+    answered_difference = row["answered_difference"] or 0.0
     return bool(10 * abs(answered_difference - row["difference"]) > row["high"] - row["low"])
 
 
@@ -74,33 +71,39 @@ def rows_of_conditions(board: Leaderboard, frame: pandas.DataFrame) -> list[Row]
     return [row for row in records(frame) if row.get("condition") not in board.reference_conditions]
 
 
-def split_shared_values(
-    rows: Sequence[Row], names: Sequence[str], cluster_counts: tuple[int, int] = (0, 0)
-) -> tuple[list[str], list[Column]]:
-    """The values that all rows share, as texts, and the columns of text in which rows differ.
+def list_text_columns(rows: Sequence[Row], names: Iterable[str]) -> list[Column]:
+    """The columns of text with these names, without those that are left out: _TITLE_COLUMNS."""
+    return [
+        text_column(name)
+        for name in names
+        if name not in _TITLE_COLUMNS or len(_distinct_values(rows, name)) > 1
+    ]
 
-    Args:
-        rows: The rows.
-        names: The columns of text. Conditions, fillers and splits remain columns even if all rows
-            agree, as they usually have several values.
-        cluster_counts: The numbers of clusters and of copies among the problems.
-    """
-    texts, columns = [], []
-    for name in names:
-        distinct_values = {row[name] for row in rows} - {None}
-        if name not in _TITLE_COLUMNS or len(distinct_values) > 1:
-            columns.append(text_column(name))
-        elif distinct_values:
-            (value,) = distinct_values
-            text = str(value)
-            if name == "problems":
-                text = (
-                    f"{value} {plural('problem', value)}{describe_clusters(value, *cluster_counts)}"
-                )
-            elif name == "repeats":
-                text = f"{value} {plural('sample', value)} each"
-            texts.append(text)
-    return texts, columns
+
+def _list_shared_values(board: Leaderboard, rows: Sequence[Row]) -> Iterator[str]:
+    """The values of _TITLE_COLUMNS on which all rows agree, as texts."""
+    for name in _TITLE_COLUMNS:
+        values = _distinct_values(rows, name)
+        if len(values) == 1:
+            yield _describe_shared_value(board, name, values.pop())
+
+
+def _describe_shared_value(board: Leaderboard, name: str, value: Any) -> str:
+    """A value with its noun."""
+    if name == "repeats":
+        return f"{value} {plural('sample', value)} each"
+    if name != "problems":
+        return str(value)
+    problems_text = f"{value} {plural('problem', value)}"
+    # in a split table, the clusters are those of all problems together
+    if board.by:
+        return problems_text
+    return f"{problems_text}{describe_clusters(value, board.cluster_count, board.copy_count)}"
+
+
+def _distinct_values(rows: Sequence[Row], name: str) -> set[Any]:
+    """The values of a column; rows without a value agree with any other."""
+    return {row[name] for row in rows} - {None}
 
 
 def _fill_legends(columns: Sequence[Column], facts: Mapping[str, Any]) -> Iterator[Column]:

@@ -27,11 +27,16 @@ from harness.experiment.run_config import RunConfig
 from harness.grading import describe_gold, read_elements
 from harness.reasoning_markers import NO_MARKERS_NOTE
 
-PLANNED_DISCORDANCE = 0.1
-"""The assumed share of problems on which single samples of two conditions disagree, about that of
-the study."""
+PLANNED_DISCORDANCES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""The assumed share of problems on which single samples of two conditions disagree: about that of
+the study. No effect exceeds this share. If the problems are so few that only a larger effect can be
+detected, the next share is assumed."""
 PLANNED_SPREAD = 0.02
 """The assumed standard deviation of the effect between draws of examples."""
+
+COPY_DIFFERENCES = re.compile(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)")
+r"""What may differ between copies of a question: spaces of formulas (`\,`), signs around formulas
+(`$`, `\(`, `\[`), and a blank unless it separates two words."""
 
 MOST_LISTED_READINGS = 3
 """The number of gold answers that a dry run lists, those of the rarest forms first."""
@@ -80,7 +85,10 @@ def show_prompts(plan: Plan) -> str:
 
 
 def _mark_filler(prompt: BuiltPrompt) -> str:
-    """The text of a prompt with the filler in guillemets, of a long filler some words only."""
+    """The text of a prompt with the filler in guillemets.
+
+    Of a filler with more than eight words only the first two and the last are shown.
+    """
     text = ""
     previous_end = 0
     for start, end in prompt.filler_ranges:
@@ -118,13 +126,14 @@ def _describe_filler_length(group: Sequence[ConditionPrompts]) -> str:
 def _count_prompt_tokens(plan: Plan) -> int:
     """The tokens of the prompts of all requests; 0 if the tokenizer is not known.
 
-    A prompt counts once for each answer whose log-probability is measured.
+    A prompt has a request for each sample of each run. If log-probabilities are measured, each has
+    a request for every answer.
     """
     return plan.config.repeats_per_prompt * sum(
-        plan.count_replicates(condition_prompts)
-        * max(1, len(prompt.answers))
-        * len(prompt.token_ids or ())
-        for _, condition_prompts, _, prompt in plan.rows
+        plan.count_replicates(row.task)
+        * max(1, len(row.prompt.answers))
+        * len(row.prompt.token_ids or ())
+        for row in plan.rows
     )
 
 
@@ -141,8 +150,11 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
     yield from _note_copies(problems)
     yield from _describe_golds(problems)
     answer_key = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
-    chance = statistics.fmean(100 / (1 + len(prompt.other_answers)) for *_, prompt in plan.rows)
-    yield f"answer    {ANSWER_TEXT_BY_KEY[answer_key].format(chance)}"
+    # chance prefers each scored answer equally often: the gold one and the others
+    chance_percent = statistics.fmean(
+        100 / (1 + len(row.prompt.other_answers)) for row in plan.rows
+    )
+    yield f"answer    {ANSWER_TEXT_BY_KEY[answer_key].format(chance_percent)}"
     yield from _note_conditions(plan)
     yield from _note_lost_answers(plan, answer_key)
     layouts_text = f"{', '.join(config.layouts)}: {plan.layout_reason}"
@@ -152,16 +164,18 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
 
 
 def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
-    """A note on questions that are probably copies of others."""
+    """A note on probable copies among the questions, which would count as independent problems.
+
+    They have the same answer, and differ only in case and in COPY_DIFFERENCES.
+    """
     # without a `cluster` in the data, the key is the question
-    keys_and_answers = {(problem.cluster_key, problem.answer) for problem in problems}
-    # Questions that differ only in case, in the signs and spaces of formulas, or in blanks beside
-    # other signs are probably copies, which would count as independent problems.
-    folded_keys_and_answers = {
-        (re.sub(r"\\[,;:! ()\[\]]|\$|(?<!\w)\s|\s(?!\w)", "", key).casefold(), answer)
-        for key, answer in keys_and_answers
+    questions_and_answers = {(problem.cluster_key, problem.answer) for problem in problems}
+    # copies become equal, so a set contains them once
+    simplified_pairs = {
+        (COPY_DIFFERENCES.sub("", question).casefold(), answer)
+        for question, answer in questions_and_answers
     }
-    if copy_count := len(keys_and_answers) - len(folded_keys_and_answers):
+    if copy_count := len(questions_and_answers) - len(simplified_pairs):
         yield (
             f"note      {copy_count} {plural('question', copy_count)} may be a copy: another "
             "differs in case, blanks or $ alone; give copies one `cluster`"
@@ -169,7 +183,7 @@ def _note_copies(problems: Sequence[Problem]) -> Iterator[str]:
 
 
 def _note_conditions(plan: Plan) -> Iterator[str]:
-    """A note on the prompts of each condition, and one if the markers of reasoning are not known.
+    """The notes on the prompts of conditions.
 
     Of several notes on a condition only the first is shown, with the number of the others.
     Conditions with the same text are in one line.
@@ -183,16 +197,16 @@ def _note_conditions(plan: Plan) -> Iterator[str]:
             )
     for note, names in names_by_note.items():
         yield f"note      {list_first(names)}: {note}"
-    if plan.lacks_markers:
-        yield f"note      {NO_MARKERS_NOTE}"
 
 
 def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
     """Notes on settings with which right answers would not be read."""
     config = plan.config
+    if plan.lacks_markers:
+        yield f"note      {NO_MARKERS_NOTE}"
     if plan.thinking and (answer_key == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
-    raw_prompts = [prompt for _, prompts, _, prompt in plan.rows if prompts.layout != Layout.CHAT]
+    raw_prompts = [row.prompt for row in plan.rows if row.task.layout != Layout.CHAT]
     if answer_key == "line" and any(prompt.text.endswith("\n") for prompt in raw_prompts):
         yield (
             "note      a prompt ends with a line break: a completion that begins with another has "
@@ -208,8 +222,9 @@ def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
     counts_text = str(len(problems))
     if len(problems) < total_count:
         counts_text += f" of {total_count}"
-    questions = {(problem.cluster_key, problem.question) for problem in problems}
-    copy_count = len(problems) - len(questions)
+    # a copy has the question of another problem of its cluster
+    distinct_questions = {(problem.cluster_key, problem.question) for problem in problems}
+    copy_count = len(problems) - len(distinct_questions)
     counts_text += f" problems{describe_clusters(len(problems), cluster_count, copy_count)}"
     fewshot = plan.config.fewshot
     if plan.example_ids and fewshot and fewshot.has_examples:
@@ -221,21 +236,25 @@ def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
 
 
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
-    """The gold answers that cannot be compared, and how the others of the rarest forms are read."""
-    refusals, readings = [], []
+    """The gold answers that cannot be compared, and how the others of the rarest forms are read.
+
+    The form of an answer is its text without the difference between numbers, and between words.
+    """
+    refusals, forms_and_readings = [], []
     for problem in problems:
         for answer in (problem.answer, *problem.alternatives):
             gold = with_decimal_points(answer) if problem.decimal else answer
             answer_text = f"{problem.id}: {answer[:60]}"
             if reason := describe_gold(gold):
                 refusals.append(f"{answer_text} ({reason.removeprefix('gold answer: ')})")
-            else:
-                # The form of an answer: numbers of any length are one sign, and so are words.
-                form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
-                elements = read_elements(gold)
-                if problem.choices:
-                    elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
-                readings.append((form, f"{answer_text} is read as {' and '.join(elements)}"))
+                continue
+            elements = read_elements(gold)
+            if problem.choices:
+                # the answer is a letter, which is read as the text of its choice
+                elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
+            answer_form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
+            reading = f"{answer_text} is read as {' and '.join(elements)}"
+            forms_and_readings.append((answer_form, reading))
     if refusals:
         yield (
             f"golds     {len(refusals)} of {len(problems)} gold answers cannot be compared: only "
@@ -243,15 +262,18 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
         )
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
-    count_by_form = Counter(form for form, _ in readings)
-    readings.sort(key=lambda reading: count_by_form[reading[0]])
-    rarest_texts = [text for _, text in readings[:MOST_LISTED_READINGS]]
-    if rarest_texts:
-        yield f"golds     {'; '.join(rarest_texts)}"
+    count_by_form = Counter(answer_form for answer_form, _ in forms_and_readings)
+    forms_and_readings.sort(key=lambda form_and_reading: count_by_form[form_and_reading[0]])
+    if rarest_readings := [reading for _, reading in forms_and_readings[:MOST_LISTED_READINGS]]:
+        yield f"golds     {'; '.join(rarest_readings)}"
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
-    """Sampling, and the numbers of requests, of arms with interventions, and of tokens."""
+    """Sampling, and the numbers of requests, of arms with interventions, and of tokens.
+
+    Behind the number of requests stands which of them are repeat runs, the positive control, and
+    other texts.
+    """
     config = plan.config
     if config.endpoint != ANSWER_LOGPROB:
         yield f"sampling  {config.sampling_description}, at most {config.max_gen_toks} tokens each"
@@ -264,7 +286,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         family_texts = [
             f"{count} {name.replace('_', ' ')}" for name, count in config.other_texts.items()
         ]
-        prompt_count = sum(prompts.condition.kind == OTHER_TEXT for _, prompts, *_ in plan.rows)
+        prompt_count = sum(row.task.condition.kind == OTHER_TEXT for row in plan.rows)
         details.append(
             f"{prompt_count * config.repeats_per_prompt} of {' and '.join(family_texts)}"
         )
@@ -287,7 +309,7 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
 def _make_prompt_table(plan: Plan) -> Table:
     """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
     rows = [
-        {"condition": name, "layout": layout} | _count_group_tokens(group)
+        {"condition": name, "layout": layout} | _make_token_cells(group)
         for (name, layout), group in _group_prompts(plan).items()
     ]
     return Table(
@@ -295,8 +317,11 @@ def _make_prompt_table(plan: Plan) -> Table:
     )
 
 
-def _count_group_tokens(group: Sequence[ConditionPrompts]) -> dict[str, str]:
-    """The cells of a row of the table of prompts that need a tokenizer, else question marks."""
+def _make_token_cells(group: Sequence[ConditionPrompts]) -> dict[str, str]:
+    """The cells of a group's row that need a tokenizer; question marks without one.
+
+    Their position is that of the filler in the first prompt.
+    """
     lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
     if not lengths:
         return dict.fromkeys(("filler", "position", "least", "median", "most"), "?")
@@ -325,46 +350,47 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
     tested_pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
     contrasts = [contrast_name(*pair) for pair in tested_pairs]
     yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
-    # The primary contrast is tested first and with the full alpha, so its effect is stated.
+    # The primary contrast is tested first and with the full alpha, so only its effect is stated.
     if config.primary_contrast:
         contrasts = [contrast_name(*config.primary_contrast)]
     if contrasts:
         # Bonferroni's adjustment: Holm's, which is never stricter, needs p-values.
         test_count = len(contrasts) * max(1, len(config.layouts))
         divisor_text = f" / {test_count}" if test_count > 1 else ""
-        effect_text, assumption_text = _describe_smallest_effect(
-            config, problem_count, ALPHA / test_count
-        )
+        effect, discordance = _find_smallest_effect(config, problem_count, ALPHA / test_count)
+        effect_text = f"{100 * effect:.1f} points"
+        if math.isnan(effect):
+            effect_text = f"more than {100 * discordance:.0f} points"
+        spread_text = ""
+        # from FEWEST_DRAWS draws of examples on, the test is also for new draws
+        if config.draws >= FEWEST_DRAWS:
+            spread_text = (
+                f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
+            )
         yield (
             f"detects   smallest difference: {effect_text} ({', '.join(contrasts)}; "
-            f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, {assumption_text})"
+            f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, at a discordance of "
+            f"{100 * discordance:.0f} %{spread_text})"
         )
 
 
-def _describe_smallest_effect(
+def _find_smallest_effect(
     config: RunConfig, problem_count: int, alpha: float
-) -> tuple[str, str]:
-    """The smallest effect that a test detects, and the discordance and spread that this assumes."""
-    # with one draw the spread between draws does not enter
-    draw_count, spread_text = 1, ""
-    # With FEWEST_DRAWS draws of examples or more, the test is also for new draws.
-    if config.draws >= FEWEST_DRAWS:
-        draw_count = config.draws
-        spread_text = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-    # No effect exceeds the discordance. With few problems only a larger effect than the planned
-    # discordance is detectable, so higher ones are tried.
-    for discordance in (PLANNED_DISCORDANCE, 0.2, 0.3, 0.4, 0.5):
+) -> tuple[float, float]:
+    """The smallest effect that a test detects, and the discordance that this assumes.
+
+    The effect is NaN if it is larger than the largest of PLANNED_DISCORDANCES.
+    """
+    for discordance in PLANNED_DISCORDANCES:
         effect = minimal_detectable_effect(
             problem_count=problem_count,
             repeats=config.repeats,
             discordance=discordance,
             alpha=alpha,
-            prompts=draw_count,
+            # with one draw the spread between draws does not enter
+            prompts=config.draws if config.draws >= FEWEST_DRAWS else 1,
             spread=PLANNED_SPREAD,
         )
         if not math.isnan(effect):
-            size_text = f"{100 * effect:.1f} points"
             break
-    else:
-        size_text = f"more than {100 * discordance:.0f} points"
-    return size_text, f"at a discordance of {100 * discordance:.0f} %{spread_text}"
+    return effect, discordance

@@ -33,7 +33,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     paths = []
     for task, samples in samples_by_task.items():
         are_right = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
-        accuracy = {"name": "accuracy", "value": fmean(are_right)}
+        accuracy_metric = {"name": "accuracy", "value": fmean(are_right)}
         log = EvalLog(
             status="success",
             eval={
@@ -47,7 +47,11 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
                 "total_samples": len(samples),
                 "completed_samples": len(samples),
                 "scores": [
-                    {"name": GRADER_NAME, "scorer": GRADER_NAME, "metrics": {"accuracy": accuracy}}
+                    {
+                        "name": GRADER_NAME,
+                        "scorer": GRADER_NAME,
+                        "metrics": {"accuracy": accuracy_metric},
+                    }
                 ],
             },
             samples=samples,
@@ -58,7 +62,11 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
 
 
 def _describe_samples(prompt: AnsweredPrompt) -> Iterator[JsonObject]:
-    """The samples of a prompt. Inspect's word for the samples of a problem is epoch."""
+    """The samples of a prompt, as Inspect stores them.
+
+    Its word for the samples of a problem is epoch, and its grades are `C`, correct, and `I`,
+    incorrect.
+    """
     # if a server applied its own template, the prompt's text is unknown
     prompt_text = prompt.prompt or prompt.doc["user"]
     for epoch, (sample, score) in enumerate(prompt.graded_samples, start=1):

@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from harness.constants import SIGNIFICANT_VERDICTS, Row, TableFormat
 from harness.display.value_texts import EN_DASH, MINUS, visible
@@ -44,12 +45,11 @@ _ALIGNMENTS = {"text": "<>", "markdown": ("---", "---:"), "latex": "lr"}
 """How each format aligns a column: first the sign for texts, on the left, then that for numbers, on
 the right. `Column.numeric` is the index."""
 
-Lines = Sequence[Sequence[str]]
+TextGrid = Sequence[Sequence[str]]
 """The texts of cells, line by line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell: its text, its key for sorting, and whether it is bold because a test was passed."""
 
     text: str
@@ -86,9 +86,10 @@ class Column:
         field_values = [row.get(field) for field in self.key.split()]
         sort_value = field_values[0]
         if sort_value is None:
+            # the report's script sorts NaN behind all numbers
             sort_value = math.nan if self.numeric else ""
         is_strong = self.strong and row["verdict"] in SIGNIFICANT_VERDICTS
-        return Cell(text=self.format(*field_values), sort_key=str(sort_value), strong=is_strong)
+        return Cell(self.format(*field_values), str(sort_value), is_strong)
 
 
 @dataclass(frozen=True)
@@ -111,30 +112,26 @@ class Table:
     warnings: Sequence[str] = ()
 
     @property
-    def header(self) -> tuple[str, ...]:
-        """The columns' headings."""
-        return tuple(column.heading for column in self.columns)
-
-    @property
     def cells(self) -> list[tuple[Cell, ...]]:
         """The cells of each row."""
         return [tuple(column.cell(row) for column in self.columns) for row in self.rows]
 
     @property
+    def legends(self) -> list[str]:
+        """The meaning of each column that has one."""
+        return [f"{column.heading}: {column.legend}." for column in self.columns if column.legend]
+
+    @property
     def notes(self) -> list[str]:
         """The warnings, then the legends, then the remarks."""
-        legends = [
-            f"{column.heading}: {column.legend}." for column in self.columns if column.legend
-        ]
-        return [*self.warnings, *legends, *self.remarks]
+        return [*self.warnings, *self.legends, *self.remarks]
 
     @property
     def short_notes(self) -> list[str]:
-        """All warnings, and further notes, remarks before legends, that fit into NOTE_LINES."""
+        """All warnings, and those remarks and legends that together fit into NOTE_LINES."""
         fitting_notes: list[str] = []
-        for note in (*self.remarks, *self.notes):
-            is_new = note not in fitting_notes and note not in self.warnings
-            if is_new and fold([*fitting_notes, note]).count("\n") < NOTE_LINES:
+        for note in (*self.remarks, *self.legends):
+            if fold([*fitting_notes, note]).count("\n") < NOTE_LINES:
                 fitting_notes.append(note)
         return [*self.warnings, *fitting_notes]
 
@@ -143,7 +140,7 @@ def render(
     tables: Sequence[Table],
     footer: Sequence[str] = (),
     *,
-    form: TableFormat = "text",
+    output_format: TableFormat = "text",
     explain: bool = True,
 ) -> str:
     """Write tables one below the other, then the footer.
@@ -153,7 +150,7 @@ def render(
     Args:
         tables: The tables. Control characters, which a model's label may contain, are spelt out.
         footer: Lines below all tables: the receipts.
-        form: `text`, `markdown` or `latex`.
+        output_format: `text`, `markdown` or `latex`.
         explain: Whether there are all notes, or only the short notes.
     """
     blocks = []
@@ -161,45 +158,54 @@ def render(
     for table in tables:
         notes = table.notes if explain else table.short_notes
         new_notes = [note for note in notes if note not in previous_notes]
-        # A note that is too long for the short notes of one table is not shown below the next.
+        # all notes, so that one that was too long for these short notes is not shown further below
         previous_notes.update(table.notes)
-        title = fold([table.title], form=form)
-        blocks += [title, _write_table(table, form), fold(new_notes, form=form)]
-    blocks.append(fold(footer, form=form))
+        title = fold([table.title], output_format)
+        blocks += [
+            title,
+            _write_table(table, output_format),
+            fold(new_notes, output_format),
+        ]
+    blocks.append(fold(footer, output_format))
     return "\n\n".join(filter(None, blocks))
 
 
-def fold(texts: Sequence[str], *, form: TableFormat = "text", indent: int = 2) -> str:
+def fold(texts: Sequence[str], output_format: TableFormat = "text", *, indent: int = 2) -> str:
     """Fold texts into lines of 80 columns, of which none ends inside a word with a hyphen.
 
     Each text begins on a new line. Control characters are spelt out, but a tab becomes blanks.
 
     Args:
         texts: The texts.
-        form: In Markdown and LaTeX each text is a paragraph of one line.
+        output_format: In Markdown and LaTeX each text is a paragraph of one line.
         indent: Blanks before the second and further lines of a text.
     """
-    if form != "text":
-        return "\n\n".join(_escape(text, form) for text in texts)
+    if output_format != "text":
+        return "\n\n".join(_escape(text, output_format) for text in texts)
     wrapper = textwrap.TextWrapper(
         TABLE_WIDTH, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(wrapper.fill(_escape(text, form, kept_characters="\t")) for text in texts)
+    return "\n".join(
+        wrapper.fill(_escape(text, output_format, kept_characters="\t")) for text in texts
+    )
 
 
-def _escape(text: str, form: TableFormat, kept_characters: str = "") -> str:
-    return visible(text, kept_characters=kept_characters).translate(_ESCAPES_BY_FORMAT[form])
+def _escape(text: str, output_format: TableFormat, kept_characters: str = "") -> str:
+    """The text as a format writes it, so that no character acts as markup or on a terminal."""
+    return visible(text, kept_characters=kept_characters).translate(
+        _ESCAPES_BY_FORMAT[output_format]
+    )
 
 
-def _write_table(table: Table, form: TableFormat) -> str:
-    """Header and rows."""
-    grid = [[_escape(heading, form) for heading in table.header]]
+def _write_table(table: Table, output_format: TableFormat) -> str:
+    """Header and rows in a format."""
+    grid = [[_escape(column.heading, output_format) for column in table.columns]]
     for cells in table.cells:
-        grid.append([_escape(cell.text, form) for cell in cells])
-    if form == "text":
+        grid.append([_escape(cell.text, output_format) for cell in cells])
+    if output_format == "text":
         return _write_plain_text(table, grid)
-    alignments = [_ALIGNMENTS[form][column.numeric] for column in table.columns]
-    if form == "markdown":
+    alignments = [_ALIGNMENTS[output_format][column.numeric] for column in table.columns]
+    if output_format == "markdown":
         grid.insert(1, alignments)
         return "\n".join(f"| {' | '.join(row)} |" for row in grid)
     lines = [rf"{' & '.join(row)} \\" for row in grid]
@@ -207,11 +213,12 @@ def _write_table(table: Table, form: TableFormat) -> str:
     return "\n".join([rf"\begin{{tabular}}{{{''.join(alignments)}}}", *lines, r"\end{tabular}"])
 
 
-def _write_plain_text(table: Table, grid: Lines) -> str:
+def _write_plain_text(table: Table, grid: TextGrid) -> str:
     """Header and rows, as wide as the terminal at most.
 
-    To fit, headings take two lines, optional columns are left out, and the texts of the first
-    columns (such as a model's name) become headings of groups of rows.
+    A table that is too wide is changed in this order until it fits: headings take two lines,
+    optional columns are left out, and the first columns of text (such as that of the model) become
+    headings of groups of rows.
 
     Args:
         table: The table.
@@ -221,26 +228,27 @@ def _write_plain_text(table: Table, grid: Lines) -> str:
     header = _choose_header(_list_headers(grid, numeric_flags))
     required_columns = [column for column in table.columns if not column.optional]
     has_group_headings = len(header[0]) < len(numeric_flags)
-    # The table is too wide for one header. Without its optional columns it may fit, so that no
-    # column must become a heading of groups.
+    # without its optional columns the table may fit without headings of groups
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _write_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align(grid[1:], header, numeric_flags))
 
 
-def _align(rows: Lines, header: Lines, numeric_flags: Sequence[bool]) -> list[str]:
-    """The lines of header and rows. The first columns, if the header lacks them, head groups.
+def _align(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]) -> list[str]:
+    """The lines of header and rows.
+
+    The first columns may be missing in the header. Their texts are headings of groups of rows.
 
     Args:
         rows: The texts of all columns.
-        header: From `_choose_header`.
+        header: From `_choose_header`. Its last line has the underlines, as wide as the columns.
         numeric_flags: For each column, whether it contains numbers.
     """
     group_column_count = len(numeric_flags) - len(header[0])
+    # one for each column, such as `{:<12}` for a text
     cell_formats = []
     for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True):
         cell_formats.append(f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}")
-    # such as `{:<12}  {:>5}`
     line_format = "  ".join(cell_formats)
     lines = [line_format.format(*row).rstrip() for row in header]
     previous_group = ""
@@ -253,17 +261,17 @@ def _align(rows: Lines, header: Lines, numeric_flags: Sequence[bool]) -> list[st
     return lines
 
 
-def _choose_header(headers: Iterable[Lines]) -> Lines:
-    """The first header with which the table fits the terminal; if none does, the last."""
+def _choose_header(headers: Iterable[TextGrid]) -> TextGrid:
+    """The first (widest) header with which the table fits the terminal; if none does, the last."""
     width = max(TABLE_WIDTH, shutil.get_terminal_size().columns)
     for header in headers:
         # two blanks separate columns
         if len("  ".join(header[-1])) <= width:
-            return header
+            break
     return header
 
 
-def _list_headers(grid: Lines, numeric_flags: Sequence[bool]) -> Iterator[Lines]:
+def _list_headers(grid: TextGrid, numeric_flags: Sequence[bool]) -> Iterator[TextGrid]:
     """The possible headers, the widest first: one or two lines of headings, then underlines.
 
     They have all columns, then not the first one, then not the first two and so on. Only columns of
@@ -273,9 +281,11 @@ def _list_headers(grid: Lines, numeric_flags: Sequence[bool]) -> Iterator[Lines]
     most_group_columns = numeric_flags.index(True) if any(numeric_flags) else 0
     for group_column_count in range(most_group_columns + 1):
         headings, *body = [row[group_column_count:] for row in grid]
+        # the first halves of all headings, then their second halves
         two_lines = [*zip(*map(_break_heading, headings), strict=True)]
         for heading_lines in ([headings], two_lines):
             columns = zip(*heading_lines, *body, strict=True)
+            # a column is as wide as its longest text
             yield [*heading_lines, ["-" * max(map(len, column)) for column in columns]]
 
 

@@ -34,10 +34,12 @@ def print_problem(
     prompts = _select_prompts(run, problem_id, condition, layout)
     doc = prompts[0].doc
     level_text = f"level {doc['level']}" if doc["level"] else ""
+    # a fact that the dataset lacks is an empty text, and is left out
     problem_facts = (problem_id, level_text, doc["subject"], f"gold answer {doc['answer']}")
     _print(console, ("  ".join(filter(None, problem_facts)), "bold"))
     for prompt in prompts:
         console.print()
+        # the id of a prompt also names the draw of examples, if the problem has several
         draw_text = "" if prompt.problem_id == problem_id else f", {prompt.problem_id}"
         segments = [
             (segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.roles_and_texts
@@ -50,26 +52,30 @@ def print_problem(
 def _select_prompts(
     run: Run, problem_id: str, condition: str | None, layout: str | None
 ) -> list[AnsweredPrompt]:
-    """The prompts of a problem: see `print_problem`."""
+    """The prompts of a problem under the requested condition and layout.
+
+    If no condition is requested, these are the prompts of all but the reference conditions.
+    """
     candidates = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
-    all_conditions = {prompt.condition for prompt in candidates}
-    conditions = {condition} if condition else all_conditions.difference(run.reference_conditions)
     prompts = [
         prompt
         for prompt in candidates
-        if prompt.condition in conditions and layout in (None, prompt.layout)
+        if condition == prompt.condition
+        or (not condition and prompt.condition not in run.reference_conditions)
     ]
-    if not prompts:
-        request_text = ", ".join(filter(None, (problem_id, condition, layout)))
-        # what the problem has, or which problems there are
-        alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
-        if not candidates:
-            alternatives = [prompt.problem_id for prompt in run.prompts]
-        raise RunError(
-            f"{run.name} has no {request_text}: expected one of "
-            f"{list_near(request_text, dict.fromkeys(alternatives))}."
-        )
-    return prompts
+    if layout:
+        prompts = [prompt for prompt in prompts if prompt.layout == layout]
+    if prompts:
+        return prompts
+    # what the problem has, or which problems there are
+    alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
+    if not candidates:
+        alternatives = [prompt.problem_id for prompt in run.prompts]
+    request_text = ", ".join(filter(None, (problem_id, condition, layout)))
+    raise RunError(
+        f"{run.name} has no {request_text}: expected one of "
+        f"{list_near(request_text, dict.fromkeys(alternatives))}."
+    )
 
 
 def spell_out(text: str, encoding: str = "utf-8") -> str:
@@ -90,8 +96,10 @@ def _print(console: Console, *styled_texts: tuple[str, str]) -> None:
 def _print_samples(console: Console, prompt: AnsweredPrompt) -> None:
     """Print completions with verdict and answer."""
     sample_count = len(prompt.graded_samples)
-    for number, (sample, score) in enumerate(prompt.graded_samples, start=1):
-        title = f"completion {number} of {sample_count}" if sample_count > 1 else "completion"
+    for sample_number, (sample, score) in enumerate(prompt.graded_samples, start=1):
+        title = (
+            f"completion {sample_number} of {sample_count}" if sample_count > 1 else "completion"
+        )
         style = "green" if score.verdict == "correct" else "red"
         completion = (sample.completion or "not recorded").strip("\n")
         _print(

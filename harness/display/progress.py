@@ -92,15 +92,14 @@ class Progress:
     ) -> None:
         self._bars = _make_bars(_StatusColumn(self), quiet=quiet)
         self._most_tokens = most_tokens
-        # until the engine sets it: no tokens
+        # `list()` is empty: until the engine sets another function, no sample is unfinished
         self.running_token_counts: Callable[[], Sequence[int]] = list
         for name, total in {**total_by_task, TOTAL_BAR: sum(total_by_task.values())}.items():
             self._bars.add_task(name, start=False, total=total, tokens=0, graded=0, correct=0)
-        # the bar of the total was added last
-        *bars, self._total_task = self._bars.tasks
-        self._task_by_name = dict(zip(total_by_task, bars, strict=True))
+        # a task is rich's record of a bar; that of all tasks together was added last
+        *tasks, self._total_task = self._bars.tasks
+        self._task_by_name = dict(zip(total_by_task, tasks, strict=True))
         self._recorded_counts: Counter[str] = Counter()
-        self._last_line_time = time.monotonic()
 
     def count_recorded(self, task_name: str) -> None:
         """Count a sample of an earlier session, before the bars start.
@@ -115,7 +114,7 @@ class Progress:
 
     def count_graded(self, task_name: str, verdict: str) -> None:
         """Count a graded sample, and whether it is right."""
-        self._count(task_name, graded=1, correct=int(verdict == "correct"))
+        self._count(task_name, graded=1, correct=verdict == "correct")
 
     def print_line_if_due(self) -> None:
         """Print a line if there are no bars and the last line is old enough."""
@@ -134,11 +133,11 @@ class Progress:
             f"{self.describe_speed()} | {', '.join(task_texts)}"
         )
 
-    def _count(self, name: str, advance: int = 0, **counts: int) -> None:
-        """Add to the counts of a task and of all tasks together."""
-        for task in (self._task_by_name[name], self._total_task):
-            for field, count in counts.items():
-                task.fields[field] += count
+    def _count(self, task_name: str, advance: int = 0, **increments: int) -> None:
+        """Advance the bars of a task and of all tasks together, and increase their fields."""
+        for task in (self._task_by_name[task_name], self._total_task):
+            for field, increment in increments.items():
+                task.fields[field] += increment
             self._bars.advance(task.id, advance)
 
     def __enter__(self) -> Self:
@@ -169,19 +168,20 @@ class Progress:
         finished_tokens = total.fields["tokens"]
         running_tokens = sum(self.running_token_counts())
         generated_tokens = finished_tokens + running_tokens
-        finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
-        remaining_samples = total.remaining or 0
-        tokens_per_sample = self._most_tokens / 2
-        if finished_samples:
-            tokens_per_sample = finished_tokens / finished_samples
-        remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
-        # the remaining work as a multiple of the finished work
-        remaining_ratio = 0.0
-        if generated_tokens:
-            remaining_ratio = remaining_tokens / generated_tokens
-        elif finished_samples:
-            remaining_ratio = remaining_samples / finished_samples
         speed_text = f"{generated_tokens / max(seconds, 1e-9):,.0f} tokens/s"
+        finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
+        if not (generated_tokens or finished_samples):
+            return speed_text
+        remaining_samples = total.remaining or 0
+        # the remaining work as a multiple of the finished work
+        if generated_tokens:
+            tokens_per_sample = self._most_tokens / 2
+            if finished_samples:
+                tokens_per_sample = finished_tokens / finished_samples
+            remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
+            remaining_ratio = remaining_tokens / generated_tokens
+        else:
+            remaining_ratio = remaining_samples / finished_samples
         # the last samples are longer than the mean, so the estimate can fall below 0
         if remaining_ratio <= 0:
             return speed_text
@@ -196,6 +196,7 @@ class _StatusColumn(ProgressColumn):
         self._progress = progress
 
     def render(self, task: Task) -> Text:
+        """The text at the end of a bar, which rich calls for."""
         if task.description == TOTAL_BAR:
             return Text(self._progress.describe_speed())
         return Text(f"{_format_accuracy(task):>6} correct")

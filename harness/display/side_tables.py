@@ -5,15 +5,15 @@ and one here.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.analysis import answer_shares, joint_outcomes, mediators_and_audit, other_texts
 from harness.analysis.result_tables import Leaderboard
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, Row
-from harness.display.comparison_columns import COLUMN_BY_ENDING, show_text
-from harness.display.comparison_tables import rows_of_conditions, split_shared_values
+from harness.display.comparison_columns import COLUMN_BY_ENDING, text_column
+from harness.display.comparison_tables import list_text_columns, rows_of_conditions
 from harness.display.printed_tables import Column, Table
 from harness.display.value_texts import (
     LEVEL_TEXT,
@@ -28,8 +28,7 @@ from harness.display.value_texts import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SideTable:
+class SideTable(NamedTuple):
     """A table beside the comparison.
 
     Attributes:
@@ -38,7 +37,7 @@ class SideTable:
         meaning_by_column: The meaning of each column of the data.
         columns: The columns of numbers.
         remarks: Sentences below it.
-        on_request: Whether text contains it only if it is requested.
+        only_on_request: Whether text leaves it out unless it is requested.
     """
 
     key: str
@@ -46,7 +45,7 @@ class SideTable:
     meaning_by_column: Mapping[str, str]
     columns: tuple[Column, ...]
     remarks: tuple[str, ...] = ()
-    on_request: bool = False
+    only_on_request: bool = False
 
 
 def _show_accuracy(accuracy: Any, change: Any) -> str:
@@ -56,7 +55,7 @@ def _show_accuracy(accuracy: Any, change: Any) -> str:
 
 
 def _show_spread(spread: Any, low: Any, high: Any) -> str:
-    """The spread of the true differences of other texts, with its interval."""
+    """The spread (standard deviation) of the true differences of other texts, with its interval."""
     return f"{number(spread)} {interval(low, high)}"
 
 
@@ -69,7 +68,7 @@ SIDE_TABLES = (
             Column(ANSWER_SHARE, "log share", partial(number, decimals=2)),
             Column("difference low high", f"difference [{LEVEL_TEXT}]", difference),
             Column("p_adjusted", "p adj.", p_value),
-            Column("verdict", "verdict", show_text, numeric=False),
+            text_column("verdict"),
             Column(ANSWER_LOGPROB, "log-prob.", partial(number, decimals=2)),
             Column("logprob_difference", "difference", partial(signed_number, decimals=2)),
         ),
@@ -114,7 +113,7 @@ SIDE_TABLES = (
             Column("any_right", "any right", number),
             Column("same_answer", "same answer", number),
         ),
-        on_request=True,
+        only_on_request=True,
     ),
     SideTable(
         key="mediators",
@@ -125,7 +124,7 @@ SIDE_TABLES = (
             Column("completion_tokens", "tokens", partial(number, decimals=0)),
             Column("next_question", "next question", number, optional=True),
         ),
-        on_request=True,
+        only_on_request=True,
     ),
     SideTable(
         key="audit",
@@ -141,7 +140,7 @@ SIDE_TABLES = (
             Column("authors_rule authors_rule_difference", "authors'", _show_accuracy),
             Column("authors_rule_strict authors_rule_strict_difference", "strict", _show_accuracy),
         ),
-        on_request=True,
+        only_on_request=True,
     ),
 )
 
@@ -153,20 +152,23 @@ def show_side_tables(
 
     Args:
         board: All tables.
-        requested_keys: Keys of tables that are only shown on request; None for all.
+        requested_keys: Keys of tables that are only shown on request, and are requested; None for
+            all of them.
     """
     table_by_key = {}
     for side_table in SIDE_TABLES:
         key = side_table.key
-        is_requested = requested_keys is None or key in requested_keys
+        is_shown = not side_table.only_on_request or requested_keys is None or key in requested_keys
         rows = rows_of_conditions(board, board.side_tables[key])
-        if rows and (is_requested or not side_table.on_request):
-            _, columns = split_shared_values(rows, ("model", "layout", *board.by, "condition"))
-            columns += _select_filled_columns(side_table, rows, board.score)
+        if rows and is_shown:
+            names = ("model", "layout", *board.by, "condition")
             table_by_key[key] = Table(
                 replace_accuracy(side_table.heading, board.score),
                 rows,
-                columns,
+                [
+                    *list_text_columns(rows, names),
+                    *_select_filled_columns(side_table, rows, board.score),
+                ],
                 side_table.remarks,
             )
     return table_by_key
@@ -175,7 +177,7 @@ def show_side_tables(
 def _select_filled_columns(
     side_table: SideTable, rows: Sequence[Row], score: str | None
 ) -> Iterator[Column]:
-    """The columns with a value in any row.
+    """The columns with a value in any row, and with a legend that names the score.
 
     A column without a legend has the meaning of its first field.
     """

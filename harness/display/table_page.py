@@ -1,10 +1,9 @@
-"""The page of `mless table`: from one run or several to a format of tables."""
+"""The page of `mless table`: the tables of one run or several, in a format."""
 
 import csv
 import json
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard, records
 from harness.constants import DEFAULT_SEED, SplitColumn, TableFormat
@@ -19,22 +18,21 @@ SCHEMA = "mless-table/2"
 """Name and version of the JSON that `table_json` writes: docs/tables.md."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(NamedTuple):
     """The content and the format of a page.
 
     Attributes:
-        form: Output format.
+        output_format: Output format.
         by: Further columns to split by: values of `SplitColumn`.
         baseline: The condition that all others are compared with; None for the runs' own.
         score: See `baseline_comparison.Design`.
-        common: See `make_leaderboard`.
+        common: Whether problems that a condition lacks are left out.
         side_tables: Keys of side tables that are shown only on request, and are requested.
         explain: Whether plain text explains every column, or only what is needed to read the
             verdicts.
     """
 
-    form: TableFormat = "text"
+    output_format: TableFormat = "text"
     by: Sequence[str] = ()
     baseline: str | None = None
     score: str | None = None
@@ -74,16 +72,19 @@ def make_table(runs: Sequence[Run], options: TableOptions) -> str:
 
 
 def write_board(board: Leaderboard, options: TableOptions) -> str:
-    """A comparison with the requested side tables, in the requested format."""
-    if options.form == "csv":
+    """A comparison with the requested side tables, in the requested format.
+
+    JSON has all side tables.
+    """
+    if options.output_format == "csv":
         return table_csv(board, options.side_tables)
-    if options.form == "json":
+    if options.output_format == "json":
         return table_json(board)
     tables = [show_comparison(board), *show_side_tables(board, options.side_tables).values()]
     footer = [receipt_line(receipt) for receipt in board.receipts]
-    if not options.explain and options.form == "text":
+    if not options.explain and options.output_format == "text":
         footer.insert(0, "--explain adds the meaning of each column.")
-    return render(tables, footer, form=options.form, explain=options.explain)
+    return render(tables, footer, output_format=options.output_format, explain=options.explain)
 
 
 def table_json(board: Leaderboard) -> str:
@@ -108,9 +109,9 @@ def table_json(board: Leaderboard) -> str:
 def table_csv(board: Leaderboard, side_tables: Iterable[str] = ()) -> str:
     """The comparison as CSV with quoted strings; receipts and side tables begin with `#`."""
     csv_text = board.comparison.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).rstrip("\n")
-    facts: list[Any] = [*board.receipts]
+    appendices: list[Any] = [*board.receipts]
     if board.score:
-        facts.append({"score": board.score})
-    facts += [{key: records(board.side_tables[key])} for key in side_tables]
-    notes = [f"# {json.dumps(fact, sort_keys=True, default=str)}" for fact in facts]
-    return "\n".join([csv_text, *notes])
+        appendices.append({"score": board.score})
+    appendices += [{key: records(board.side_tables[key])} for key in side_tables]
+    comments = [f"# {json.dumps(appendix, sort_keys=True, default=str)}" for appendix in appendices]
+    return "\n".join([csv_text, *comments])

@@ -68,8 +68,8 @@ def count_decimals(low: Any, high: Any) -> int:
 
 
 def accuracy(value: Any, low: Any, high: Any) -> str:
-    """An accuracy in percent with its interval, as `44.6 [34-53]`."""
-    if _is_missing(value, low):
+    """An accuracy in percent with its interval if there is one, as `44.6 [34-53]`."""
+    if _is_missing(low):
         return number(value)
     return f"{number(value)} [{number(low, 0)}{EN_DASH}{number(high, 0)}]"
 
@@ -124,34 +124,33 @@ def p_value(value: Any) -> str:
         return EN_DASH
     if value < 0.001:
         return "< 0.001"
-    # 0.0499996 must not be printed as 0.050, because it is significant
-    for decimals in range(3, 18):
-        text = f"{value:.{decimals}f}"
-        if (float(text) < ALPHA) == (value < ALPHA):
-            return text
-    return repr(value)
+    # 0.0499996 is significant, so it must not be printed as 0.050, which is not
+    decimals = 3
+    while (float(f"{value:.{decimals}f}") < ALPHA) != (value < ALPHA):
+        decimals += 1
+    return f"{value:.{decimals}f}"
 
 
 def verdict(
-    word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any = None
+    verdict_word: Any, role: Any, within_margin: Any, margin: Any, by_format: Any, place: Any = None
 ) -> str:
-    """The verdict, with the place among other texts if it is shown.
+    """The verdict, with the filler's place among other texts if it is shown.
 
     A significant difference has a remark if it may be due to the format of answers alone, or if it
     is within the margin. A contrast without a verdict has its role instead, and the baseline a
     dash.
     """
-    if word is None:
+    if verdict_word is None:
         return EN_DASH if role == "baseline" else str(role)
     remarks = []
-    if word in SIGNIFICANT_VERDICTS:
+    if verdict_word in SIGNIFICANT_VERDICTS:
         if by_format:
             remarks.append("format")
         if within_margin:
             remarks.append(f"< {margin:g}")
     if place not in (None, NOT_SHOWN):
         remarks.append(place)
-    return f"{word} ({', '.join(remarks)})" if remarks else str(word)
+    return f"{verdict_word} ({', '.join(remarks)})" if remarks else str(verdict_word)
 
 
 def points(margin: float) -> str:
@@ -170,7 +169,10 @@ def plural(noun: str, amount: float) -> str:
 
 
 def describe_clusters(problem_count: int, cluster_count: int, copy_count: int) -> str:
-    """What follows a number of problems in a text; empty if each problem is a cluster."""
+    """The words about clusters after a number of problems; empty if each problem is a cluster.
+
+    Then the number of clusters is that of problems, or 0.
+    """
     if cluster_count in (0, problem_count):
         return ""
     copies_text = f", {copy_count} of them copies of others," if copy_count else ""
@@ -192,11 +194,7 @@ def visible(text: object, *, kept_characters: str = "") -> str:
     text = str(text)
     if text.isprintable():  # Nearly every text is, and this is fast.
         return text
-    characters = []
-    for character in text:
-        is_hidden = (
-            unicodedata.category(character) in HIDDEN_CATEGORIES
-            and character not in kept_characters
-        )
-        characters.append(name_character(character) if is_hidden else character)
-    return "".join(characters)
+    for character in {*text} - {*kept_characters}:
+        if unicodedata.category(character) in HIDDEN_CATEGORIES:
+            text = text.replace(character, name_character(character))
+    return text

@@ -54,8 +54,9 @@ def make_grid(header, *rows, title="T", notes=()):
 
 def cells_by_condition(grid):
     """A grid's cells by condition, then by column."""
-    index = grid.header.index("condition")
-    return {row[index].text: dict(zip(grid.header, row, strict=True)) for row in grid.cells}
+    headings = [column.heading for column in grid.columns]
+    rows = [dict(zip(headings, row, strict=True)) for row in grid.cells]
+    return {row["condition"].text: row for row in rows}
 
 
 def notes_with(grid, start):
@@ -64,8 +65,7 @@ def notes_with(grid, start):
 
 def read_csv(text):
     """The rows of a table in CSV, as docs/tables.md says that it is read."""
-    frame = pandas.read_csv(io.StringIO(text), comment="#")
-    return records(frame)
+    return records(pandas.read_csv(io.StringIO(text), comment="#"))
 
 
 def widest_line(page):
@@ -90,7 +90,7 @@ def test_verdicts_are_words_and_only_significant_ones_are_bold():
 def test_the_notes_name_the_tests_that_there_are(models, facts, note, absent):
     runs = [evaluation(drawn(3, 60, 1, REAL), model=name, **facts) for name in models]
     grid = show_comparison(make_leaderboard(runs))
-    notes = " ".join([*grid.header, *grid.notes])
+    notes = " ".join(grid.notes)
     assert note in notes and absent not in notes
 
 
@@ -184,11 +184,10 @@ def test_the_noise_stands_for_each_model_and_layout_and_is_not_pooled():
 
 
 def test_splits_by_subject_and_level_have_rows_in_order():
-    run = evaluation(drawn(1, 50, 1, {"wo": 0.5, "mless": 0.5}))
-    board = make_leaderboard([run], by=["level"])
+    board = make_leaderboard([evaluation(drawn(1, 50, 1, {"wo": 0.5, "mless": 0.5}))], by=["level"])
     assert board.comparison["level"].tolist() == np.repeat(range(1, 6), 2).tolist()
     grid = show_comparison(board)
-    assert "level" in grid.header
+    assert grid.columns[0].heading == "level"
     assert not [note for note in grid.notes if "A/A" in note or "Positive control" in note]
     assert table_page(GREEDY_RUN, by=["level", "level"]) == table_page(GREEDY_RUN, by=["level"])
 
@@ -201,8 +200,7 @@ def test_no_table_is_wider_than_a_terminal(monkeypatch):
         receipts = [receipt_line(receipt) for receipt in board.receipts]
         grids = [show_comparison(board), *show_side_tables(board).values()]
         for grid in grids:
-            page = render([grid], receipts)
-            assert widest_line(page) <= 80, page
+            assert widest_line(render([grid], receipts)) <= 80
     assert widest_line(table_page(GREEDY_RUN, side_tables=["together", "mediators", "audit"])) <= 80
     short, explained = (
         table_page(GREEDY_RUN, side_tables=["mediators"], explain=explain)
@@ -221,20 +219,18 @@ def test_no_character_of_a_label_controls_a_terminal():
     label = "a\x1b[2Jb\x9bc\u202ed\u2028e\nf\x00g\u061ch"
     page = render([make_grid(["word"], (label,), title=label, notes=(label,))], [label])
     assert page.replace("\n", "").isprintable()
-    spelt = "<U+001B>[2Jb<U+009B>c<U+202E>d<U+2028>e<U+000A>f<U+0000>g<U+061C>h"
-    assert page.count(spelt) == 4
+    assert page.count("<U+001B>[2Jb<U+009B>c<U+202E>d<U+2028>e<U+000A>f<U+0000>g<U+061C>h") == 4
 
 
 def test_no_text_is_markup_in_markdown():
     texts = [*read_data("hostile_texts"), r"*a* _b_ `c` | [d](e) ~~f~~ \| # g", "# h"]
-    expected = [visible(text) for text in texts]
     grid = make_grid(["%|"], *[[text] for text in texts], title="*T*", notes=["# *n*"])
-    page = render([grid], ["> _r_"], form="markdown")
+    page = render([grid], ["> _r_"], output_format="markdown")
     tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(page)
     shown = [token.children for token in tokens if token.type == "inline"]
     assert {child.type for children in shown for child in children} == {"text"}
     lines = ["".join(child.content for child in children) for children in shown]
-    assert lines == ["*T*", "%|", *expected, "# *n*", "> _r_"]
+    assert lines == ["*T*", "%|", *map(visible, texts), "# *n*", "> _r_"]
 
 
 LATEX = r"""T
@@ -250,7 +246,7 @@ a\_b"""
 
 def test_no_text_is_a_command_in_latex():
     row = (r"[m_1] & 50 % #2 $x$ {y} \z", f"* {MINUS}5 | < > ~ ^")
-    assert render([make_grid(["word", "c"], row)], ["a_b"], form="latex") == LATEX
+    assert render([make_grid(["word", "c"], row)], ["a_b"], output_format="latex") == LATEX
 
 
 def test_json_has_the_documented_columns_and_csv_the_same_numbers():
@@ -265,15 +261,15 @@ def test_json_has_the_documented_columns_and_csv_the_same_numbers():
     documented = (ROOT / "docs" / "tables.md").read_text()
     assert not [name for name in (*data, *receipt) if f"`{name}`" not in documented]
     for row, csv_row in zip(
-        data["rows"], read_csv(table_page(GREEDY_RUN, form="csv")), strict=True
+        data["rows"], read_csv(table_page(GREEDY_RUN, output_format="csv")), strict=True
     ):
         for name in ("accuracy", "verdict", "p_adjusted"):
             assert csv_row[name] == row[name]
-    notes = table_page(GREEDY_RUN, form="csv", side_tables=["together"]).splitlines()
+    notes = table_page(GREEDY_RUN, output_format="csv", side_tables=["together"]).splitlines()
     assert json.loads(notes[-1].removeprefix("# ")) == {"together": data["together"]}
     assert data["together"][0]["all_right"] <= min(row["accuracy"] for row in data["rows"])
     for form in ("text", "csv"):
-        receipt_text = table_page(GREEDY_RUN, form=form).split("inconclusive")[-1]
+        receipt_text = table_page(GREEDY_RUN, output_format=form).split("inconclusive")[-1]
         assert "09e2316a" in receipt_text  # the dataset's hash
     nan = table_json(make_board({"wo": [["correct"]]}))
     assert "NaN" not in nan and json.loads(nan)["rows"][0]["difference"] is None
@@ -348,6 +344,6 @@ def test_a_table_of_words_with_a_long_path_keeps_its_last_column():
 def test_a_model_that_never_answers_stands_beside_one_that_does(tmp_path, expected):
     for name, answer in (("a", right), ("b", lambda *_: ("I do not know.", "stop"))):
         write_run(tmp_path / name, answer, model={**CONFIG["model"], "label": name})
-    page = table_page(tmp_path / "a", tmp_path / "b", form="csv")
+    page = table_page(tmp_path / "a", tmp_path / "b", output_format="csv")
     rows = [[row["model"], row["condition"], row["accuracy"]] for row in read_csv(page)]
     assert rows == expected

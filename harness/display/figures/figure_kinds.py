@@ -20,7 +20,8 @@ def draw_figures(
 ) -> Iterator[tuple[FigureKind, tuple[Figure, pandas.DataFrame]]]:
     """The figures of the requested kinds, with the numbers that they show.
 
-    If no kind is requested, these are all figures that can be drawn of the runs.
+    If no kind is requested, these are all figures that can be drawn of the runs: always the forest
+    plot, and the sweep if a filler has two lengths.
 
     Raises:
         ComparisonError: nothing is compared with the baseline, or a requested kind needs other

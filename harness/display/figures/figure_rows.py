@@ -104,10 +104,11 @@ def _write_row(axes: Axes, y: float, row: FigureRow, colour: str) -> None:
 
 
 def _draw_marks(axes: Axes, y: float, row: FigureRow) -> None:
-    """A mark with the line of its interval; none for a heading."""
+    """A mark with the line of its interval before its bands; nothing for a heading."""
     if row.look is None:
         return
     for index, (low, high) in enumerate(row.bands.values()):
+        # y grows downwards: the bands fill BAND_HEIGHT around it with equal shares
         top = y + BAND_HEIGHT * (index / len(row.bands) - 0.5)
         bottom = top + BAND_HEIGHT / len(row.bands)
         band_colour = BAND_COLOURS[index % len(BAND_COLOURS)]

@@ -2,9 +2,9 @@
 
 import json
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
@@ -27,7 +27,7 @@ NAME_LINE_LETTERS = 24
 LETTER_WIDTH = 0.54
 """The width of an average letter, in font sizes."""
 NOTE_LINE_LETTERS = int(0.98 * 72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS))
-"""The most letters in a line of the note."""
+"""The most letters in a line of the note: 98 % of the width, in which an inch has 72 points."""
 LINE_HEIGHT = 1.35 * FONT_POINTS / 72
 """The height of a line of text, in inches."""
 
@@ -65,7 +65,8 @@ LOOKS = {
 """The study's conditions and those of `make demo`. Colour-blind people can distinguish the colours,
 and their contrast to white is at least 3 to 1."""
 INK, MUTED, GRID = "#333333", "#555555", "#dddddd"
-_SPARE_COLOURS, _SPARE_MARKERS = ("#801500", "#aa00ff", "#4c2245", "#6b7399"), "hpDXP"
+_SPARE_LOOKS, _SPARE_MARKERS = [*LOOKS.values()][4:], "hpDXP"
+"""Colours and dashes, and markers, of conditions that are not in LOOKS."""
 
 
 def looks(conditions: Iterable[Any]) -> dict[str, Look]:
@@ -74,17 +75,19 @@ def looks(conditions: Iterable[Any]) -> dict[str, Look]:
     The colour of a condition that is not in LOOKS follows from its name alone, so it is the same
     in every figure. Conditions of one colour have different markers and dashes.
     """
-    dashes = [look.dashes for look in LOOKS.values()]
-    # 5 markers and 4 dashes have no common divisor, so 20 looks of a colour are different
-    spare_looks_by_colour = {
-        colour: map(Look, cycle([colour]), cycle(_SPARE_MARKERS), cycle(dashes[:4]))
-        for colour in _SPARE_COLOURS
-    }
     look_by_name: dict[str, Look] = {}
-    for name in map(str, conditions):
-        if name not in look_by_name:
-            colour = _SPARE_COLOURS[crc32(name.encode()) % len(_SPARE_COLOURS)]
-            look_by_name[name] = LOOKS.get(name) or next(spare_looks_by_colour[colour])
+    count_by_colour: Counter[str] = Counter()
+    for name in dict.fromkeys(map(str, conditions)):
+        if name in LOOKS:
+            look_by_name[name] = LOOKS[name]
+            continue
+        colour = _SPARE_LOOKS[crc32(name.encode()) % len(_SPARE_LOOKS)].colour
+        index = count_by_colour[colour]
+        # 5 markers and 4 dashes have no common divisor, so 20 looks of a colour are different
+        marker = _SPARE_MARKERS[index % len(_SPARE_MARKERS)]
+        dashes = _SPARE_LOOKS[index % len(_SPARE_LOOKS)].dashes
+        look_by_name[name] = Look(colour, marker, dashes)
+        count_by_colour[colour] += 1
     return look_by_name
 
 
@@ -120,17 +123,20 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
         title: The title of the figure.
     """
     note = textwrap.fill(note, NOTE_LINE_LETTERS, break_on_hyphens=False)
-    full_height = height + LINE_HEIGHT * note.count("\n")
     with matplotlib.rc_context(_MATPLOTLIB_SETTINGS):
-        figure = Figure(figsize=(FIGURE_INCHES, full_height), layout="constrained")
+        # the height already has room for the first line of the note
+        height += LINE_HEIGHT * note.count("\n")
+        figure = Figure(figsize=(FIGURE_INCHES, height), layout="constrained")
         yield figure
         handle_by_name = {}
         for axes in figure.axes:
-            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-                handle_by_name[name] = handle
+            handles, names = axes.get_legend_handles_labels()
+            # of equal names, the last handle is shown
+            handle_by_name |= dict(zip(names, handles, strict=True))
         if handle_by_name:
             # a line of 4 font sizes stands before each name
             entry_letters = max(map(len, handle_by_name)) + 4 / LETTER_WIDTH
+            # the letters that fit into the width, divided by those of an entry
             column_count = int(72 * FIGURE_INCHES / (LETTER_WIDTH * FONT_POINTS * entry_letters))
             figure.legend(
                 handle_by_name.values(),

@@ -10,11 +10,7 @@ from harness.constants import NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 from harness.display.comparison_remarks import find_families
 from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
-from harness.display.figures.figure_style import (
-    Look,
-    split_settings,
-    wrapped_label,
-)
+from harness.display.figures.figure_style import Look, split_settings, wrapped_label
 from harness.display.value_texts import LEVEL_TEXT, estimate, interval, points
 
 
@@ -55,7 +51,11 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
 def _make_setting_rows(
     setting: str, table: pandas.DataFrame, looks: Mapping[str, Look], text_rows: Sequence[Row]
 ) -> Iterator[FigureRow]:
-    """The rows of one model and layout: its name, repeat runs, then contrasts."""
+    """The rows of one model and layout.
+
+    The first is a heading. Then comes a row for each repeat run (A/A), which has no interval, and
+    one for each contrast.
+    """
     # a setting has exactly one baseline
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
     yield FigureRow(f"{setting} (n = {baseline['problems']}, k = {baseline['repeats']})")

@@ -1,7 +1,7 @@
 """Lines of differences over the length of the filler."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas
@@ -15,27 +15,36 @@ from harness.display.value_texts import LEVEL_TEXT
 from harness.experiment.conditions import Condition
 
 
-def find_sweeps(conditions: Mapping[str, Condition]) -> dict[tuple[str, ...], dict[int, str]]:
+class SweptFiller(NamedTuple):
+    """What the conditions of one sweep have in common. See `FilledCondition.describe`."""
+
+    text: str
+    placement: str
+    other_changes: str
+
+
+def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
     """For each filler with two lengths or more, the condition of each length, in their order.
 
-    A filler is its description, placement and the other changes. Length 0, the last, is a condition
-    without a filler that has the same other changes, if there is one. A condition that states no
-    number of tokens has no length.
+    Length 0, the last, is a condition without a filler that has the same other changes, if there is
+    one. A condition that states no number of tokens has no length.
     """
-    sweep_by_filler: dict[tuple[str, ...], dict[int, str]] = {}
+    sweep_by_filler: dict[SweptFiller, dict[int, str]] = {}
     unfilled_name_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler is None:
             unfilled_name_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             description = condition.describe()
-            filler = (description["filler"], description["placement"], condition.other_changes)
+            filler = SweptFiller(
+                description["filler"], description["placement"], condition.other_changes
+            )
             # a later condition of the same length has the same prompt, so the first stands for both
             sweep_by_filler.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     sweeps = {filler: sweep for filler, sweep in sweep_by_filler.items() if len(sweep) > 1}
-    for (*_, changes), sweep in sweeps.items():
-        if changes in unfilled_name_by_changes:
-            sweep[0] = unfilled_name_by_changes[changes]
+    for filler, sweep in sweeps.items():
+        if filler.other_changes in unfilled_name_by_changes:
+            sweep[0] = unfilled_name_by_changes[filler.other_changes]
     return sweeps
 
 
@@ -68,30 +77,31 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             )
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
-            differences = rows[rows["role"] != "reference"].set_index("condition")
-            # The baseline has no difference from itself, but its point lies on the line at 0.
-            differences = differences.fillna({"difference": 0.0})
             for index, (filler, sweep) in enumerate(sweeps.items()):
+                # the shifts of all fillers lie around 0, one step apart
                 shift = step * (index - (len(sweeps) - 1) / 2)
-                points = _select_points(differences, sweep, shift)
-                shown_parts = filler if placements_differ else filler[:1]
+                legend_parts = filler if placements_differ else filler[:1]
                 legend_text = ", ".join(
-                    figure_style.spell_filler(part) for part in shown_parts if part
+                    figure_style.spell_filler(part) for part in legend_parts if part
                 )
                 # its first condition gives a line its look, so the study's look as in other figures
                 look = looks[next(iter(sweep.values()))]
+                points = _select_points(rows, sweep, shift)
                 _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
 
 def _select_points(
-    differences: pandas.DataFrame, sweep: Mapping[int, str], shift: float
+    rows: pandas.DataFrame, sweep: Mapping[int, str], shift: float
 ) -> pandas.DataFrame:
     """The rows of a sweep's conditions, with the length as `x`; all but length 0 are shifted."""
-    rows = differences.reindex([*sweep.values()]).assign(x=[*sweep])
+    differences = rows[rows["role"] != "reference"].set_index("condition")
+    # The baseline has no difference from itself, but its point lies on the line at 0.
+    differences = differences.fillna({"difference": 0.0})
+    points = differences.reindex([*sweep.values()]).assign(x=[*sweep])
     # a condition that this model and layout lack has no role
-    points = rows.dropna(subset="role").sort_values("x")
+    points = points.dropna(subset="role").sort_values("x")
     points["x"] += shift * (points["x"] > 0)
     return points
 
@@ -99,7 +109,10 @@ def _select_points(
 def _draw_filler_line(
     axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str
 ) -> None:
-    """The line of one filler, with interval and mark at each length but that of the baseline."""
+    """The line of one filler, with interval and mark at each length but that of the baseline.
+
+    The last, empty line is the entry of the legend: it has both the line and the mark.
+    """
     colour = look.colour
     line_options: dict[str, Any] = {"color": colour, "linestyle": look.dashes, "linewidth": 1}
     axes.plot(points["x"], points["difference"], **line_options)

@@ -7,10 +7,9 @@ WEIGHT_LEVELS sqrt(w), so that small weights are stored more precisely than larg
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +44,7 @@ def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionView:
+class AttentionView(NamedTuple):
     """What the page shows of one model.
 
     Attributes:
@@ -57,7 +55,7 @@ class AttentionView:
 
     facts: JsonObject
     prompts: Sequence[str]
-    receipt: JsonObject = field(default_factory=dict)
+    receipt: Mapping[str, Any] = {}
 
 
 def make_page(views: Sequence[AttentionView]) -> str:
@@ -91,15 +89,17 @@ def describe_prompt(
     roles: NDArray[np.int8],
     original_positions: NDArray[Any],
 ) -> JsonObject:
-    """The elements of a prompt, and the bytes of each layer in base64.
+    """The elements of a prompt with their weights, as the page's script reads them.
 
-    They are [head, query, element]. The first query is the mean over later queries, and the last
-    ones of the prompt follow. Sums over TOKEN_REGIONS are numbers [layer, head, query, region],
-    because differences of bytes would be as large as the changes that they are to show.
+    `layers` has for each layer the bytes of the weights [head, query, element], in base64. An
+    element's weight is the sum of the weights of its tokens. The first query is the mean over later
+    queries, and the last queries of the prompt follow. `sums` has the weights of all tokens of each
+    region as numbers [layer, head, query, region], because differences of bytes would be as large
+    as the changes that they are to show.
 
     Args:
         tokens: Their texts, from `token_texts`.
-        means: [layer, head, key] NaN where there is no later query.
+        means: [layer, head, key] The weights of the mean query; NaN where there is no later query.
         rows: [layer, head, query, key] The weights of the last queries; no layer without queries.
         roles: Indices into TOKEN_ROLES.
         original_positions: The number that a token shares with the same token under other
@@ -109,24 +109,25 @@ def describe_prompt(
     starts, ends = np.array(elements).T
     row_count = rows.shape[2]
     key_positions = np.arange(len(tokens))
-    # The mean comes first and has every key, as if its query came after the prompt.
+    # the mean sees every key, as if its query came after the prompt
     query_positions = np.array([len(tokens), *key_positions[len(tokens) - row_count :]])
-    # [query, key] A query does not see the keys after it.
+    # [query, key] whether the key comes after the query, which therefore does not see it
     is_later_key = key_positions > query_positions[:, None]
     # [key, region] 1 where the region has the key, else 0
     region_masks = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
     packed_layers, region_sums = [], []
     for layer, layer_means in enumerate(means):
-        # [head, query, key] The mean comes first.
+        # [head, query, key]
         raw_weights = layer_means[:, None]
         if row_count:
             raw_weights = np.concatenate([raw_weights, rows[layer]], axis=1)
         is_missing = is_later_key | np.isnan(raw_weights)
         weights = np.where(is_missing, 0, raw_weights.astype(np.float64))
-        # the sum of an element is the cumulated sum at its end less that at its start
+        # [head, query, key + 1] With 0 in front, the sum of an element's tokens is the cumulated
+        # sum at its end less that at its start.
         cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
-        sums = cumulated_sums[..., ends] - cumulated_sums[..., starts]
-        levels = np.rint(WEIGHT_LEVELS * np.sqrt(sums.clip(0, 1))).astype(np.uint8)
+        element_weights = cumulated_sums[..., ends] - cumulated_sums[..., starts]
+        levels = np.rint(WEIGHT_LEVELS * np.sqrt(element_weights.clip(0, 1))).astype(np.uint8)
         levels[is_missing[..., starts]] = UNSEEN_KEY
         region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
         packed_layers.append(base64.b64encode(levels.tobytes()).decode())

@@ -28,7 +28,8 @@ from harness.display.report.report_samples import pack_samples, read_samples
 from harness.display.side_tables import show_side_tables
 from harness.display.value_texts import (
     define_flips,
-    difference,
+    estimate,
+    interval,
     label,
     p_value,
     points,
@@ -43,6 +44,9 @@ from harness.runs.versions_and_hashes import receipt_line
 
 MOST_CARD_ROWS = 4
 """The most comparisons that the card lists."""
+NO_NOISE_TEXT = (
+    "No repeat run and no positive control were made, so noise and sensitivity are unknown."
+)
 
 
 def write_report(
@@ -94,9 +98,9 @@ def _collect_facts(
     if any(row["role"] != "baseline" for row in rows):
         for kind, (figure, _) in draw_figures(board, runs, []):
             image_by_kind[kind] = _embed_figure(figure, kind)
-    # above all other figures
+    # the page shows the forest plot above all other figures
     forest_image = image_by_kind.pop(FigureKind.FOREST, None)
-    # the page shows the line; a click on it opens the JSON
+    # the page shows the line, and the JSON after a click on it
     lines_and_receipts = [
         (
             receipt_line(receipt).removeprefix("receipt: "),
@@ -152,28 +156,30 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
             f"{subject_text}?"
         )
     has_settings = has_several_settings(card_rows)
-    findings = []
-    for row in card_rows[:MOST_CARD_ROWS]:
-        text = _describe_difference(row)
-        if place := describe_place(board, row):
-            text += f". {place[0].upper()}{place[1:]}"
-        if has_settings:
-            text = f"{row['model']}, {row['layout']}, {text}"
-        finding = {
-            "kind": row["role"] if row["verdict"] is None else row["verdict"],
-            "verdict": _describe_verdict(row),
-            "text": replace_accuracy(text, board.score),
-        }
-        findings.append(finding)
-    noise_text = " ".join(remark for remark, _ in remark_noise(board))
-    if not noise_text:
-        noise_text = (
-            "No repeat run and no positive control were made, so noise and sensitivity are unknown."
-        )
+    noise_text = " ".join(remark.sentence for remark in remark_noise(board))
     return {
         "question": replace_accuracy(question, board.score),
-        "findings": findings,
-        "facts": {"Ungraded": " ".join(warn_of_ungraded(board)), "Noise and control": noise_text},
+        "findings": [
+            _describe_finding(board, row, has_settings) for row in card_rows[:MOST_CARD_ROWS]
+        ],
+        "facts": {
+            "Ungraded": " ".join(warn_of_ungraded(board)),
+            "Noise and control": noise_text or NO_NOISE_TEXT,
+        },
+    }
+
+
+def _describe_finding(board: Leaderboard, row: Row, has_settings: bool) -> dict[str, str]:
+    """One answer of the card: the verdict, and a text with the difference and the place."""
+    text = _describe_difference(row)
+    if place := describe_place(board, row):
+        text += f". {place[0].upper()}{place[1:]}"
+    if has_settings:
+        text = f"{row['model']}, {row['layout']}, {text}"
+    return {
+        "kind": row["verdict"] or row["role"],
+        "verdict": _describe_verdict(row),
+        "text": replace_accuracy(text, board.score),
     }
 
 
@@ -196,7 +202,7 @@ def _choose_card_rows(board: Leaderboard, rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _name_condition(row: Row) -> str:
-    """The condition of a row, whose name is a contrast if the baseline is unusual."""
+    """The condition of a row, also if the row is named after its contrast: `mless - wo`."""
     return str(row["condition"]).removesuffix(f" - {row['baseline']}")
 
 
@@ -211,12 +217,11 @@ def _describe_verdict(row: Row) -> str:
 
 def _describe_difference(row: Row) -> str:
     """The difference of a row with names, unit, interval and adjusted p, if there is one."""
-    # separated, because the unit stands between a difference and its interval
-    change_text, _, interval_text = difference(
-        row["difference"], row["low"], row["high"]
-    ).partition(" ")
+    change, low, high = row["difference"], row["low"], row["high"]
     names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
-    text = f"{names}: {change_text} points {interval_text}".rstrip()
+    # the unit stands between a difference and its interval
+    text = f"{names}: {estimate(change, low, high)} points {interval(low, high, has_sign=True)}"
+    text = text.rstrip()
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text

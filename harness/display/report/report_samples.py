@@ -22,8 +22,16 @@ MOST_SNIPPET_CHARACTERS = 90
 """Characters of a problem's text that the report's list shows."""
 
 REPORTED_COLUMNS = (
-    *("replicate", "sample_index", "completion", "answer", "verdict", "seed", "finish_reason"),
-    *("completion_tokens", "reason", "audit_reason"),
+    "replicate",
+    "sample_index",
+    "completion",
+    "answer",
+    "verdict",
+    "seed",
+    "finish_reason",
+    "completion_tokens",
+    "reason",
+    "audit_reason",
     *GRADERS,
 )
 """The columns of `load_run` that the page shows of a sample."""
@@ -32,13 +40,14 @@ REPORTED_COLUMNS = (
 def read_samples(runs: Sequence[Run]) -> list[Row]:
     """The samples of all runs, with the names of `load_run`'s columns.
 
-    `prompt` is the sample's `AnsweredPrompt`, and `problem_id` that of this prompt: it also names
-    the draw of examples or the sample, if each has a prompt of its own.
+    A sample is found by its layout, condition, problem and number. Two fields are other than in
+    `load_run`: `prompt` is the sample's `AnsweredPrompt`, and `problem_id` that of this prompt. It
+    also names the draw of examples or the sample, if each has a prompt of its own.
 
     Raises:
         RunError: a run has not recorded its texts.
     """
-    samples: list[Row] = []
+    samples = []
     for run in runs:
         prompt_by_sample = {}
         for prompt in run.prompts:
@@ -64,9 +73,10 @@ def pack(content: Any) -> str:
 def pack_samples(
     samples: Sequence[Row], *, baseline: str, conditions: Sequence[Row], contrasts: Sequence[Row]
 ) -> tuple[str, list[str]]:
-    """The packed list of problems, with the position of each in the blocks, and the packed blocks.
+    """Pack the samples, and the facts with which the page lists, filters and explains them.
 
-    Samples are grouped: by the number of the setting (model and layout) and the condition.
+    The samples of a problem are in groups: one for each setting (model and layout) and condition,
+    such as `0 mless` for the first setting.
 
     Args:
         samples: From `read_samples`.
@@ -74,6 +84,10 @@ def pack_samples(
         conditions: Name, label and colour (`slot`) of each condition, in the page's order. Samples
             of other conditions are left out.
         contrasts: The rows of the comparison, whose flips are next to the list.
+
+    Returns:
+        The packed facts, with a list of the problems that says in which block the samples of each
+        are; and the packed blocks of `PROBLEMS_PER_BLOCK` problems each.
     """
     condition_names = {condition["name"] for condition in conditions}
     settings = list(dict.fromkeys((sample["model"], sample["layout"]) for sample in samples))
@@ -81,19 +95,11 @@ def pack_samples(
     def name_group(row: Row) -> str:
         return f"{settings.index((row['model'], row['layout']))} {row['condition']}"
 
-    sample_groups_by_problem: dict[str, dict[str, list[Row]]] = {}
+    groups_by_problem: dict[str, dict[str, list[Row]]] = {}
     for sample in samples:
         if sample["condition"] in condition_names:
-            samples_by_group = sample_groups_by_problem.setdefault(sample["problem_id"], {})
-            samples_by_group.setdefault(name_group(sample), []).append(sample)
-    problem_entries = []
-    sample_entries = []
-    for index, samples_by_group in enumerate(sample_groups_by_problem.values()):
-        # `at` has the index of the block, and the problem's index in it
-        problem_entries.append(
-            _describe_problem(samples_by_group) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
-        )
-        sample_entries.append(_describe_samples(samples_by_group))
+            groups = groups_by_problem.setdefault(sample["problem_id"], {})
+            groups.setdefault(name_group(sample), []).append(sample)
     page_index = {
         "baseline": baseline,
         "conditions": conditions,
@@ -104,28 +110,34 @@ def pack_samples(
             for row in contrasts
         },
         "define_flips": define_flips(max(row["repeats"] for row in contrasts)),
-        "problems": problem_entries,
+        "problems": [
+            # the index of the block, and the problem's index in it
+            _describe_problem(groups) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
+            for index, groups in enumerate(groups_by_problem.values())
+        ],
     }
-    starts = range(0, len(sample_entries), PROBLEMS_PER_BLOCK)
-    return pack(page_index), [
-        pack(sample_entries[start : start + PROBLEMS_PER_BLOCK]) for start in starts
-    ]
+    samples_by_index = list(map(_describe_samples, groups_by_problem.values()))
+    block_starts = range(0, len(samples_by_index), PROBLEMS_PER_BLOCK)
+    blocks = [pack(samples_by_index[start : start + PROBLEMS_PER_BLOCK]) for start in block_starts]
+    return pack(page_index), blocks
 
 
 def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
     """The entry of a problem in the list: the fields that the page shows and filters by.
 
-    `right` has the number of correct samples of the first run of each group, and the number of all.
+    `right` has two numbers for each group: the correct samples of the first run, and all of the
+    first run.
     """
     first_sample = next(iter(samples_by_group.values()))[0]
     doc = first_sample["prompt"].doc
+    # documents of other tasks have a question, or only a prompt
     problem_text = str(doc.get("problem", doc.get("question", first_sample["prompt"].prompt)))
     if len(problem_text) > MOST_SNIPPET_CHARACTERS:
         problem_text = f"{problem_text[:MOST_SNIPPET_CHARACTERS]}\N{HORIZONTAL ELLIPSIS}"
     right_counts_by_group = {}
     for group, samples in samples_by_group.items():
-        verdicts = [sample["correct"] for sample in samples if sample["replicate"] == 0]
-        right_counts_by_group[group] = (int(sum(verdicts)), len(verdicts))
+        are_right = [sample["correct"] for sample in samples if sample["replicate"] == 0]
+        right_counts_by_group[group] = (int(sum(are_right)), len(are_right))
     return {
         "id": first_sample["problem_id"],
         "subject": first_sample["subject"] or None,
@@ -138,15 +150,14 @@ def _describe_problem(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObje
 
 def _describe_samples(samples_by_group: Mapping[str, Sequence[Row]]) -> JsonObject:
     """The prompts and samples of one problem, of each group."""
-    prompt_by_group: JsonObject = {}
-    fields_by_group: JsonObject = {}
+    entry: JsonObject = {"prompts": {}, "samples": {}}
     for group, samples in samples_by_group.items():
         # the samples of a group have the same prompt
-        prompt_by_group[group] = {
+        entry["prompts"][group] = {
             "parts": samples[0]["prompt"].roles_and_texts,
             "tokens": samples[0]["prompt_tokens"],
         }
-        fields_by_group[group] = [
+        entry["samples"][group] = [
             {name: sample.get(name) for name in REPORTED_COLUMNS} for sample in samples
         ]
-    return {"prompts": prompt_by_group, "samples": fields_by_group}
+    return entry
