@@ -130,9 +130,8 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
         yield figure
         handle_by_name = {}
         for axes in figure.axes:
-            handles, names = axes.get_legend_handles_labels()
-            # of equal names, the last handle is shown
-            handle_by_name |= dict(zip(names, handles, strict=True))
+            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                handle_by_name[name] = handle
         if handle_by_name:
             # a line of 4 font sizes stands before each name
             entry_letters = max(map(len, handle_by_name)) + 4 / LETTER_WIDTH

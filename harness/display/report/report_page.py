@@ -220,8 +220,10 @@ def _describe_difference(row: Row) -> str:
     change, low, high = row["difference"], row["low"], row["high"]
     names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
     # the unit stands between a difference and its interval
-    text = f"{names}: {estimate(change, low, high)} points {interval(low, high, has_sign=True)}"
-    text = text.rstrip()
+    text = (
+        f"{names}: {estimate(change, low, high)} points "
+        f"{interval(low, high, has_sign=True)}".rstrip()
+    )
     if row["p_adjusted"] is not None:
         text += f", adjusted p {p_value(row['p_adjusted'])}"
     return text
