@@ -44,16 +44,18 @@ def parse_numbers(text: str | int | Iterable[str | int] | None, option: str) -> 
     return tuple(dict.fromkeys(numbers))
 
 
-def count_rows(row_choice: str, token_count: int) -> int:
+def count_rows(row_choice: str | None, token_count: int) -> int:
     """The number of last tokens whose attention rows are stored.
 
     Args:
-        row_choice: `last:16` for that many tokens, or `all`.
+        row_choice: `last:16` for that many tokens, or `all`; None for no token.
         token_count: The length of the prompt.
 
     Raises:
         ConfigError: `row_choice` is something else.
     """
+    if row_choice is None:
+        return 0
     match = re.fullmatch(r"last:([1-9]\d*)", row_choice)
     if match:
         return min(int(match[1]), token_count)

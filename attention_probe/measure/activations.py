@@ -29,10 +29,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import yaml
@@ -66,17 +66,16 @@ _LEXEMES = re.compile(
     | \\(?P<commands>[A-Za-z]+)
     | \\[^A-Za-z]                                                  # an escape such as \% or \\
     | (?<=[\w})])\$-(?=[a-z]{2})                                     # $x$-axis
-    | (?P<words>[A-Za-z]+)((?<=[a-z]{3})([-/](?=[a-z]{2})|!))?      # with a hyphen or mark of prose
+    | (?P<words>[A-Za-z]+)(?:(?<=[a-z]{3})(?:[-/](?=[a-z]{2})|!))?  # with a hyphen or mark of prose
     | (?P<characters>[^\w\s])
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""The lexemes of a text. Alternatives without a name consume text that stays `other`, so that no
-named alternative matches within it."""
+"""The lexemes of a text. A named alternative is a kind of entries in the lexicon. Alternatives
+without a name consume text that stays `other`, so that no named alternative matches within it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ActivationReference:
+class ActivationReference(NamedTuple):
     """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
@@ -96,21 +95,19 @@ class ActivationReference:
         """
         magnitudes = _read_magnitudes(activations).ravel()
         # the quantiles overwrite their input, because a copy of millions of values takes memory
-        median, high = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
+        median, end = np.quantile(magnitudes, [0.5, COVERED_QUANTILE], overwrite_input=True)
         mad = np.median(np.abs(magnitudes - median), overwrite_input=True)
-        return cls(mad=float(mad), histogram_end=float(high))
+        return cls(mad=float(mad), histogram_end=float(end))
 
 
 def activation_unit(name: str) -> str:
-    """The unit of a number that `measure_activations` returns: it follows from the first word."""
+    """The unit of a number of `measure_activations`, which follows from the name's first word."""
     unit_by_prefix = {"near": "share of activations", "gini": "0 to 1", "tokens": "tokens"}
     return unit_by_prefix.get(name.partition("_")[0], "activation")
 
 
 def measure_activations(
-    activations: Tensor,
-    reference: ActivationReference,
-    tokens: Sequence[str],
+    activations: Tensor, reference: ActivationReference, tokens: Sequence[str]
 ) -> tuple[dict[str, float], NDArray[np.int32]]:
     """The numbers of one prompt's tokens, and the histogram of |a|.
 
@@ -164,18 +161,18 @@ def _measure_near_zero(
 
     A share is of all tokens, or of those of one class.
     """
-    measures: dict[str, float] = {}
-    for c in NEAR_ZERO_FACTORS:
-        threshold = NORMAL_CONSISTENCY * reference.mad * c
-        # no value is below a threshold of 0, so a share would say nothing
+    measures = {}
+    for factor in NEAR_ZERO_FACTORS:
+        threshold = NORMAL_CONSISTENCY * reference.mad * factor
+        # the share of each token's neurons; NaN with a threshold of 0, which no value is below
         token_shares = np.full(len(magnitudes), np.nan)
         if reference.mad:
             token_shares = (magnitudes < threshold).mean(axis=1)
-        measures[f"threshold_c{c:g}"] = threshold
-        measures[f"near_zero_c{c:g}"] = float(token_shares.mean())
+        measures[f"threshold_c{factor:g}"] = threshold
+        measures[f"near_zero_c{factor:g}"] = float(token_shares.mean())
         for index, name in enumerate(TOKEN_CLASSES):
             class_shares = token_shares[token_classes == index]
-            measures[f"near_zero_{name}_c{c:g}"] = (
+            measures[f"near_zero_{name}_c{factor:g}"] = (
                 float(class_shares.mean()) if len(class_shares) else np.nan
             )
     for index, name in enumerate(TOKEN_CLASSES):
@@ -189,7 +186,7 @@ def _read_magnitudes(activations: Tensor) -> NDArray[np.float32]:
     Raises:
         ModelError: a value is not finite.
     """
-    magnitudes: NDArray[np.float32] = activations.detach().abs().float().cpu().numpy()
+    magnitudes = activations.detach().abs().float().cpu().numpy()
     if not np.isfinite(magnitudes).all():
         raise ModelError(
             "The first MLP's activations are infinite or NaN: probe with --dtype float32."
@@ -201,7 +198,7 @@ def gini(counts: NDArray[np.int32]) -> float:
     """Half the mean difference between two bins, over the mean bin; NaN if all are empty."""
     sorted_counts = np.sort(counts).astype(np.float64)
     if not sorted_counts.any():
-        return float("nan")
+        return np.nan
     # For sorted x the sum of x[j] - x[i] over all pairs i < j is the sum of (2 i - n - 1) x[i].
     coefficients = 2 * np.arange(1, len(sorted_counts) + 1) - len(sorted_counts) - 1
     return float(coefficients @ sorted_counts / (len(sorted_counts) * sorted_counts.sum()))
@@ -209,28 +206,31 @@ def gini(counts: NDArray[np.int32]) -> float:
 
 @cache
 def _read_lexicon() -> dict[tuple[str, str], int]:
-    """The class of every entry: characters, words in small letters, LaTeX commands."""
+    """The class of every entry (kind, lexeme), as an index into TOKEN_CLASSES.
+
+    The kinds are `characters`, `words` in small letters, and `commands` of LaTeX.
+    """
     lexicon = yaml.safe_load(LEXICON_PATH.read_text(encoding="utf-8"))
-    class_by_entry: dict[tuple[str, str], int] = {}
-    for class_name, entries_by_kind in lexicon.items():
-        for kind, entries in entries_by_kind.items():
-            for entry in entries:
-                class_by_entry[kind, entry] = TOKEN_CLASSES.index(class_name)
+    class_by_entry = {}
+    for class_name, lexemes_by_kind in lexicon.items():
+        for kind, lexemes in lexemes_by_kind.items():
+            for lexeme in lexemes:
+                class_by_entry[kind, lexeme] = TOKEN_CLASSES.index(class_name)
     return class_by_entry
 
 
 def classify(tokens: Sequence[str]) -> NDArray[np.int8]:
     """The class of each token, as an index into TOKEN_CLASSES.
 
+    It is the first of the classes of its characters; `other` for a token without characters.
+
     Args:
         tokens: The text of consecutive tokens, blanks included: joined they are the text.
     """
-    character_classes = _classify_characters("".join(tokens))
-    class_indices, start = [], 0
-    for token in tokens:
-        end = start + len(token)
-        class_indices.append(min(character_classes[start:end], default=_OTHER_INDEX))
-        start = end
+    character_classes = iter(_classify_characters("".join(tokens)))
+    class_indices = [
+        min(islice(character_classes, len(token)), default=_OTHER_INDEX) for token in tokens
+    ]
     return np.array(class_indices, dtype=np.int8)
 
 
@@ -240,14 +240,16 @@ def _classify_characters(text: str) -> list[int]:
     The characters of a lexeme have the class of its entry in the lexicon, or `other` without one.
     Digits are digits everywhere, also in text that no lexeme has.
     """
-    lexicon = _read_lexicon()
+    class_by_entry = _read_lexicon()
     class_indices = [_OTHER_INDEX] * len(text)
     for match in _LEXEMES.finditer(text):
-        for kind, lexeme in match.groupdict().items():
-            if lexeme is not None:
-                entry = lexeme.lower() if kind == "words" else lexeme
-                start, end = match.span(kind)
-                class_indices[start:end] = [lexicon.get((kind, entry), _OTHER_INDEX)] * len(lexeme)
+        kind = match.lastgroup
+        if kind is None:  # text that stays `other`
+            continue
+        lexeme = match[kind].lower() if kind == "words" else match[kind]
+        start, end = match.span(kind)
+        class_index = class_by_entry.get((kind, lexeme), _OTHER_INDEX)
+        class_indices[start:end] = [class_index] * (end - start)
     for index, character in enumerate(text):
         if character.isdecimal():
             class_indices[index] = TOKEN_CLASSES.index("digits")

@@ -1,14 +1,17 @@
 """Measure prompts in vLLM, which sums their attention over sets of queries while it prefills them.
 
-The numbers are those of `prompt_fields`, without position gaps and activations.
+The numbers are those of `prompt_fields`, without position gaps and activations. A stored row is the
+weights of a single query, so it is requested as the sum over a set with this query alone.
 """
+
+import numpy as np
 
 from attention_probe.measure.prompt_fields import (
     QUERY_SET_COUNT,
     FieldsByCondition,
     MeasurementOptions,
     average_sums,
-    query_sets,
+    select_queries,
 )
 from attention_probe.prompts.token_roles import PromptsByCondition, common_tokens
 from harness.engines.attention_sums import record_sums, recording_request, single_query_sets
@@ -18,24 +21,29 @@ from harness.engines.vllm_engine import VLLMEngine
 def measure_in_engine(
     engine: VLLMEngine, prompts: PromptsByCondition, options: MeasurementOptions
 ) -> FieldsByCondition:
-    """Measure a problem as `measure_problem` does: each stored row is a set with a single query."""
+    """Measure a problem: the measured fields of a `Trace` by condition, as `measure_problem`."""
     common_by_condition = common_tokens(prompts)
     # vLLM's worker stacks the sets of several requests, so all must have the same number of sets
     most_rows = max(map(options.count_rows, prompts.values()))
-    requests, averaged_sets = [], []
+    requests, sets_by_condition = [], {}
     for condition, prompt in prompts.items():
-        averaged_sets.append(query_sets(prompt, common_by_condition[condition]))
-        query_rows = averaged_sets[-1].astype(int).tolist()
-        query_rows += single_query_sets(options.count_rows(prompt), len(prompt), most_rows)
+        sets = select_queries(prompt, common_by_condition[condition])
+        sets_by_condition[condition] = sets
+        row_sets = single_query_sets(options.count_rows(prompt), len(prompt), most_rows)
+        requested_sets = sets.astype(int).tolist() + row_sets
         requests.append(
-            recording_request(prompt.token_ids.tolist(), query_rows, condition, prompt.intervention)
+            recording_request(
+                prompt.token_ids.tolist(), requested_sets, condition, prompt.intervention
+            )
         )
     fields_by_condition = {}
-    sums_by_prompt = record_sums(engine, requests)
-    for prompt, sets, sums in zip(prompts.values(), averaged_sets, sums_by_prompt, strict=True):
-        fields = average_sums(prompt, sets, sums[:, :QUERY_SET_COUNT])
-        # the rows follow the averaged sets; any sets after them are empty
-        row_stop = QUERY_SET_COUNT + options.count_rows(prompt)
-        fields["rows"] = sums[:, QUERY_SET_COUNT:row_stop].swapaxes(1, 2)
-        fields_by_condition[prompt.condition] = fields
+    for (condition, prompt), sums in zip(
+        prompts.items(), record_sums(engine, requests), strict=True
+    ):
+        # sums is [layer, set, head, key], with the sets in the order of the request
+        averaged_sums, row_sums = np.split(sums, [QUERY_SET_COUNT], axis=1)
+        fields = average_sums(prompt, sets_by_condition[condition], averaged_sums)
+        # without the empty sets after the rows, and as [layer, head, query, key]
+        fields["rows"] = row_sums[:, : options.count_rows(prompt)].swapaxes(1, 2)
+        fields_by_condition[condition] = fields
     return fields_by_condition

@@ -20,7 +20,7 @@ class Quantity(NamedTuple):
 
 SHARE_UNIT = "share of one query's attention"
 
-MEASURES: dict[str, Quantity] = {
+MEASURES = {
     "mass_first": Quantity(
         SHARE_UNIT, "Mean attention on the first token of the sequence, which may be a filler's."
     ),
@@ -52,7 +52,7 @@ between two fillers can be a finding.
 
 _TOKEN_AXES, _CURVE_AXES = ("position",), ("layer", "head", "position")
 
-ARRAYS: dict[str, Quantity] = {
+ARRAYS = {
     "token_ids": Quantity("vocabulary id", "The prompt, as the model got it.", _TOKEN_AXES),
     "roles": Quantity("index into token_roles.ROLES", "What each token belongs to.", _TOKEN_AXES),
     "original_pos": Quantity(

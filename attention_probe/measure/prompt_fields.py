@@ -1,4 +1,8 @@
-"""Run a problem under all conditions, and compute all measured fields of its traces."""
+"""Run a problem under all conditions, and compute all measured fields of its traces.
+
+A query is a token that attends, and a key a token that receives attention. The common tokens of a
+prompt are those that the problem's prompts of all conditions share.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from attention_probe.measure.activations import ActivationReference, measure_activations
-from attention_probe.model.attention_statistics import CaptureRequest
+from attention_probe.model.attention_statistics import Capture, CaptureRequest
 from attention_probe.model.capture import capture_attention
 from attention_probe.model.first_layers import LoadedModel
 from attention_probe.prompts.token_roles import PromptsByCondition, TokenizedPrompt, common_tokens
@@ -22,10 +26,10 @@ FieldsByCondition = dict[str, dict[str, Any]]
 """The measured fields of the `Trace` of each of a problem's prompts, by condition."""
 
 QUERY_SET_COUNT = 3
-"""The number of sets in `query_sets`."""
+"""The number of sets that `select_queries` makes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MeasurementOptions:
     """Which measurements to make.
 
@@ -40,50 +44,53 @@ class MeasurementOptions:
     rows: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rows is not None:
-            count_rows(self.rows, 0)  # raises the error about a text that names no rows
+        count_rows(self.rows, 0)  # raises an error if the text names no rows
 
     def count_rows(self, prompt: TokenizedPrompt) -> int:
         """The number of the prompt's last queries whose weights are stored."""
-        if self.rows is None:
-            return 0
         return count_rows(self.rows, len(prompt))
 
 
 QuerySets = NDArray[np.bool_]
-"""[query set, token] Which tokens are queries of each set; `query_sets` makes it."""
+"""[query set, token] Which tokens are queries of each set; `select_queries` makes it."""
 
 
-def query_sets(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySets:
-    """The sets of queries over which attention is averaged.
+def select_queries(prompt: TokenizedPrompt, is_common: NDArray[np.bool_]) -> QuerySets:
+    """The three sets of queries over which attention is averaged.
 
-    They are all queries; the common ones, which are tokens that the prompts of all conditions
-    share; and the problem's tokens among these.
+    1. All tokens.
+    2. The common tokens.
+    3. The common tokens of the problem.
     """
     return np.stack([np.ones_like(is_common), is_common, is_common & prompt.has_role("problem")])
 
 
 def average_sums(prompt: TokenizedPrompt, sets: QuerySets, sums: Weights) -> dict[str, Any]:
-    """The measured fields of a `Trace`, from sums [layer, set, head, key] over `query_sets`.
+    """The measured fields of a `Trace`, from the sums of attention over `select_queries`.
 
     The first two sets give the mean weight of each token. The last one gives the masses: the mean
-    attention on each region, and on all original (not inserted) tokens together.
+    attention on each region, and on all original (not inserted) tokens together (`lambda`). A
+    query's attention to its own token counts only in masses.
+
+    Args:
+        prompt: The prompt.
+        sets: [set, token] Those of `select_queries`.
+        sums: [layer, set, head, key] The sums of weights over the queries of each set.
     """
     curves = average_weights(sums[:, :SETS_WITHOUT_OWN_TOKEN], sets[:SETS_WITHOUT_OWN_TOKEN])
     # [region, token] Regions do not overlap, so a query's masses on them add up to 1.
     is_in_region = find_region_indices(prompt.roles) == np.arange(len(TOKEN_REGIONS))[:, None]
     region_masks = np.vstack([is_in_region, ~prompt.is_inserted]).astype(np.float32)
-    # [layer, head, region] over the problem's queries. Unlike the other sets this one includes the
-    # diagonal: in a mass, a query's attention to its own token counts. No query is left if the
-    # tokenizer merged every token of the problem with text beside it, and 0 / 0 is then NaN.
+    # The last set has no query if the tokenizer merged every token of the problem with text beside
+    # it. Then 0 / 0 is NaN.
     with np.errstate(invalid="ignore"):
         masses = sums[:, -1] @ region_masks.T / np.float32(sets[-1].sum())
-    *region_masses, original_mass = np.moveaxis(masses, -1, 0)
-    mass_names = [f"mass_{name}" for name in TOKEN_REGIONS]
+    # `masses` is [layer, head, region], and each region becomes a field
+    mass_names = [*(f"mass_{name}" for name in TOKEN_REGIONS), "lambda"]
     return {
         "mean_all": curves[:, 0],
         "mean_common": curves[:, 1],
-        "measures": dict(zip(mass_names, region_masses, strict=True)) | {"lambda": original_mass},
+        "measures": dict(zip(mass_names, np.moveaxis(masses, -1, 0), strict=True)),
     }
 
 
@@ -98,10 +105,10 @@ def measure_problem(
         options: Which measurements to make.
     """
     common_by_condition, reference = common_tokens(prompts), None
-    fields_by_condition: FieldsByCondition = {}
+    fields_by_condition = {}
     for condition, prompt in prompts.items():
-        sets = query_sets(prompt, common_by_condition[condition])
-        statistics = capture_attention(
+        sets = select_queries(prompt, common_by_condition[condition])
+        capture = capture_attention(
             loaded_model,
             torch.from_numpy(prompt.token_ids).long(),
             positions=torch.from_numpy(prompt.positions).long(),
@@ -112,34 +119,41 @@ def measure_problem(
                 row_count=options.count_rows(prompt),
             ),
         )
-        layers = statistics.layers.values()  # ascending, as they are computed
-        sums = torch.stack([layer.sums for layer in layers])
-        fields = average_sums(prompt, sets, sums.cpu().numpy())
-        fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
-        if statistics.norms:
-            norms = torch.stack([*statistics.norms.values()]).cpu().numpy()
-            # norms are relative to those of the original tokens, because most may be a filler's
-            medians = np.median(norms[:, ~prompt.is_inserted], axis=1, keepdims=True)
-            fields["norms"] = norms / medians
-        if statistics.activations is not None:
-            positions = np.flatnonzero(common_by_condition[condition] & prompt.has_role("problem"))
-            activations = statistics.activations[positions]
-            # The baseline comes first, and its thresholds serve for all conditions.
+        fields = _measure_attention(prompt, sets, capture)
+        if capture.activations is not None:
+            # the last set is the problem's common tokens, which the prompts of all conditions have
+            positions = np.flatnonzero(sets[-1])
+            activations = capture.activations[positions]
+            # the first prompt is the baseline's, whose thresholds serve for all conditions
             if reference is None:
                 reference = ActivationReference.of(activations)
             texts = _read_texts(prompt, positions)
-            activation_measures, histogram = measure_activations(activations, reference, texts)
-            fields |= {"activations": activation_measures, "activation_histogram": histogram}
+            fields["activations"], fields["activation_histogram"] = measure_activations(
+                activations, reference, texts
+            )
         fields_by_condition[condition] = fields
     return fields_by_condition
+
+
+def _measure_attention(
+    prompt: TokenizedPrompt, sets: QuerySets, capture: Capture
+) -> dict[str, Any]:
+    """The fields of attention and of the norms of hidden states, which are recorded by layer."""
+    layers = capture.layers.values()  # ascending, as they are computed
+    sums = torch.stack([layer.sums for layer in layers])
+    fields = average_sums(prompt, sets, sums.cpu().numpy())
+    fields["rows"] = torch.stack([layer.rows for layer in layers]).cpu().numpy()
+    if capture.norms:
+        norms = torch.stack([*capture.norms.values()]).cpu().numpy()
+        # norms are relative to those of the original tokens, because most may be a filler's
+        fields["norms"] = norms / np.median(norms[:, ~prompt.is_inserted], axis=1, keepdims=True)
+    return fields
 
 
 def _read_texts(prompt: TokenizedPrompt, positions: Integers) -> list[str]:
     """The texts of tokens; a token that continues a character has that character as its text."""
     texts: list[str] = []
     for position in positions:
-        text = prompt.tokens[position]
-        if not text:
-            text = "".join(texts)[-1:]
-        texts.append(text)
+        # the text is empty if the token continues the last character before it
+        texts.append(prompt.tokens[position] or "".join(texts)[-1:])
     return texts

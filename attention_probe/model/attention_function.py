@@ -10,25 +10,20 @@ their attention. The pass ends as soon as the capture is complete.
 Source: https://huggingface.co/docs/transformers/en/attention_interface
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.utils import logging
 
 from attention_probe.model.attention_statistics import Capture, Reduction
 from harness.errors import ModelError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MOST_BLOCK_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
 """Largest size of a block of weights, by type of device."""
@@ -39,12 +34,13 @@ ATTENTION_NAME = "mless_capture"
 """The name of the probe's functions in both registries."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CausalMask:
     """Which keys each query may see, as a rule, because a stored mask would be quadratic in size.
 
     Attributes:
-        is_plain: Whether every query sees all keys before it, so that the rule is not needed.
+        is_plain: Whether every query sees itself and all keys before it, so that the rule is not
+            needed.
         window: Keys at least this far back are never seen; None if there is no limit.
         rule: Returns a block of the boolean mask.
     """
@@ -83,10 +79,9 @@ def causal_mask(
     Raises:
         ModelError: queries may see later keys.
     """
-    # if it may skip a plain causal mask, `sdpa_mask` returns None instead of the mask
+    # with a skip `sdpa_mask` would return None instead of a plain causal mask
     rule = partial(sdpa_mask, **arguments, allow_is_causal_skip=False)
-    is_windowed = local_size is not None and kv_length > local_size
-    is_plain = allow_is_causal_skip and not is_windowed
+    is_plain = allow_is_causal_skip and (local_size is None or kv_length <= local_size)
     mask = CausalMask(is_plain=is_plain, window=local_size, rule=rule)
     if not is_plain:
         # one key is enough: only the last query may see the last key
@@ -111,8 +106,24 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The registered attention function: the normal output; a requested layer is also reduced.
 
-    Its tensors are [1, head, token, unit], because a pass has one prompt; keys and values have
-    fewer heads. The output is [1, token, head, unit].
+    Its tensors are [1, head, token, unit], because a pass has one prompt. Keys and values have
+    fewer heads than queries (KV heads), and consecutive query heads share one. The output is
+    [1, token, head, unit].
+
+    Args:
+        module: The model's attention module, which knows its layer.
+        query: The queries.
+        key: The keys.
+        value: The values.
+        attention_mask: The mask that `causal_mask` made.
+        scaling: The factor of dot products; None for 1 / sqrt(head_dim).
+        softcap: See `weight_blocks`.
+        s_aux: The sinks of `weight_blocks`, under the name that Hugging Face has for them.
+        capture: The request, which gets the layer's numbers.
+
+    Raises:
+        ModelError: the model does not call this function as Hugging Face's models do.
+        CaptureFinished: the capture is complete, so the forward pass need not go on.
     """
     layer_index = getattr(module, "layer_idx", None)
     if capture is None or layer_index is None or not isinstance(attention_mask, CausalMask):
@@ -122,8 +133,8 @@ def attend(
         )
     head_count, token_count, head_dim = query.shape[1:]
     reduction = Reduction(capture.request, query) if layer_index in capture.layer_indices else None
+    # the output of the last layer is needed only if the pass goes on for the hooks
     output = None
-    # nothing reads the last layer's output, unless the pass goes on for the hooks
     if layer_index != capture.layer_indices[-1] or capture.has_pending_hooks:
         output = value.new_empty(1, token_count, head_count, value.shape[-1])
     score_factor = head_dim**-0.5 if scaling is None else scaling
@@ -131,16 +142,12 @@ def attend(
         query[0], key[0], attention_mask, score_factor, softcap, s_aux
     ):
         if output is not None:
-            # the query heads of a KV head are consecutive, so one product has all their queries
-            grouped_weights = weights.reshape(value.shape[1], -1, weights.shape[-1])
-            product = torch.bmm(grouped_weights.to(value.dtype), value[0, :, keys])
-            # back to single heads, in the axis order of the output
-            output[0, queries] = product.view(head_count, -1, value.shape[-1]).transpose(0, 1)
+            output[0, queries] = _weigh_values(weights, value[0, :, keys])
         if reduction is not None:
             reduction.add(weights, queries, keys)
     if reduction is not None:
         capture.layers[layer_index] = reduction.finish()
-        # raises an exception that ends the forward pass and is caught in `capture_attention`
+        # raises CaptureFinished, which `capture_attention` catches
         capture.stop_if_complete()
     # without an output the capture was complete, and the exception has ended the pass
     assert output is not None
@@ -153,6 +160,16 @@ AttentionInterface.register(ATTENTION_NAME, attend)
 AttentionMaskInterface.register(ATTENTION_NAME, causal_mask)
 
 
+def _weigh_values(weights: Tensor, value: Tensor) -> Tensor:
+    """The output [query, head, unit] of weights [head, query, key] and values [KV head, key, unit].
+
+    The query heads of a KV head are consecutive, so one product has all their queries.
+    """
+    grouped_weights = weights.reshape(len(value), -1, weights.shape[-1])
+    product = torch.bmm(grouped_weights.to(value.dtype), value)
+    return product.view(len(weights), -1, value.shape[-1]).transpose(0, 1)
+
+
 def weight_blocks(
     query: Tensor,
     key: Tensor,
@@ -163,8 +180,8 @@ def weight_blocks(
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Attention weights of a few queries at a time, over the keys up to the last of these queries.
 
-    A block is [head, query, key] and overwrites the previous one. Queries are grouped by the KV
-    head that they share, so that keys are never repeated.
+    All blocks use the same memory. Queries are grouped by the KV head that they share, so that keys
+    are never repeated.
 
     Args:
         query: [head, token, unit] The queries.
@@ -173,34 +190,41 @@ def weight_blocks(
         scaling: The factor of dot products, usually 1 / sqrt(head_dim).
         softcap: Scores are squashed into (-softcap, softcap), as in Gemma 2; None for no limit.
         sinks: [head] A learnt score of each head that takes weight and has no value, as in gpt-oss.
+
+    Yields:
+        The block's queries, its keys, and its weights [head, query, key], which the next block
+        overwrites.
     """
     head_count, token_count, head_dim = query.shape
-    block_queries = _block_size(head_count * token_count, query.device)
+    most_queries = _block_size(head_count * token_count, query.device)
     # room for the last block, the largest: its queries see all keys
-    buffer = query.new_empty(head_count * min(block_queries, token_count) * token_count)
-    for first_query in range(0, token_count, block_queries):
-        queries = slice(first_query, min(first_query + block_queries, token_count))
-        query_count = queries.stop - queries.start
+    buffer = query.new_empty(head_count * min(most_queries, token_count) * token_count)
+    for first_query in range(0, token_count, most_queries):
+        query_count = min(most_queries, token_count - first_query)
+        queries = slice(first_query, first_query + query_count)
         # with a sliding window, no query of the block sees an earlier key
-        first_key = 0 if mask.window is None else max(0, queries.start - mask.window + 1)
+        first_key = 0 if mask.window is None else max(0, first_query - mask.window + 1)
         keys = slice(first_key, queries.stop)
         key_count = queries.stop - first_key
-        # every block uses the same memory
         scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
         grouped_queries = query[:, queries].reshape(len(key), -1, head_dim)
+        # scores = scaling * queries @ keys; `beta` ignores what the memory contains
         torch.baddbmm(scores, grouped_queries, key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
         scores = scores.view(head_count, query_count, key_count).float()
         if softcap is not None:
             scores.div_(softcap).tanh_().mul_(softcap)
         _hide_keys(scores, mask, queries, keys)
-        if sinks is not None:
-            sink_scores = sinks.float().view(-1, 1, 1).expand(-1, query_count, 1)
-            # the last weight is the sink's and is dropped, so the others add up to less than 1
-            weights = torch.softmax(torch.cat([scores, sink_scores], -1), -1)[..., :-1]
-        else:
-            weights = torch.softmax(scores, -1, out=scores)
-        yield queries, keys, weights
+        yield queries, keys, _softmax(scores, sinks)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Weights [head, query, key], in the memory of the scores unless there are sinks."""
+    if sinks is None:
+        return torch.softmax(scores, -1, out=scores)
+    sink_scores = sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+    # the last weight is the sink's and is dropped, so the others add up to less than 1
+    return torch.softmax(torch.cat([scores, sink_scores], -1), -1)[..., :-1]
 
 
 def _hide_keys(scores: Tensor, mask: CausalMask, queries: slice, keys: slice) -> None:

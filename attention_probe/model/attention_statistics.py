@@ -1,11 +1,12 @@
 """Reduces blocks of attention weights to the few numbers that are kept of each layer.
 
-A block is the weights of consecutive queries over consecutive keys, for all heads at once. Each
-block is reduced and then overwritten by the next one, so memory grows with the length of the prompt
-and not with its square.
+A query is a token that attends, and a key a token that receives attention. A block is the weights
+of consecutive queries over consecutive keys, for all heads at once. Each block is reduced and then
+overwritten by the next one, so memory grows with the length of the prompt and not with its square.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,12 @@ class CaptureFinished(Exception):
     """Ends a forward pass as soon as the capture is complete. `capture_attention` catches it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerCapture:
+class LayerCapture(NamedTuple):
     """The numbers of one layer's attention. Weights are after softmax, in float32.
 
     Attributes:
         sums: [query set, head, key] Sum of a key's weights over those queries of a set that come
-            after it; in the last set also over the key's own query.
+            after it. In the last set the weight of a token for itself counts too.
         rows: [head, row, key] The weights of the last queries; see `CaptureRequest.row_count`.
     """
 
@@ -29,8 +29,7 @@ class LayerCapture:
     rows: Tensor
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaptureRequest:
+class CaptureRequest(NamedTuple):
     """What to keep of a forward pass.
 
     Attributes:
@@ -47,7 +46,7 @@ class CaptureRequest:
     row_count: int = 0
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Capture:
     """The request of one forward pass, and its result, which the pass fills.
 
@@ -80,7 +79,7 @@ class Capture:
 
 
 class Reduction:
-    """Adds up the blocks of one layer's weights, in any order, to its `LayerCapture`.
+    """Adds up the blocks of one layer's weights, in the order of queries, to its `LayerCapture`.
 
     Args:
         request: What to keep.
@@ -101,7 +100,7 @@ class Reduction:
         """[head, row, key] The kept rows of each block; many blocks have none."""
 
     def add(self, weights: Tensor, queries: slice, keys: slice) -> None:
-        """Add a block. Its diagonal is zeroed for all sets but the last.
+        """Add a block, which is changed: the weight of each token for itself becomes 0.
 
         Args:
             weights: [head, query, key] Weights of `queries` over `keys`; keys before the block must
@@ -110,14 +109,15 @@ class Reduction:
             keys: The keys; the last key belongs to the last query.
         """
         rows = weights[:, max(0, self._first_row - queries.start) :]
-        # `pad` copies the rows, because the next block overwrites the weights
+        # `pad` adds the keys outside the block, and copies what the next block overwrites
         self._rows.append(nn.functional.pad(rows, (keys.start, self._token_count - keys.stop)))
         query_sets, sums = self._query_sets[:, queries], self._sums[..., keys]
+        # the weight of a token for itself counts in the rows and in the last set, not in the others
         sums[:, -1:] += query_sets[-1:] @ weights
-        # This changes the weights in place, after all sums and rows in which the diagonal counts.
+        # the last keys of a block are the tokens of its queries, so this diagonal is those weights
         weights[..., -weights.shape[-2] :].diagonal(dim1=-2, dim2=-1).zero_()
         sums[:, :-1] += query_sets[:-1] @ weights
 
     def finish(self) -> LayerCapture:
-        """The sums and rows of all blocks."""
+        """The sums and rows of all blocks that were added."""
         return LayerCapture(sums=self._sums.transpose(0, 1), rows=torch.cat(self._rows, 1))

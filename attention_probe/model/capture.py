@@ -1,25 +1,20 @@
 """Run the first layers once, and reduce their attention to sums over queries on the way."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from attention_probe.model.attention_function import ATTENTION_NAME, switch_attention
 from attention_probe.model.attention_statistics import Capture, CaptureFinished, CaptureRequest
+from attention_probe.model.first_layers import LoadedModel
 from harness.errors import ModelError
 from harness.layers_and_heads import list_numbers
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-    from attention_probe.model.first_layers import LoadedModel
 
 ACTIVATION_NAMES = frozenset({"act_fn", "activation_fn", "act", "gelu_impl"})
 """Names that architectures give to the non-linearity of their MLP."""
@@ -48,7 +43,7 @@ def capture_attention(
             activations.
     """
     model = loaded_model.model
-    # `capture` reaches the attention function only as a further argument
+    # `capture` reaches the attention function only if the model passes further arguments through
     parameters = inspect.signature(model.forward).parameters
     takes_any_argument = any(
         parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
@@ -133,15 +128,18 @@ def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None
         if capture.request.activations:
             handle = _find_activation(loaded_model).register_forward_hook(record_activations)
             stack.callback(handle.remove)
-        for layer_index in loaded_model.layer_indices if capture.request.norms else ():
-            layer = loaded_model.decoder_layers[layer_index]
-            handle = layer.register_forward_hook(partial(record_norms, layer_index))
-            stack.callback(handle.remove)
+        if capture.request.norms:
+            for layer_index in loaded_model.layer_indices:
+                layer = loaded_model.decoder_layers[layer_index]
+                handle = layer.register_forward_hook(partial(record_norms, layer_index))
+                stack.callback(handle.remove)
         yield
 
 
 def _find_activation(loaded_model: LoadedModel) -> nn.Module:
-    """The non-linearity of the first layer's MLP: a separate module in dense Hugging Face decoders.
+    """The module of the first layer's MLP whose output is its activations.
+
+    It is a separate module in Hugging Face's decoders without experts.
 
     Raises:
         ModelError: there is none, or there are several, as in mixtures of experts.

@@ -4,19 +4,17 @@
 of later layers are then never read.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
 from attention_probe.model.attention_function import silence_transformers
@@ -31,14 +29,11 @@ from harness.errors import (
 from harness.experiment.prompts.tokenizer import refuse_missing_folder, trusts_code
 from harness.layers_and_heads import list_numbers
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
-
 MULTIMODAL_PREFIX = r"^(model\.)?language_model\.(model\.)?"
 """Prefix of the names of the text model's tensors in older and newer multimodal checkpoints."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class LoadedModel:
     """The first layers of a model, ready to run.
 
@@ -46,8 +41,8 @@ class LoadedModel:
         name: A folder or a hub name.
         model: The base model, cut after the deepest requested layer; eval mode, no gradients.
         config: The text config of the checkpoint, with its full number of layers.
-        layer_indices: Of the requested layers, ascending.
-        decoder_layers: Those of `model`, from the first to the deepest requested layer.
+        layer_indices: The indices of the requested layers, ascending.
+        decoder_layers: The layers of `model`, from the first to the deepest requested one.
     """
 
     name: str
@@ -99,43 +94,27 @@ def load_model(
 def _load_checkpoint(
     name: str, layer_indices: list[int], dtype: torch.dtype, model_arguments: Mapping[str, Any]
 ) -> LoadedModel:
-    """Read the layers of a folder or a hub model; errors of the libraries are not translated."""
+    """Read the layers of a folder or a hub model; errors of the libraries are not translated.
+
+    `layer_indices` are ascending.
+    """
     is_folder = Path(name).is_dir()
     is_trusted = trusts_code(model_arguments)
-    config_path = Path(
-        str(cached_file(name, "config.json", revision=model_arguments.get("revision")))
-    )
+    config_path = Path(cached_file(name, "config.json", revision=model_arguments.get("revision")))
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
-    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=is_trusted)
-    config = full_config.get_text_config(decoder=True)
-    # the config of a model that also reads images may name the quantisation in either part
-    if any(getattr(part, "quantization_config", None) for part in (full_config, config)):
+    config = _read_config(name, commit, is_trusted)
+    if layer_indices[-1] >= config.num_hidden_layers:
         raise ModelError(
-            f"{name} is quantised: its attention is not that of the model it was made from."
-        )
-    if config.is_encoder_decoder:
-        raise ModelError(
-            f"{name} ({config.model_type}) is an encoder-decoder: expected a causal language model."
-        )
-    layer_count = config.num_hidden_layers
-    if layer_indices[-1] >= layer_count:
-        raise ModelError(
-            f"{name} has Layers 1 to {layer_count}, counted from 1; got "
+            f"{name} has Layers 1 to {config.num_hidden_layers}, counted from 1; got "
             f"{list_numbers(layer_indices)}."
         )
     layers_path = _find_layers(config, name, is_trusted)
-    cut_config = copy.deepcopy(config)
-    loaded_count = layer_indices[-1] + 1
-    cut_config.num_hidden_layers = loaded_count
-    if getattr(cut_config, "layer_types", None):
-        # transformers refuses a config whose list of kinds has another length
-        cut_config.layer_types = cut_config.layer_types[:loaded_count]
     with silence_transformers(progress=not is_folder):
         model, loading_info = AutoModel.from_pretrained(
             name,
             revision=commit,
-            config=cut_config,
+            config=_cut_config(config, layer_indices[-1] + 1),
             dtype=dtype,
             trust_remote_code=is_trusted,
             # some architectures cannot change their attention after loading, so they keep this one
@@ -156,11 +135,42 @@ def _load_checkpoint(
     )
 
 
-def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
-    """The path of the list of decoder layers in the full model.
+def _read_config(name: str, commit: str | None, is_trusted: bool) -> PretrainedConfig:
+    """The config of the text model.
 
     Raises:
-        ModelError: the architecture cannot be cut.
+        ModelError: the model is quantised or an encoder-decoder.
+    """
+    full_config = AutoConfig.from_pretrained(name, revision=commit, trust_remote_code=is_trusted)
+    text_config = full_config.get_text_config(decoder=True)
+    # the quantisation of a model that also reads images may be in either config
+    if any(getattr(config, "quantization_config", None) for config in (full_config, text_config)):
+        raise ModelError(
+            f"{name} is quantised: its attention is not that of the model it was made from."
+        )
+    if text_config.is_encoder_decoder:
+        raise ModelError(
+            f"{name} ({text_config.model_type}) is an encoder-decoder: expected a causal language "
+            "model."
+        )
+    return text_config
+
+
+def _cut_config(config: PretrainedConfig, layer_count: int) -> PretrainedConfig:
+    """The config of the same model with only its first layers."""
+    cut_config = copy.deepcopy(config)
+    cut_config.num_hidden_layers = layer_count
+    if getattr(cut_config, "layer_types", None):
+        # transformers refuses a config whose list of kinds has another length
+        cut_config.layer_types = cut_config.layer_types[:layer_count]
+    return cut_config
+
+
+def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
+    """The path of the list of decoder layers in the full model, such as `layers`.
+
+    Raises:
+        ModelError: there is not exactly one list of that length, or a module depends on it.
     """
     with torch.device("meta"):  # which allocates no weight
         model = AutoModel.from_config(
@@ -170,26 +180,25 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
             trust_remote_code=is_trusted,
         )
     layer_count = config.num_hidden_layers
-    module_list_by_path = {
-        path: module
+    paths = [
+        path
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == layer_count
-    }
+    ]
     # a layer may contain a list of the same length itself, such as one of experts
-    depth = min((path.count(".") for path in module_list_by_path), default=0)
-    outermost_paths = [path for path in module_list_by_path if path.count(".") == depth]
+    depth = min((path.count(".") for path in paths), default=0)
+    outermost_paths = [path for path in paths if path.count(".") == depth]
     if len(outermost_paths) != 1:
         paths_text = ", ".join(outermost_paths) or "none"
         raise ModelError(
             f"{name} cannot be cut: expected one list of its {layer_count} layers, got "
             f"{paths_text}."
         )
-    layers_path = outermost_paths[0]
-    module_types = {type(module) for module in module_list_by_path[layers_path].modules()}
+    layers_path = str(outermost_paths[0])
     # a module that reads the number of layers would compute something else in a cut model
     dependent_names = [
         module_type.__name__
-        for module_type in module_types
+        for module_type in set(map(type, model.get_submodule(layers_path).modules()))
         if "config.num_hidden_layers" in inspect.getsource(module_type)
     ]
     if dependent_names:
@@ -197,7 +206,7 @@ def _find_layers(config: PretrainedConfig, name: str, is_trusted: bool) -> str:
             f"{name} cannot be cut: its {', '.join(dependent_names)} depends on the number of "
             "layers."
         )
-    return str(layers_path)
+    return layers_path
 
 
 def _refuse_mismatch(
@@ -205,7 +214,7 @@ def _refuse_mismatch(
 ) -> None:
     """Raise ModelError for missing tensors, tensors of another shape, and unexpected tensors.
 
-    transformers would initialise a missing tensor at random.
+    transformers only lists them in `loading_info`, and initialises missing tensors at random.
     """
     unexpected_tensors = [*_unexpected_tensors(model, layers_path, loading_info["unexpected_keys"])]
     mismatched_tensors = [tensor_name for tensor_name, *_ in loading_info["mismatched_keys"]]
@@ -224,7 +233,7 @@ def _refuse_mismatch(
 def _unexpected_tensors(
     model: PreTrainedModel, layers_path: str, tensor_names: Iterable[str]
 ) -> Iterator[str]:
-    """The names that belong to a loaded layer, without buffers that the model now computes."""
+    """The tensors, of those that the model does not have, that belong to a loaded layer."""
     # a checkpoint of the whole model has the prefix of the base model in its names
     layers_prefix = rf"({re.escape(model.base_model_prefix)}\.)?{re.escape(layers_path)}\."
     layers = model.get_submodule(layers_path)

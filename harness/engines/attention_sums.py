@@ -1,7 +1,8 @@
 """The attention that tokens receive, summed in the engine while prompts are prefilled.
 
 `mless probe` has the same numbers and many more, for models that Hugging Face runs in one process.
-Here only sums over queries leave the engine, so all layers of a large model can be recorded.
+Here only sums over queries leave the engine, so all layers of a large model can be recorded. A
+layer is open if the engine records or changes its attention or activations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,18 +32,19 @@ def open_recorder(
 
     Args:
         arguments: The model's arguments.
-        layers_by_use: Those of `opened_layers`, and `recorded`: indices, from 0, ascending.
+        layers_by_use: Ascending indices, from 0, of the layers that are `recorded`, and of those
+            that are changed, under the keys of `opened_layers`.
         set_count: The number of sets of queries of each prompt, for which memory is reserved.
 
     Raises:
-        ConfigError: no such layer, or the model's attention cannot be opened.
+        ConfigError: the model lacks a layer, or its attention cannot be opened.
         ModelError: the model cannot be loaded, or the recorded sums do not fit into memory.
     """
     quieten_libraries()
     with library_log(cache_folder() / LIBRARY_LOG):
         refuse_to_open(arguments, layers_by_use)
         intervention_options = {"layers": {**layers_by_use, "set_count": set_count}}
-        options: JsonObject = {**arguments, "interventions": intervention_options}
+        options = {**arguments, "interventions": intervention_options}
         # one token is generated for each prompt, so compiling takes longer than it saves
         if device_type() == "cpu":
             options.setdefault("enforce_eager", True)
@@ -52,16 +54,16 @@ def open_recorder(
 def recording_request(
     token_ids: Sequence[int],
     query_sets: Sequence[Sequence[int]],
-    name: str,
+    prompt_name: str,
     intervention: list[JsonObject] | None = None,
 ) -> Request:
     """A request for the attention of a prompt and for one token; see `Request.query_sets`.
 
-    `record_sums` tells requests apart by their `name`.
+    `prompt_name` differs between the requests of one `record_sums`, which tells them apart by it.
     """
     return Request(
         task="",
-        problem_id=name,
+        problem_id=prompt_name,
         prompt="",
         prompt_token_ids=tuple(token_ids),
         prompt_sha256="",
@@ -73,19 +75,19 @@ def recording_request(
 
 
 def single_query_sets(query_count: int, token_count: int, set_count: int) -> list[list[int]]:
-    """Sets of queries [set, token]: each of the last queries alone, and empty sets.
+    """Sets of queries [set, token]: each of the last queries alone, then empty sets.
 
-    An engine expects the same number of sets of every prompt, so a prompt with fewer queries has
-    empty sets at the end.
+    Set i has a 1 for its only query, the token token_count - query_count + i. An engine expects the
+    same number of sets of every prompt, so a prompt with fewer queries has empty sets at the end.
     """
     first_query = token_count - query_count
-    # Row i has a 1 in the column of token first_query + i, which rows after the last query lack.
+    # `eye` puts a 1 into column first_query + i of row i, and none into rows without this column
     return list(np.eye(set_count, token_count, k=first_query, dtype=int).tolist())
 
 
 def record_sums(engine: VLLMEngine, requests: Sequence[Request]) -> list[Weights]:
     """The sums [layer, set, head, key] of each request, in their order."""
-    sums_by_name: dict[str, Weights] = {}
+    sums_by_name = {}
     for batch in engine.stream(requests):
         for request, completion in batch:
             assert completion.attention is not None  # because the request has `query_sets`
@@ -103,7 +105,8 @@ def average_weights(sums: Weights, query_sets: ArrayLike) -> Weights:
         query_sets: [set, token] Whether a query is in the set.
     """
     is_in_set = np.array(query_sets, dtype=np.float32)
-    # [set, key] the number of queries of a set that come after a key
-    later_counts = np.cumsum(is_in_set[:, ::-1], axis=1)[:, ::-1] - is_in_set
+    # [set, key] the number of queries of a set that come after a key: a sum from the right, without
+    # the key's own query
+    later_query_counts = np.cumsum(is_in_set[:, ::-1], axis=1)[:, ::-1] - is_in_set
     with np.errstate(invalid="ignore", divide="ignore"):
-        return (sums / later_counts[None, :, None]).astype(np.float32)
+        return sums / later_query_counts[None, :, None]

@@ -5,15 +5,13 @@ so an interruption costs a batch. They report no finish reason. Of them only ser
 own seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 from harness.engines.completions import Completion, FinishedRequests
-from harness.engines.engine_choice import check_engines, open_engines
+from harness.engines.engine_choice import open_engines, read_engine_choice
 from harness.engines.engine_options import engine_arguments
 from harness.engines.engine_pool import EnginePool
 from harness.engines.engine_processes import make_stop_error
@@ -33,8 +31,14 @@ LM_EVAL_DEFAULT_BATCH_SIZE = 8
 CPU."""
 
 
-def check_backend(config: RunConfig, engines: int | str | None = None) -> int | str:
-    """Refuse a config that its backend cannot carry out. Use it before prompts are built.
+def check_backend(config: RunConfig, engine_choice: int | str | None = None) -> int | str:
+    """Refuse a config that its backend cannot carry out, and return the number of engines.
+
+    Use it before prompts are built, which takes long.
+
+    Args:
+        config: The run config.
+        engine_choice: The value of `--engines`; None where it is not given.
 
     Returns:
         The number of engines, or `auto`.
@@ -47,63 +51,15 @@ def check_backend(config: RunConfig, engines: int | str | None = None) -> int | 
     refuse_interventions(config)
     if backend == "vllm":
         engine_arguments(arguments)
-        return check_engines(engines, arguments)
-    if engines is not None:
+        return read_engine_choice(engine_choice, arguments)
+    if engine_choice is not None:
         raise ConfigError(
-            f"--engines is {engines}, and model.backend is {backend!r}: only vllm has engines of "
-            "our own."
+            f"--engines is {engine_choice}, and model.backend is {backend!r}: only vllm has "
+            "engines of our own."
         )
     if backend in PATH_BY_BACKEND:
         check_served(config)
     return 1
-
-
-def open_backend(
-    backend: str,
-    arguments: Mapping[str, Any],
-    *,
-    has_sampled_requests: bool,
-    engines: int | str,
-    request_count: int,
-    log_path: Path,
-) -> AbstractContextManager[VLLMEngine | EnginePool | ServedModel | LmEvalBackend]:
-    """Load the model; it is shut down at the end of the context.
-
-    Args:
-        backend: `vllm` for our engine, a key of `served_model.PATH_BY_BACKEND` for a server, else
-            the name of a model of lm-eval's.
-        arguments: lm-eval's model arguments.
-        has_sampled_requests: Whether any request will be sampled.
-        engines: The number of engines, or `auto`; only for `vllm`.
-        request_count: The number of requests, and so the largest number of engines.
-        log_path: A file that takes what the libraries of several engines print.
-
-    Raises:
-        ConfigError: an argument cannot be used.
-        ModelError: no such model, or the backend does not start.
-    """
-    if backend == "vllm":
-        return closing(
-            open_engines(arguments, engines, has_sampled_requests, request_count, log_path)
-        )
-    if backend in PATH_BY_BACKEND:
-        return closing(ServedModel(backend, arguments))
-    options = {"batch_size": LM_EVAL_DEFAULT_BATCH_SIZE, **arguments}
-    # lm-eval's models do not know this argument; the prompts are rendered already
-    options.pop("chat_template", None)
-    try:
-        import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
-        from lm_eval.api.registry import get_model
-
-        model = get_model(backend).create_from_arg_obj(options)
-    except Exception as error:  # lm-eval and its backends raise errors of any kind
-        raise ModelError(
-            explain_start_error(
-                str(arguments.get("pretrained") or ""), error, program=f"The backend {backend!r}"
-            )
-        ) from error
-    # lm-eval's models end with the process: nothing to close
-    return nullcontext(LmEvalBackend(model))
 
 
 class LmEvalBackend:
@@ -118,32 +74,13 @@ class LmEvalBackend:
         Raises:
             EngineError: the model or its server failed.
         """
-        from lm_eval.api.instance import Instance
-        from transformers import set_seed
-
-        for start in range(0, len(requests), REQUESTS_PER_LM_EVAL_CALL):
-            batch = requests[start : start + REQUESTS_PER_LM_EVAL_CALL]
-            instances = []
-            for number, request in enumerate(batch, start=start):
-                prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
-                # lm-eval's chat models accept a conversation only as the text that
-                # `apply_chat_template` makes of its turns
-                if request.turns is not None:
-                    prompt = self.model.apply_chat_template(list(request.turns))
-                # lm-eval's server models send the same seed for all samples that have none
-                if request.seed is not None:
-                    settings["seed"] = request.seed
-                # lm-eval's metadata: the task, the number of the document, and of its repeats
-                doc, metadata = {"id": request.problem_id}, (request.task, number, 1)
-                instances.append(Instance("generate_until", doc, (prompt, settings), 0, metadata))
-            first_request = batch[0]
-            if not first_request.sampling.is_greedy and first_request.seed is None:
-                # Local models draw all samples of a batch from torch's generator. The seed of the
-                # batch's first sample makes them the same in every run.
-                seed_key = f"{first_request.task}:{first_request.problem_id}"
-                set_seed(
-                    sample_seed(0, seed_key, first_request.sample_index, first_request.replicate)
-                )
+        for first_number in range(0, len(requests), REQUESTS_PER_LM_EVAL_CALL):
+            batch = requests[first_number : first_number + REQUESTS_PER_LM_EVAL_CALL]
+            instances = [
+                self._make_instance(request, number)
+                for number, request in enumerate(batch, first_number)
+            ]
+            _seed_batch(batch[0])
             try:
                 texts = self.model.generate_until(instances)
             except Exception as error:  # a server or a library may raise any error
@@ -153,7 +90,90 @@ class LmEvalBackend:
                 for request, text in zip(batch, texts, strict=True)
             ]
 
+    def _make_instance(self, request: Request, number: int) -> Any:
+        """A request as lm-eval's models take it; `number` is its index among all requests."""
+        from lm_eval.api.instance import Instance
+
+        prompt, settings = request.prompt, request.sampling.lm_eval_arguments()
+        # lm-eval's chat models accept a conversation only as the text that `apply_chat_template`
+        # makes of its turns
+        if request.turns is not None:
+            prompt = self.model.apply_chat_template(list(request.turns))
+        # lm-eval's server models send the same seed for all samples that have none
+        if request.seed is not None:
+            settings["seed"] = request.seed
+        # the last argument: the task, the number of the document, and of its repeats
+        return Instance(
+            "generate_until",
+            {"id": request.problem_id},
+            (prompt, settings),
+            0,
+            (request.task, number, 1),
+        )
+
     def facts(self) -> dict[str, Any]:
         """The device of the model, for the run's receipt; None where lm-eval does not report it."""
         device = getattr(self.model, "device", None)
         return {"device": None if device is None else str(device), "device_names": None}
+
+
+def _seed_batch(first_request: Request) -> None:
+    """Seed torch's generator, from which local models draw all samples of a batch.
+
+    The seed follows from the batch's first request, so the samples are the same in every run.
+    """
+    # greedy requests draw nothing, and a server that draws gets each request's own seed
+    if first_request.sampling.is_greedy or first_request.seed is not None:
+        return
+    from transformers import set_seed
+
+    seed_key = f"{first_request.task}:{first_request.problem_id}"
+    set_seed(sample_seed(0, seed_key, first_request.sample_index, first_request.replicate))
+
+
+def open_backend(
+    backend: str,
+    arguments: Mapping[str, Any],
+    *,
+    has_sampled_requests: bool,
+    engine_choice: int | str,
+    request_count: int,
+    log_path: Path,
+) -> AbstractContextManager[VLLMEngine | EnginePool | ServedModel | LmEvalBackend]:
+    """Load the model; it is shut down at the end of the context.
+
+    Args:
+        backend: `vllm` for our engine, a key of `served_model.PATH_BY_BACKEND` for a server, else
+            the name of a model of lm-eval's.
+        arguments: lm-eval's model arguments.
+        has_sampled_requests: Whether any request will be sampled.
+        engine_choice: The number of engines, or `auto`; only for `vllm`.
+        request_count: The number of requests; no more engines are started.
+        log_path: A file for the messages of the libraries of several engines.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+        ModelError: no such model, or the backend does not start.
+    """
+    if backend == "vllm":
+        return closing(
+            open_engines(arguments, engine_choice, has_sampled_requests, request_count, log_path)
+        )
+    if backend in PATH_BY_BACKEND:
+        return closing(ServedModel(backend, arguments))
+    options = {"batch_size": LM_EVAL_DEFAULT_BATCH_SIZE, **arguments}
+    # lm-eval's models do not know this argument, and the prompts already are in the template
+    options.pop("chat_template", None)
+    try:
+        import lm_eval.models  # noqa: F401 - puts lm-eval's own names into its registry
+        from lm_eval.api.registry import get_model
+
+        model = get_model(backend).create_from_arg_obj(options)
+    except Exception as error:  # lm-eval and its backends raise errors of any kind
+        raise ModelError(
+            explain_start_error(
+                str(arguments.get("pretrained") or ""), error, program=f"The backend {backend!r}"
+            )
+        ) from error
+    # lm-eval's models end with the process: nothing to close
+    return nullcontext(LmEvalBackend(model))

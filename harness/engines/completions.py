@@ -1,6 +1,6 @@
 """Completions of all engines, and how requests and completions look in vLLM.
 
-A backend that is not vLLM's leaves out what it does not report.
+The fields of a completion that a backend does not report keep their defaults.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from harness.experiment.plan import Request
 from harness.finish_reasons import read_reason
 
 DECODING_ARGUMENTS = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-"""Arguments of vLLM's SamplingParams that decide which text tokens give."""
+"""Arguments of vLLM's SamplingParams that decide how tokens become text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Completion:
     """The completion of one request.
 
@@ -82,7 +82,8 @@ def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completio
             # The first token has no log-probability. At the other positions vLLM gives that of the
             # prompt's own token alone, because `sampling_parameters` requests no others.
             logprobs = [
-                next(iter(by_token.values())) for by_token in (output.prompt_logprobs or ())[1:]
+                next(iter(logprob_by_token.values()))
+                for logprob_by_token in (output.prompt_logprobs or ())[1:]
             ]
             completions.append(
                 Completion(
@@ -90,22 +91,14 @@ def read_outputs(outputs: Sequence[Any], tokenizer: Any) -> tuple[list[Completio
                     text=_read_text(output, tokenizer),
                     completion_tokens=len(vllm_completion.token_ids),
                     finish_reason=vllm_completion.finish_reason,
-                    prompt_logprobs=[(entry.logprob, entry.rank) for entry in logprobs],
+                    prompt_logprobs=[(logprob.logprob, logprob.rank) for logprob in logprobs],
                 )
             )
     return completions, len(completions) < len(outputs)
 
 
 def _read_text(output: Any, tokenizer: Any) -> str:
-    """The text that vLLM gives if it decodes each token as soon as it is generated.
-
-    To decode all tokens at once takes a third of the time. The text may then differ where bytes
-    make no character, or where two added tokens follow each other, as vLLM puts no space between
-    these. vLLM's detokenizer then gets the tokens one after another.
-    """
-    from vllm import SamplingParams
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
+    """The text of a finished request: vLLM's if vLLM has decoded it, else that of its tokens."""
     vllm_completion = output.outputs[0]
     # Only the prompt is scored. vLLM generates a token after it all the same, which is dropped.
     if output.prompt_logprobs:
@@ -116,22 +109,35 @@ def _read_text(output: Any, tokenizer: Any) -> str:
     token_ids = list(vllm_completion.token_ids)
     if vllm_completion.finish_reason == "stop":
         del token_ids[-1]  # the end token, which is not part of the text
+    return _decode(token_ids, output.prompt_token_ids, tokenizer)
+
+
+def _decode(token_ids: list[int], prompt_token_ids: Any, tokenizer: Any) -> str:
+    """The text that vLLM gives if it decodes each token as soon as it is generated.
+
+    To decode all tokens at once takes a third of the time, so this is tried first.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
     vllm_request: Any = SimpleNamespace(
         request_id="",
-        prompt_token_ids=output.prompt_token_ids,
+        prompt_token_ids=prompt_token_ids,
         prompt_embeds=None,
         sampling_params=SamplingParams(**DECODING_ARGUMENTS),
     )
     detokenizer: Any = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)
     # a slow tokenizer has no `stream`, and `step` fails if the last bytes change earlier text
     with suppress(Exception):
-        # None if the last bytes only begin a character
         text: str | None = detokenizer.stream.step(detokenizer.tokenizer, token_ids)
         is_added = [token_id in detokenizer.added_token_ids for token_id in token_ids]
+        # vLLM would put no space between two added tokens that follow each other
         has_added_pair = (True, True) in pairwise(is_added)
-        # the replacement character stands for bytes that make no character
+        # `text` is None if the last bytes only begin a character, and it has the replacement
+        # character for bytes that make no character
         if text is not None and "\ufffd" not in text and not has_added_pair:
             return text
+    # a new detokenizer, because the first one has already taken the tokens
     detokenizer = IncrementalDetokenizer.from_new_request(tokenizer, vllm_request)
     detokenizer.update(token_ids, False)
     return str(detokenizer.get_next_output_text(True, False))

@@ -12,40 +12,39 @@ from harness.errors import ConfigError
 
 AUTO = "auto"
 """The number of engines that stands for one on each GPU, or for one without a GPU."""
-DATA_PARALLEL_ARGUMENT = "data_parallel_size"
-"""lm-eval's model argument for the number of engines."""
+
 MOST_ENGINES_PER_CORE, MOST_ENGINES_ON_FEW_CORES = 4, 8
-"""Without a GPU a run may have so many engines for each core, or so many on few cores. The user
-decides how many fit, but nothing else would stop 9999 processes."""
+"""Without a GPU a run may have the larger of two numbers of engines: the first for each core, or
+the second in total. The user decides how many fit, but nothing else would stop 9999 processes."""
 
 
-def check_engines(option_value: object, arguments: Mapping[str, Any]) -> int | str:
-    """The number of engines, or `auto`.
+def read_engine_choice(option_value: object, arguments: Mapping[str, Any]) -> int | str:
+    """The number of engines, or `auto`, from the command's option or the model arguments.
 
     Args:
-        option_value: The value of `--engines`; where it is None, lm-eval's `data_parallel_size`
-            counts.
+        option_value: The value of `--engines`; None where the option is not given, and lm-eval's
+            `data_parallel_size` counts.
         arguments: lm-eval's model arguments.
 
     Raises:
         ConfigError: neither a number from 1 nor `auto`.
         ModuleNotFoundError: more than one engine, and Ray is not installed.
     """
-    name, value = "--engines", option_value
+    setting_name, choice = "--engines", str(option_value)
     if option_value is None:
-        name, value = DATA_PARALLEL_ARGUMENT, arguments.get(DATA_PARALLEL_ARGUMENT, 1)
-    # four digits are more than any cluster has room for
-    if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", str(value)):
-        raise ConfigError(f"{name} is {str(value)!r:.40}. Expected auto, or a number from 1.")
-    engines = AUTO if value == AUTO else int(str(value))
-    if engines != 1:
+        setting_name = "data_parallel_size"
+        choice = str(arguments.get(setting_name, 1))
+    # more than four digits are more engines than any cluster has room for
+    if not re.fullmatch(rf"{AUTO}|[1-9]\d{{,3}}", choice):
+        raise ConfigError(f"{setting_name} is {choice!r:.40}. Expected auto, or a number from 1.")
+    if choice != "1":
         import ray  # noqa: F401 - here, so that a run without Ray ends before its plan is made
-    return engines
+    return AUTO if choice == AUTO else int(choice)
 
 
 def open_engines(
     arguments: Mapping[str, Any],
-    engines: int | str,
+    engine_choice: int | str,
     has_sampled_requests: bool,
     request_count: int,
     log_path: Path,
@@ -54,10 +53,11 @@ def open_engines(
 
     Args:
         arguments: lm-eval's model arguments, for each engine.
-        engines: Their number, or `auto`: as many as the GPUs allow, one where there are none.
+        engine_choice: The number of engines, or `auto`: as many as the GPUs allow, one where there
+            are none.
         has_sampled_requests: Whether any request will be sampled.
-        request_count: The number of requests, and so the largest number of engines.
-        log_path: A file that takes what the libraries of several engines print, where an actor can
+        request_count: The number of requests; no more engines are started.
+        log_path: A file for the messages of the libraries of several engines, where an actor can
             write it.
 
     Raises:
@@ -65,7 +65,7 @@ def open_engines(
         EngineError: Ray does not start, or the cluster is not there.
         HarnessError: as `VLLMEngine`.
     """
-    if engines == 1:
+    if engine_choice == 1:
         return VLLMEngine(arguments, has_sampled_requests=has_sampled_requests)
     from harness.engines.ray_carrier import RayCarrier
 
@@ -79,16 +79,14 @@ def open_engines(
     else:
         most_engines = max(MOST_ENGINES_ON_FEW_CORES, MOST_ENGINES_PER_CORE * carrier.core_count)
         auto_count = 1
-    engine_count = auto_count if engines == AUTO else int(engines)
+    engine_count = auto_count if engine_choice == AUTO else int(engine_choice)
     if not 1 <= engine_count <= most_engines:
         carrier.close()
         raise ConfigError(
-            f"The number of engines is {engines}, and there is room for {most_engines}: each has "
-            f"{gpus_per_engine} GPUs of one machine, and the machines have {carrier.gpu_counts}, "
-            f"with {carrier.core_count} CPU cores."
+            f"The number of engines is {engine_choice}, and there is room for {most_engines}: "
+            f"each has {gpus_per_engine} GPUs of one machine, and the machines have "
+            f"{carrier.gpu_counts}, with {carrier.core_count} CPU cores."
         )
     return EnginePool(
-        carrier,
-        min(engine_count, request_count),
-        is_compiled=not arguments.get("enforce_eager"),
+        carrier, min(engine_count, request_count), is_compiled=not arguments.get("enforce_eager")
     )

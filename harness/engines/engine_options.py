@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.constants import JsonObject
-from harness.engines.devices import use_all_cores
 from harness.engines.engine_processes import WORKER_EXTENSION
 from harness.errors import ConfigError
 from harness.experiment.model_settings import name_dtype
@@ -74,31 +73,32 @@ def compilation_settings(options: Mapping[str, Any]) -> JsonObject:
     return compilation
 
 
-def fit_to_cpu(options: dict[str, Any], has_sampled_requests: bool) -> None:
-    """Fill in the engine arguments that vLLM needs on a CPU; have it use all cores if they are few.
+def fit_to_cpu(options: dict[str, Any], has_sampled_requests: bool) -> dict[str, Any]:
+    """The engine arguments, with those that vLLM needs on a CPU unless the user sets them.
+
+    A step's number of tokens is raised if the longest prompt would not fit into one step.
 
     Args:
-        options: The engine arguments; changed in place.
+        options: The engine arguments.
         has_sampled_requests: Whether any request will be sampled.
 
     Raises:
         ConfigError: the engine would die in the middle of the run.
     """
-    use_all_cores()
+    options = {"block_size": CPU_BLOCK_SIZE, "enable_chunked_prefill": False, **options}
     if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         options.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
-    options.setdefault("block_size", CPU_BLOCK_SIZE)
-    has_chunks = options.setdefault("enable_chunked_prefill", False)
-    # without chunks the longest prompt must fit into one step
-    context_size = 0 if has_chunks else int(options.get("max_model_len") or 0)
-    if context_size:
-        options["max_num_batched_tokens"] = max(
-            int(options.get("max_num_batched_tokens") or 0),
-            context_size,
-            LEAST_CPU_BATCHED_TOKENS,
-        )
+    has_chunks = options["enable_chunked_prefill"]
     if has_chunks and has_sampled_requests:
         raise ConfigError(
             "enable_chunked_prefill is true, and on a CPU a seeded sampled request that is "
             "prefilled in chunks kills vLLM. Remove it, or use `gen_kwargs: greedy`."
         )
+    # without chunks the longest prompt must fit into one step
+    if options.get("max_model_len") and not has_chunks:
+        options["max_num_batched_tokens"] = max(
+            int(options.get("max_num_batched_tokens") or 0),
+            int(options["max_model_len"]),
+            LEAST_CPU_BATCHED_TOKENS,
+        )
+    return options

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from harness.engines.completions import FinishedRequests, refuse_too_long
+from harness.engines.completions import Completion, FinishedRequests, refuse_too_long
 from harness.engines.engine_processes import CONTINUE_ADVICE, POLL_SECONDS, ignored_signals
 from harness.engines.ray_carrier import RayCarrier
 from harness.engines.vllm_engine import REQUESTS_PER_SEQUENCE
@@ -55,7 +55,7 @@ class EnginePool:
             loaded it, because they find its compiled model in vLLM's cache.
 
     Attributes:
-        cards: The cards of each engine that has loaded the model, in the order of loading.
+        cards: The GPUs of each engine that has loaded the model, in the order of loading.
     """
 
     def __init__(
@@ -102,15 +102,16 @@ class EnginePool:
         self._waiting = deque(enumerate(requests))
         unfinished_count = len(requests)
         while unfinished_count:
-            wanted_count = min(self._most_engines, unfinished_count)
+            engine_count = min(self._most_engines, unfinished_count)
             if self._waiting:
-                self._start(wanted_count)
-            else:  # an engine that still loads would come too late
+                self._start(engine_count)
+            else:  # an engine that still loads would get no request
                 self._drop([engine for engine in self._engines if not engine.facts])
-            # once no engine may be started, those that are left share the requests
-            sharing_count = wanted_count if self._may_start else max(1, len(self._engines))
+            # once no engine may be started, only those that are left share the requests
+            if not self._may_start:
+                engine_count = max(1, len(self._engines))
             # Equal shares: no engine holds a long queue while another is idle.
-            self._hand_out(math.ceil(unfinished_count / sharing_count))
+            self._hand_out(math.ceil(unfinished_count / engine_count))
             finished = self._collect()
             unfinished_count -= len(finished)
             yield finished
@@ -129,16 +130,18 @@ class EnginePool:
         return self._fruitless_starts < MOST_FRUITLESS_STARTS
 
     def _start(self, engine_count: int) -> None:
-        """Start engines until there are so many; only one if it must compile the model first."""
-        must_compile = self._is_compiled and not self.cards
-        wanted_count = 1 if must_compile else engine_count
-        while len(self._engines) < wanted_count and self._may_start:
+        """Start engines until there are `engine_count`."""
+        # the first engine compiles the model for all others
+        if self._is_compiled and not self.cards:
+            engine_count = 1
+        while len(self._engines) < engine_count and self._may_start:
             handle, call = self._carrier.start()
             self._engines.append(_Engine(handle, call))
 
     def _hand_out(self, most_requests: int) -> None:
-        """Fill up the engines that have no call, with at most so many requests each."""
+        """Fill up each engine that has no call to at most `most_requests` unfinished requests."""
         for engine in self._engines:
+            # an engine without facts is still loading the model
             if not engine.facts or engine.call is not None:
                 continue
             capacity = min(REQUESTS_PER_SEQUENCE * engine.facts["max_num_seqs"], most_requests)
@@ -153,8 +156,8 @@ class EnginePool:
     def _collect(self) -> FinishedRequests:
         """Wait up to POLL_SECONDS for answers of engines, and return the requests they finished.
 
-        An engine that has loaded the model answers with its facts, which are stored. An engine
-        whose call fails is lost: see `_lose`.
+        The first answer of an engine is its facts, all others are completions. An engine whose call
+        fails is lost: see `_lose`.
         """
         engine_by_call = {
             engine.call: engine for engine in self._engines if engine.call is not None
@@ -169,23 +172,28 @@ class EnginePool:
             except HarnessError as error:
                 self._lose(engine, error)
                 continue
-            # the first call of an engine loads the model and returns facts, all others completions
-            if not engine.facts:
+            if engine.facts:
+                completions, engine.token_counts = result
+                finished += self._finish_requests(engine, completions)
+            else:
                 engine.facts = result
                 self.cards.append(result.get("cards"))
-                continue
-            completions, engine.token_counts = result
-            if completions and not engine.has_finished_samples:
-                self._fruitless_starts = 0
-                engine.has_finished_samples = True
-            finished += [
-                (engine.requests.pop(int(completion.request_id)), completion)
-                for completion in completions
-            ]
         return finished
 
+    def _finish_requests(
+        self, engine: _Engine, completions: Sequence[Completion]
+    ) -> FinishedRequests:
+        """Remove finished requests from their engine, and return them with their completions."""
+        if completions and not engine.has_finished_samples:
+            self._fruitless_starts = 0
+            engine.has_finished_samples = True
+        return [
+            (engine.requests.pop(int(completion.request_id)), completion)
+            for completion in completions
+        ]
+
     def _lose(self, engine: _Engine, error: HarnessError) -> None:
-        """Put the requests of an engine that failed back at the head of the queue.
+        """Forget an engine that failed, and put its requests back at the head of the queue.
 
         Raises:
             HarnessError: the error, if no engine is left and none will be started.
@@ -197,11 +205,12 @@ class EnginePool:
             self._fruitless_starts = 0
         else:
             self._fruitless_starts += 1
-        consequence = "another is started in its place"
-        if not self._may_start:
-            if not self._engines:
-                raise error
+        if self._may_start:
+            consequence = "another is started in its place"
+        elif self._engines:
             consequence = f"{len(self._engines)} left"
+        else:
+            raise error
         message = str(error).replace(f" {CONTINUE_ADVICE}", "")
         print_message(f"an engine is lost; {consequence}. {message}")
 

@@ -36,8 +36,8 @@ RECORD_KEY = "mless-record"
 """The key in a request's `extra_args` of the queries whose attention is summed. The key of its
 intervention is PLUGIN_NAME."""
 SETS_WITHOUT_OWN_TOKEN = 2
-"""The number of the first sets of recorded queries, in which a query's attention to its own token
-does not count. It counts in all later sets."""
+"""A request has sets of queries over which attention is summed. A query's attention to its own
+token does not count in the first sets, of which this is the number. It counts in all later sets."""
 CHANGE_OPERATION = "mless::change_rows"
 """The operation in vLLM's graphs that changes activations."""
 
@@ -51,24 +51,25 @@ CONTINUE_ADVICE = "Everything finished is in the journal: run the same command a
 def die_with_parent() -> None:
     """Start a thread that ends this process when the run that started it ends.
 
-    vLLM's log then also says how far its start is: see libraries.log.
-
     The kernel's own `PR_SET_PDEATHSIG` does not help here: it fires when the *thread* that started
     the process ends, and vLLM 0.33 starts its workers from a pool of threads.
+
+    Because vLLM calls this early in each of its processes, it also lowers the level of vLLM's log.
     """
     owner = os.environ.get(OWNER_VARIABLE)
-    # vLLM also calls this in the run's own process
-    if owner and owner != process_identity(os.getpid()):
-        threading.Thread(
-            target=_end_with, args=(owner,), name="mless-owner-watch", daemon=True
-        ).start()
-        # mless sets the level ERROR to keep vLLM silent in the run's own process. The messages of
-        # this process go to a log, where lower levels say how far the start is.
-        if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
-            logger = logging.getLogger("vllm")
-            logger.setLevel(logging.INFO)
-            for handler in logger.handlers:
-                handler.setLevel(logging.INFO)
+    # vLLM also calls this without a run of mless, and in the run's own process
+    if not owner or owner == process_identity(os.getpid()):
+        return
+    threading.Thread(
+        target=_end_with_owner, args=(owner,), name="mless-owner-watch", daemon=True
+    ).start()
+    # mless sets the level ERROR to keep vLLM silent in the run's own process. The messages of this
+    # process go to libraries.log, where those of level INFO say how far the start is.
+    if os.environ.get("VLLM_LOGGING_LEVEL") == "ERROR":
+        logger = logging.getLogger("vllm")
+        logger.setLevel(logging.INFO)
+        for handler in logger.handlers:
+            handler.setLevel(logging.INFO)
 
 
 # at import, which happens once, so that each process has one such hook
@@ -91,11 +92,11 @@ def process_identity(process_id: int) -> str:
     if state in "ZX":
         return ""
     # field 22 is the time of the start, and `later_fields` begins with field 4
-    return f"{process_id}:{later_fields[18]}"
+    return f"{process_id}:{later_fields[22 - 4]}"
 
 
-def _end_with(owner: str) -> None:
-    """Kill this process as soon as the owner, an identity of a process, has ended."""
+def _end_with_owner(owner: str) -> None:
+    """Kill this process as soon as the owner has ended; see `process_identity`."""
     while process_identity(int(owner.partition(":")[0])) == owner:
         time.sleep(POLL_SECONDS)
     # not SIGTERM, because vLLM's handler may only note that signal
@@ -123,9 +124,9 @@ def started_processes() -> Iterator[list[BaseProcess]]:
 
 
 class WorkerFacts:
-    """Facts that only a worker knows, because only it has the device open.
+    """Facts that only vLLM's worker knows, because only its process has the device open.
 
-    vLLM makes its worker inherit this class.
+    vLLM makes its worker class inherit this class: see WORKER_EXTENSION.
     """
 
     local_rank: int
@@ -158,7 +159,7 @@ class WorkerFacts:
                 return str(current_platform.get_device_uuid(self.local_rank))
             return os.environ.get("CUDA_VISIBLE_DEVICES")
 
-        getters: dict[str, Callable[[], Any]] = {
+        getters = {
             "card": card,
             "device_name": lambda: current_platform.get_device_name(self.local_rank),
             "compute_capability": compute_capability,
@@ -179,14 +180,15 @@ def read_fact(getter: Callable[[], Any]) -> Any:
 
 
 def make_stop_error(program: str, error: BaseException) -> EngineError:
-    """The error of a run whose program, such as vLLM, answered a request with this error."""
+    """The error that ends a run because a program such as vLLM has raised `error`."""
     return EngineError(f"{program} stopped: {quote_error(error).rstrip('.')}. {CONTINUE_ADVICE}")
 
 
 @contextmanager
 def ignored_signals() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM within the context. Only the main thread receives them."""
+    """Ignore Ctrl-C and SIGTERM within the context."""
     handler_by_signal = {}
+    # Python handles signals in the main thread, and only that thread may set handlers
     if threading.current_thread() is threading.main_thread():
         for signal_number in (signal.SIGINT, signal.SIGTERM):
             handler_by_signal[signal_number] = signal.signal(signal_number, signal.SIG_IGN)

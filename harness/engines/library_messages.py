@@ -16,14 +16,15 @@ SEARCHED_LOG_BYTES = 2**18
 
 @contextmanager
 def library_log(path: Path) -> Iterator[None]:
-    """Send the standard error of libraries and their processes to a file.
+    """Send the standard error of libraries and their processes to a file, and Python's warnings.
 
-    Only the messages of mless remain visible. Python's warnings go to the file too.
+    Within the context descriptor 2, to which libraries write, is the file, and `sys.stderr`, to
+    which mless writes, still is the terminal.
     """
-    original_stderr, original_showwarning = sys.stderr, warnings.showwarning
     if sys.__stderr__ is None:  # the process was started without a standard error
         yield
         return
+    original_stderr, original_showwarning = sys.stderr, warnings.showwarning
     original_stderr.flush()
     path.parent.mkdir(parents=True, exist_ok=True)
     # Libraries in C and child processes write to descriptor 2 itself, not to `sys.stderr`.
@@ -35,7 +36,7 @@ def library_log(path: Path) -> Iterator[None]:
         ) as terminal,
     ):
         os.dup2(log.fileno(), 2)
-        # in a notebook `sys.stderr` is another object, which shows messages in a cell
+        # in a notebook `sys.stderr` is another object, which does not write to descriptor 2
         if original_stderr is sys.__stderr__:
             sys.stderr = terminal
         # the first four arguments are the message, the category, the file and the line
@@ -63,13 +64,13 @@ class NewMessages:
 
     def forget(self) -> None:
         """Drop the text that was written until now."""
-        self._first_byte = self._path.stat().st_size if self._path.is_file() else 0
+        self._old_size = self._path.stat().st_size if self._path.is_file() else 0
 
     def read(self) -> str:
         """The end of the text, at most `SEARCHED_LOG_BYTES`."""
         if not self._path.is_file():
             return ""
-        new_bytes = self._path.read_bytes()[self._first_byte :]
+        new_bytes = self._path.read_bytes()[self._old_size :]
         return new_bytes[-SEARCHED_LOG_BYTES:].decode(errors="replace")
 
 
@@ -79,7 +80,7 @@ def quieten_libraries() -> None:
     os.environ.setdefault("LMEVAL_LOG_LEVEL", "WARNING")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    # a killed engine leaves shared memory to Python's tracker, which frees it and prints a warning
+    # Python's resource tracker frees the shared memory of a killed engine, and prints a warning
     # after the last message of mless
     user_filters = os.environ.get("PYTHONWARNINGS", "")
     os.environ["PYTHONWARNINGS"] = f"{user_filters},ignore:resource_tracker:UserWarning".lstrip(",")

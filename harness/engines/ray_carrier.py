@@ -62,8 +62,12 @@ class EngineActor:
         log_path: str,
         omp_threads: str | None,
     ) -> dict[str, Any]:
-        """Load the model; return the engine's facts. `omp_threads`: the run's OMP_NUM_THREADS."""
-        # Ray sets it to the number of requested CPUs, and we request none
+        """Load the model, and return the engine's facts.
+
+        The processes write to the file `log_path`. `omp_threads` is OMP_NUM_THREADS as the run has
+        it; None where it is not set.
+        """
+        # Ray sets OMP_NUM_THREADS to the number of requested CPUs, and we request none
         os.environ.pop("OMP_NUM_THREADS", None)
         if omp_threads:
             os.environ["OMP_NUM_THREADS"] = omp_threads
@@ -108,8 +112,8 @@ class RayCarrier:
     Attributes:
         gpu_counts: The number of GPUs of each machine that has any. Those of an engine must be on
             one machine.
-        core_count: The number of CPU cores that this process may use, or of the cluster's cores
-            where these are more.
+        core_count: The larger of two numbers of CPU cores: those that this process may use, and
+            those of the cluster.
     """
 
     def __init__(
@@ -122,16 +126,8 @@ class RayCarrier:
         import ray
 
         self._ray: Any = ray
-        # a relative path may lead elsewhere in an actor, whose working folder may be another
-        absolute_paths = {
-            name: str(Path(value).absolute())
-            for name, value in arguments.items()
-            if name in ("pretrained", "tokenizer")
-            and isinstance(value, str)
-            and Path(value).is_dir()
-        }
         self._load_arguments = (
-            {**arguments, **absolute_paths},
+            _make_paths_absolute(arguments),
             has_sampled_requests,
             str(log_path.absolute()),
             os.environ.get("OMP_NUM_THREADS"),
@@ -144,11 +140,11 @@ class RayCarrier:
         except BaseException:
             self.close()  # the caller gets no carrier that it could close
             raise
-        machine_resources = [node["Resources"] for node in nodes if node["Alive"]]
+        machines = [node["Resources"] for node in nodes if node["Alive"]]
         self.gpu_counts = [
-            int(resources["GPU"]) for resources in machine_resources if resources.get("GPU", 0) >= 1
+            int(machine["GPU"]) for machine in machines if machine.get("GPU", 0) >= 1
         ]
-        cluster_cores = sum(int(resources.get("CPU", 0)) for resources in machine_resources)
+        cluster_cores = sum(int(machine.get("CPU", 0)) for machine in machines)
         self.core_count = max(count_cores(), cluster_cores)
         # GPUs limit the number of engines. Without GPUs the user chooses it, and no CPUs are
         # requested, because Ray would not start more engines than it counts CPUs.
@@ -170,14 +166,14 @@ class RayCarrier:
         """
         address = os.environ.get("RAY_ADDRESS") or "local"
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # without it, Ray prints a warning about its next versions
+        # unless this is set, Ray prints a warning about its next versions
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         try:
             options = {}
             if address == "local":
                 options = self._prepare_local_ray()
             else:
-                # Ray then tries to connect once, for 40 seconds, and not twenty times
+                # with this Ray tries to connect once, for 40 seconds, and not twenty times
                 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
             with _restored_sigterm_handler():
                 self._ray.init(
@@ -200,9 +196,9 @@ class RayCarrier:
             dir=os.environ.get("RAY_TMPDIR") or "/tmp",
             ignore_cleanup_errors=True,
         )
-        # otherwise Ray stores a token in the home folder
+        # without a token in the environment Ray stores one in the home folder
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        # with Ray's default, 15, our graders would take the cores from the engine
+        # a higher value, such as Ray's default of 15, would give our graders the engine's cores
         os.environ.setdefault("RAY_worker_niceness", "0")
         return {
             "_temp_dir": self._temporary_folder.name,
@@ -214,19 +210,20 @@ class RayCarrier:
 
     @_explained_errors()
     def start(self) -> tuple[Any, Hashable]:
-        """Start an actor; return it, and its call of `EngineActor.load`."""
+        """Start an actor; return it and its first call, that of `EngineActor.load`."""
         actor = self._actor_class.remote()
         return actor, actor.load.remote(*self._load_arguments)
 
     @_explained_errors()
     def exchange(self, engine: Any, requests: Sequence[tuple[int, Request]]) -> Any:
-        """Call `EngineActor.exchange`."""
+        """Call `EngineActor.exchange`, and return the call without waiting for its end."""
         return engine.exchange.remote(requests)
 
     @_explained_errors()
     def wait(self, calls: Sequence[Hashable], seconds: float) -> Sequence[Hashable]:
-        """A call that is answered; none if none of them is before the time is over."""
-        return list(self._ray.wait(calls, timeout=seconds)[0]) if calls else []
+        """Wait until a call ends, and return it; return nothing if none ends within `seconds`."""
+        # without calls Ray would raise an error
+        return self._ray.wait(calls, timeout=seconds)[0] if calls else []
 
     @_explained_errors()
     def result(self, call: Hashable) -> Any:
@@ -243,6 +240,19 @@ class RayCarrier:
         self._ray.shutdown()
         if self._temporary_folder:
             self._temporary_folder.cleanup()
+
+
+def _make_paths_absolute(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The model arguments with absolute paths of folders.
+
+    A relative path may lead elsewhere in an actor, whose working folder may be another.
+    """
+    absolute_paths = {
+        name: str(Path(value).absolute())
+        for name, value in arguments.items()
+        if name in ("pretrained", "tokenizer") and isinstance(value, str) and Path(value).is_dir()
+    }
+    return {**arguments, **absolute_paths}
 
 
 @contextmanager

@@ -4,15 +4,12 @@ The server gets hundreds of requests at once, and completions are returned as th
 sent as the token ids that were checked, where the model's tokenizer is known.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -28,16 +25,13 @@ from harness.experiment.run_config import RunConfig
 from harness.finish_reasons import read_reason
 from harness.yaml_settings import Strict, validate
 
-if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
 RETRIED_STATUSES = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
-"""Status codes of replies without a whole completion after which a request is sent again. 0 stands
-for no reply. With 200 come incomplete completions, and errors and pages of gateways. Cloudflare and
-Anthropic use those from 520 on."""
+"""Status codes after which a request is sent again if its completion is missing or incomplete. 0
+stands for no reply. Gateways send some errors and pages with 200. Cloudflare and Anthropic use the
+codes from 520 on."""
 MOST_REPEATS = 3
-"""How often a request is sent again whose completion is incomplete. If the last one is incomplete
-too, its sample has no verdict."""
+"""How often a request is sent again after an incomplete completion. If the last completion is
+incomplete too, its sample has no verdict."""
 MOST_FAILURES_IN_A_ROW = 20
 """Samples in a row without a completion after which the server counts as broken."""
 CONNECT_LIMIT_SECONDS = 30.0
@@ -48,6 +42,10 @@ PATH_BY_BACKEND = {
     "local-chat-completions": "/chat/completions",
 }
 """The path of each of lm-eval's two APIs below the server's address."""
+
+
+ServerCall = asyncio.Task[Completion]
+"""A running `ServedModel._generate`: all attempts to get the completion of one request."""
 
 
 class ServerArguments(Strict):
@@ -96,23 +94,28 @@ def check_served(config: RunConfig) -> None:
             API would get text.
     """
     arguments = validate(ServerArguments, config.model.model_args, "model.model_args")
-    # a chat API gets turns, of which the server makes a prompt with its own template
-    layouts, takes_turns = config.layouts, config.model.applies_own_template
-    fault = ""
-    if config.gen_kwargs == "model_default":
-        fault = (
-            "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
-        )
-    elif takes_turns and set(layouts) - {Layout.CHAT}:
-        fault = f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
-    elif Layout.CHAT in layouts and not takes_turns and not arguments.tokenizer:
-        fault = (
-            "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
-        )
-    if fault:
+    if fault := _find_fault(config, arguments.tokenizer):
         raise ConfigError(
             f"model.backend {config.model.backend}: {fault}. See configs/runs/served.yaml."
         )
+
+
+def _find_fault(config: RunConfig, tokenizer: str | None) -> str:
+    """The reason why no server can be used with a config; empty if there is none."""
+    if config.gen_kwargs == "model_default":
+        return (
+            "`gen_kwargs: model_default` is in the model's own files, which a server does not show"
+        )
+    layouts = config.layouts
+    # a chat API gets turns, of which the server makes a prompt with its own template
+    if config.model.applies_own_template:
+        if set(layouts) - {Layout.CHAT}:
+            return f"expected `layouts: [chat]`, as it takes turns, got [{', '.join(layouts)}]"
+    elif Layout.CHAT in layouts and not tokenizer:
+        return (
+            "the layout `chat` is rendered here, with model.model_args.tokenizer, which is missing"
+        )
+    return ""
 
 
 class ServedModel:
@@ -129,6 +132,7 @@ class ServedModel:
     def __init__(self, backend: str, arguments: Mapping[str, Any]) -> None:
         self._arguments = validate(ServerArguments, arguments, "model.model_args")
         url, question_mark, query = self._arguments.base_url.partition("?")
+        # lm-eval's configs have the full address of the API
         self._base_url = url.rstrip("/").removesuffix("/completions").removesuffix("/chat")
         self._url_query = question_mark + query
         """The end of the address, such as Azure's `?api-version=`."""
@@ -137,7 +141,7 @@ class ServedModel:
         self._template_switches = template_switches(arguments)
         self._runner = asyncio.Runner()
         try:
-            self._session: ClientSession = self._runner.run(self._open_session())
+            self._session = self._runner.run(self._open_session())
             self._served = self._runner.run(self._describe_model())
         except BaseException:  # Ctrl-C must close the connections too
             self.close()
@@ -153,10 +157,10 @@ class ServedModel:
                 yielded.
         """
         unsent_requests, loop = iter(requests), self._runner.get_loop()
-        # the time of the last whole completion, after which pauses are limited
+        # the time of the last whole completion, from which `_generate` limits pauses
         self._last_reply_time = loop.time()
-        request_by_call: dict[asyncio.Task[Completion], Request] = {}
-        names_by_error: dict[str, list[str]] = {}
+        request_by_call: dict[ServerCall, Request] = {}
+        problems_by_error: dict[str, list[str]] = {}
         failures_in_a_row = 0
         try:
             while failures_in_a_row < MOST_FAILURES_IN_A_ROW:
@@ -165,35 +169,38 @@ class ServedModel:
                     request_by_call[loop.create_task(self._generate(request))] = request
                 if not request_by_call:
                     break
-                # all calls go on while this waits for one of them, and at no other time
-                finished_calls, _ = self._runner.run(
-                    asyncio.wait(
-                        request_by_call,
-                        timeout=POLL_SECONDS,
-                        return_when=asyncio.FIRST_COMPLETED,
-                    )
-                )
                 completions = []
-                for call in finished_calls:
+                for call in self._wait(request_by_call):
                     request = request_by_call.pop(call)
                     try:
                         completions.append((request, call.result()))
                         failures_in_a_row = 0
                     except EngineError as error:
-                        names_by_error.setdefault(str(error), []).append(
-                            f"problem {request.problem_id} of {request.task}"
-                        )
+                        problem = f"problem {request.problem_id} of {request.task}"
+                        problems_by_error.setdefault(str(error), []).append(problem)
                         failures_in_a_row += 1
                 yield completions
         finally:
             # also after an error or an interruption, so that the server does not go on generating
             self._runner.run(_cancel(request_by_call))
-        if names_by_error:
-            messages = [f"{list_first(names, 1)}: {text}" for text, names in names_by_error.items()]
+        if problems_by_error:
+            failures = [
+                f"{list_first(problems, 1)}: {error_text}"
+                for error_text, problems in problems_by_error.items()
+            ]
             raise EngineError(
-                f"The server at {self._base_url} gives no completion of {list_first(messages)}. "
+                f"The server at {self._base_url} gives no completion of {list_first(failures)}. "
                 f"{CONTINUE_ADVICE}"
             )
+
+    def _wait(self, calls: Iterable[ServerCall]) -> Iterable[ServerCall]:
+        """Wait up to POLL_SECONDS until a call has finished, and return the finished calls.
+
+        All calls go on while this waits, and at no other time.
+        """
+        return self._runner.run(
+            asyncio.wait(calls, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        )[0]
 
     def facts(self) -> JsonObject:
         """The server's description of the model, for the run's receipt; its devices are unknown."""
@@ -205,12 +212,13 @@ class ServedModel:
             self._runner.run(self._session.close())
         self._runner.close()
 
-    async def _open_session(self) -> ClientSession:
+    async def _open_session(self) -> Any:
+        """Open the session that sends all requests, with the user's headers or OPENAI_API_KEY."""
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
         headers = self._arguments.header
         if not headers and (key := os.environ.get("OPENAI_API_KEY")):
-            # Azure reads the second header
+            # OpenAI's API reads the first header, and Azure's the second
             headers = {"Authorization": f"Bearer {key}", "api-key": key}
         timeout = ClientTimeout(self._arguments.timeout, sock_connect=CONNECT_LIMIT_SECONDS)
         connector = TCPConnector(limit=self._arguments.num_concurrent)
@@ -241,7 +249,7 @@ class ServedModel:
         """Send a request until its completion is whole, or no further attempt is allowed.
 
         An incomplete completion of the last attempt is returned. Pauses that a server without a
-        completion asks for are limited in time, not in number.
+        completion asks for are limited in time, all other attempts in number.
 
         Raises:
             EngineError: the last reply has no completion.
@@ -254,23 +262,26 @@ class ServedModel:
             if completion and read_reason(completion.finish_reason) != "broken":
                 self._last_reply_time = clock()
                 return completion
-            # a server that asks for a pause is busy, not broken: its pauses have a limit of time
-            if pause_seconds > 0 and not completion:
-                wait_seconds = max(pause_seconds, 1.0)
-                pause_end = clock() + pause_seconds
-                may_retry = pause_end <= self._last_reply_time + self._arguments.timeout
-            else:
-                wait_seconds = 2.0**retry_count  # 1, 2, 4
-                most_repeats = MOST_REPEATS if completion else math.inf
-                may_retry = retry_count < min(self._arguments.max_retries, most_repeats)
-                retry_count += 1
-            if status not in RETRIED_STATUSES or not may_retry:
+            if status not in RETRIED_STATUSES:
                 break
-            await asyncio.sleep(wait_seconds)
+            if pause_seconds > 0 and not completion:
+                # the server is busy, not broken
+                pause_end = clock() + pause_seconds
+                if pause_end > self._last_reply_time + self._arguments.timeout:
+                    break
+                await asyncio.sleep(max(pause_seconds, 1.0))
+            else:
+                most_retries = self._arguments.max_retries
+                if completion:
+                    most_retries = min(most_retries, MOST_REPEATS)
+                if retry_count >= most_retries:
+                    break
+                await asyncio.sleep(2.0**retry_count)  # 1, 2, 4
+                retry_count += 1
         if completion:
             return completion
-        code = f"HTTP {status}: " if status else ""
-        raise EngineError(f"{code}{describe_error(body)}")
+        status_text = f"HTTP {status}: " if status else ""
+        raise EngineError(f"{status_text}{describe_error(body)}")
 
     async def _send(self, method: str, path: str, **options: Any) -> tuple[int, Any, float]:
         """Send a message to the server, and wait for its response.
@@ -303,7 +314,7 @@ class ServedModel:
         parameters = {"model": self._arguments.model, **request.sampling.openai_arguments()}
         if self._served and self._served["owned_by"] == "vllm":
             parameters |= request.sampling.vllm_arguments()
-            # so that the texts are those that our own engine would return
+            # the server's texts are then those that our own engine would return
             parameters |= DECODING_ARGUMENTS
         if request.seed is not None:
             parameters["seed"] = request.seed
@@ -317,8 +328,8 @@ class ServedModel:
         return {**parameters, "messages": request.turns}
 
 
-async def _cancel(calls: Iterable[asyncio.Task[Completion]]) -> None:
-    """End the calls without their errors: a single refusal is reported, not hundreds."""
+async def _cancel(calls: Iterable[ServerCall]) -> None:
+    """End the calls and drop their errors, because hundreds of calls may fail for one reason."""
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)

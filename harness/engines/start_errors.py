@@ -12,7 +12,6 @@ import signal
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -27,9 +26,7 @@ SIGNAL_SENDERS = {
 process."""
 
 
-KNOWN_CAUSES: list[dict[str, Any]] = yaml.safe_load(
-    Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-)
+KNOWN_CAUSES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """The known causes of failed starts. `start_errors.yaml` begins with their fields."""
 
 
@@ -37,6 +34,8 @@ def make_start_error(
     model_name: str, error: BaseException, log_text: str, exit_codes: Sequence[int | None]
 ) -> ModelError:
     """The error for an engine that did not start.
+
+    It names the signal that ended a process if nothing else explains the failure; else the cause.
 
     Args:
         model_name: The model's folder or hub name.
@@ -46,12 +45,11 @@ def make_start_error(
     """
     # Python reports the end by a signal as a negative exit code
     signal_numbers = [-code for code in exit_codes if code and code < 0]
-    # a process that ended with an error is the cause, and vLLM then ended the others by a signal
+    # if a process ends with an error, vLLM ends the others by a signal, which then is not the cause
     has_error_code = any(code and code > 0 for code in exit_codes)
-    # After an error of its own vLLM ends the process with a signal too. So a signal is the cause
-    # only if vLLM's error refers to another one, and the log names no cause.
-    is_secondary = _SECONDARY_ERROR.search(str(error)) and not known_cause(log_text, model_name)
-    if has_error_code or not is_secondary or not signal_numbers:
+    # vLLM also ends the process by a signal after an error that it explains itself
+    is_explained = not _SECONDARY_ERROR.search(str(error)) or known_cause(log_text, model_name)
+    if has_error_code or is_explained or not signal_numbers:
         return ModelError(explain_start_error(model_name, error, log_text))
     signal_name = signal.Signals(signal_numbers[0]).name
     message = f"vLLM did not start. The engine process got {signal_name}."
@@ -79,18 +77,19 @@ def explain_start_error(
 
 
 def known_cause(log_text: str, model_name: str = "") -> str:
-    """The first known cause in a log, as a message about the model; else empty."""
+    """The message of the first of KNOWN_CAUSES that a log names; empty if it names none."""
     error_line = " ".join(_strip_log(log_text).split())
     for cause in KNOWN_CAUSES:
         if match := re.search("|".join(cause["patterns"]), error_line):
-            fields = {
-                field: text.rstrip()[:MOST_QUOTED_CHARACTERS]
-                for field, text in match.groupdict(default="").items()
+            # a message may quote groups of its pattern, and the explanation of an error of the hub
+            quotes = {
+                group_name: text.rstrip()[:MOST_QUOTED_CHARACTERS]
+                for group_name, text in match.groupdict(default="").items()
             }
             # the log has the error's text, and the explanation needs an error
             error = OSError(error_line[match.start() :][:MOST_QUOTED_CHARACTERS])
-            fields["hub"] = explain_hub_error(model_name, error)
-            return str(cause["message"].format(**fields))
+            quotes["hub"] = explain_hub_error(model_name, error)
+            return str(cause["message"].format(**quotes))
     return ""
 
 
@@ -106,8 +105,8 @@ _EXCEPTION_LINE = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 def _last_error(log_text: str) -> str:
     """The last line that names an exception, preferably one that does not refer to another."""
     lines = [line for line in _strip_log(log_text).splitlines() if _EXCEPTION_LINE.match(line)]
-    candidates = [line for line in lines if not _SECONDARY_ERROR.search(line)] or lines
-    return candidates[-1][:MOST_QUOTED_CHARACTERS] if candidates else ""
+    primary_lines = [line for line in lines if not _SECONDARY_ERROR.search(line)]
+    return (primary_lines or lines)[-1][:MOST_QUOTED_CHARACTERS] if lines else ""
 
 
 def _strip_log(log_text: str) -> str:

@@ -2,7 +2,8 @@
 
 vLLM is used here, in `completions`, in `interventions` and, inside its processes, in
 `engine_processes`. vLLM's own `LLM.generate` returns nothing before everything is finished, so its
-synchronous engine is fed and stepped here.
+synchronous engine is fed and stepped here. A request may also ask for the attention of its prompt,
+which is summed in the engine: a recording (`attention_sums`).
 This works with vLLM 0.28 and newer; differences between versions are settled here.
 """
 
@@ -27,7 +28,7 @@ from harness.engines.completions import (
     refuse_too_long,
     sampling_parameters,
 )
-from harness.engines.devices import gpu_driver_version
+from harness.engines.devices import gpu_driver_version, use_all_cores
 from harness.engines.engine_options import (
     ENGINE_DEFAULTS,
     compilation_settings,
@@ -56,9 +57,10 @@ STEP_LOOP_SECONDS = 0.1
 """Seconds for which an engine takes steps that finish nothing, before the run looks at its graders
 and its progress again. On a GPU a step takes about a tenth of this."""
 CLOSE_SECONDS = 2.0
+"""Seconds that an engine has to end by itself before it is killed. None of its unfinished requests
+is needed any more."""
 SEVERAL_GPUS_CLOSE_SECONDS = 10.0
-"""An engine may take this long to end by itself before it is killed; on several GPUs its workers
-must leave each other. None of its unfinished requests is needed any more."""
+"""The same on several GPUs, where the workers first end their connections with each other."""
 READY_SECONDS = 60
 """Seconds that vLLM waits for the last message of a start, which the engine sends before it reports
 that it has started."""
@@ -116,29 +118,35 @@ class VLLMEngine:
         try:
             self._start(arguments, has_sampled_requests)
         except BaseException:
-            # there is no engine if its start has failed, but there is one if its check has failed
+            # `_engine` is missing if the start has failed, and present if the check has failed
             with suppress(AttributeError):
                 self._engine.engine_core.shutdown()
             self._restore_environment()
             raise
 
     def _start(self, arguments: Mapping[str, Any], has_sampled_requests: bool) -> None:
-        """Start vLLM with these arguments, and check it if it gets reference answers."""
+        """Start vLLM with these arguments.
+
+        If they have reference answers of Hugging Face for the run's interventions, the engine is
+        checked against them.
+        """
         options = engine_arguments(arguments)
         _choose_kernels(options)
+        # before vLLM is imported, because the import reads the environment
         _prepare_environment()
         try:
             from vllm import EngineArgs, LLMEngine, envs
             from vllm.platforms import current_platform
             from vllm.usage.usage_lib import UsageContext
-        except Exception as error:  # a wheel for another driver or torch raises anything
+        except Exception as error:  # vLLM's build for another driver or torch raises anything
             raise ModelError(explain_start_error(str(options["model"]), error)) from error
         intervention_options = options.pop("interventions", {})
         self._layers_by_use = intervention_options.get("layers")
         if self._layers_by_use:
             open_layers(options, self._layers_by_use)
         if current_platform.is_cpu():
-            fit_to_cpu(options, has_sampled_requests)
+            use_all_cores()
+            options = fit_to_cpu(options, has_sampled_requests)
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:
@@ -150,8 +158,8 @@ class VLLMEngine:
 
         self._load(str(options["model"]), load, envs)
         config = self._engine.vllm_config
-        self.max_model_len: int = config.model_config.max_model_len
-        self.max_num_seqs: int = config.scheduler_config.max_num_seqs
+        self.max_model_len = config.model_config.max_model_len
+        self.max_num_seqs = config.scheduler_config.max_num_seqs
         self._agreement = None
         if reference := intervention_options.get("reference"):
             self._agreement = self._calls.call(
@@ -162,10 +170,7 @@ class VLLMEngine:
         """Start vLLM with `load`, in the thread that makes all calls to it."""
         self._messages = NewMessages()
         try:
-            with (
-                end_processes_with_run(),
-                started_processes() as processes,
-            ):
+            with end_processes_with_run(), started_processes() as processes:
                 self._calls = WatchedCalls(
                     processes, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, self._make_death_error
                 )
@@ -257,7 +262,7 @@ class VLLMEngine:
         return finished
 
     def _add_attention(self, completion: Completion) -> Completion:
-        """Add the attention that was recorded of the prompt, if it is recorded."""
+        """The completion with the attention that was recorded of its prompt, if any was."""
         recording_name = self._recording_by_request.pop(completion.request_id, None)
         if recording_name is None:
             return completion
@@ -271,12 +276,12 @@ class VLLMEngine:
 
         The engine answers such a call between two steps only, so it is not made for each prompt.
         """
-        # of each rank of tensor parallelism, the location of each recording's sums in memory
-        rank_locations = self._engine.collective_rpc("mless_take_attention")
-        for name in rank_locations[0]:
+        # each rank of tensor parallelism has for each recording the arguments of `numpy.memmap`
+        locations_by_rank = self._engine.collective_rpc("mless_take_attention")
+        for recording_name in locations_by_rank[0]:
             # [layer, set, head, key]: each rank has some of the heads
-            self._attention_by_recording[name] = np.concatenate(
-                [np.memmap(*locations[name]) for locations in rank_locations], axis=2
+            self._attention_by_recording[recording_name] = np.concatenate(
+                [np.memmap(*locations[recording_name]) for locations in locations_by_rank], axis=2
             )
 
     def _make_death_error(self) -> EngineError:
@@ -292,19 +297,18 @@ class VLLMEngine:
         The values are plain JSON, None where vLLM does not report them. This never raises.
         """
         config = self._engine.vllm_config
-        worker_facts: list[dict[str, Any]] = [{}]
+        workers: list[dict[str, Any]] = [{}]
         with suppress(Exception):  # a worker class of the user's own may have no such method
-            worker_facts = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
+            workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
         def list_of_workers(name: str) -> list[Any] | None:
             """The fact of this name of each worker that knows it; None if no worker does."""
-            facts_or_none = [facts_of_worker.get(name) for facts_of_worker in worker_facts]
-            return [fact for fact in facts_or_none if fact] or None
+            return [worker[name] for worker in workers if worker.get(name)] or None
 
         facts: dict[str, Any] = {"engines": 1}
         if self._agreement:
             facts["interventions"] = self._agreement
-        getters: dict[str, Callable[[], Any]] = {
+        getters = {
             "device": device_type,
             "device_names": lambda: list_of_workers("device_name"),
             "cards": lambda: list_of_workers("card"),
@@ -319,11 +323,9 @@ class VLLMEngine:
         for path in CONFIG_FACT_PATHS:
             name = path.rpartition(".")[2].removeprefix("enable_")
             facts[name] = read_fact(partial(attrgetter(path), config))
-        # all other facts are the same for all workers
+        # all other facts are the same for all workers, so the first worker's are enough
         return facts | {
-            name: value
-            for name, value in worker_facts[0].items()
-            if name not in ("device_name", "card")
+            name: fact for name, fact in workers[0].items() if name not in ("device_name", "card")
         }
 
     def close(self) -> None:
@@ -362,28 +364,30 @@ def device_type() -> str | None:
 
 
 def _choose_kernels(options: dict[str, Any]) -> None:
-    """Set the variables that choose kernels, and change the engine arguments in place."""
-    if options.pop("batch_invariant", False):
-        os.environ["VLLM_BATCH_INVARIANT"] = "1"
-        if device_type() == "cuda":
-            # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
-            compilation = compilation_settings(options)
-            options["compilation_config"] = {
-                **compilation,
-                "custom_ops": [*compilation.get("custom_ops", ()), "+rms_norm"],
-            }
+    """Set the variables that choose kernels.
+
+    `batch_invariant` is removed from the engine arguments, because it is not an argument of vLLM's.
+    """
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
         # with 10 bits of mantissa.
         os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+    if not options.pop("batch_invariant", False):
+        return
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    # The compiled RMSNorm is not batch invariant. `+rms_norm` keeps vLLM's own kernel.
+    if device_type() == "cuda":
+        compilation = compilation_settings(options)
+        custom_operations = [*compilation.get("custom_ops", ()), "+rms_norm"]
+        options["compilation_config"] = {**compilation, "custom_ops": custom_operations}
 
 
 def _prepare_environment() -> None:
     """Set the variables that vLLM reads when it is imported, here and in its processes."""
-    # Forked, which is vLLM's default on CUDA, an engine would hold our journal, locks and pipes.
+    # a forked engine, which is vLLM's default on CUDA, would keep our journal, locks and pipes open
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # vLLM itself notices a process that dies while the model loads. This limit applies to the last
-    # message of the start, which comes after that.
+    # This limit applies only to the last message of a start. A process that dies before that, while
+    # the model loads, is noticed by vLLM itself.
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(READY_SECONDS))
     # nvidia-smi and CUDA then give a card the same number.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -21,14 +21,15 @@ from harness.engines.engine_processes import (
 from harness.errors import EngineError
 
 DEAD_START_SECONDS = 5
-"""Seconds that we wait for vLLM's own error after a process of a start has died."""
+"""Seconds that we wait for vLLM's own error, which is better, after a process of a start has
+died."""
 MOST_INTERRUPTED_POLLS = 60
 """The number of polls after which an interrupted start is abandoned. vLLM reads the model's files
 before it starts processes that can be ended."""
 STALL_FACTOR = 2
-"""An engine hangs if it gives no answer within this multiple of vLLM's own limit for a step (300
-s). Where vLLM enforces its limit, its error comes first. The longest steps are the first ones, in
-which kernels are compiled."""
+"""An engine counts as hanging if it gives no answer within this multiple of vLLM's own limit for a
+step (300 s). Where vLLM enforces its limit, its error comes first. The longest steps are the first
+ones, in which kernels are compiled."""
 
 
 class WatchedCalls:
@@ -59,7 +60,8 @@ class WatchedCalls:
         """Have the thread start vLLM, and return the engine.
 
         vLLM raises an error if a process dies while it loads the model. If it dies just after that,
-        vLLM sends it a first message and waits for the answer for ever.
+        vLLM sends it a first message and waits for the answer for ever: then DEAD_START_SECONDS
+        limit the wait.
 
         Raises:
             RuntimeError: a process has died, and vLLM has not noticed.
@@ -80,14 +82,20 @@ class WatchedCalls:
             return future.result()
         except BaseException:
             self.close()
-            # after a process has died, the call may never end
+            # Ctrl-C ends the wait while the call goes on. After a process has died, the call may
+            # never end.
             self._kill_until_done(future, 1 if polls_since_death else MOST_INTERRUPTED_POLLS)
             raise
 
     def _kill_until_done(self, future: Future[Any], most_polls: int) -> None:
-        """Kill the processes that are there until the call of a start ends.
+        """Kill the engine's processes once a second until the call of a start ends.
 
-        Ctrl-C does not reach the thread of the call, which ends when its processes are killed.
+        The call ends when vLLM notices that they are gone. Those that it starts meanwhile are
+        killed in the next round.
+
+        Args:
+            future: The call's.
+            most_polls: The number of rounds after which the call is abandoned.
         """
         with ignored_signals():
             for _ in range(most_polls):
@@ -97,6 +105,7 @@ class WatchedCalls:
                     break
 
     def _has_dead_process(self) -> bool:
+        """Whether any process of the engine has ended."""
         # a copy, because vLLM may add a process meanwhile, in the other thread
         return any(not process.is_alive() for process in list(self._processes))
 

@@ -138,7 +138,7 @@ class _Session:
                 self._plan.config.model.backend,
                 arguments,
                 has_sampled_requests=not self._sampling.is_greedy,
-                engines=engines,
+                engine_choice=engines,
                 request_count=len(self.missing_requests),
                 log_path=log_path,
             ) as backend:

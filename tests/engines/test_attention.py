@@ -157,7 +157,7 @@ def random_requests(lengths):
     for size in lengths:
         sets = [[1] * size, *(generator.integers(0, 2, size).tolist() for _ in range(2))]
         token_ids = generator.integers(100, 40_000, size).tolist()
-        request = recording_request(token_ids, sets, name=str(len(requests)))
+        request = recording_request(token_ids, sets, prompt_name=str(len(requests)))
         requests.append(replace(request, sampling=Sampling(max_tokens=60, stop=("no such text",))))
     return requests
 

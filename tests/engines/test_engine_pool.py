@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines import ray_carrier
 from harness.engines.completions import Completion
-from harness.engines.engine_choice import check_engines, open_engines
+from harness.engines.engine_choice import open_engines, read_engine_choice
 from harness.engines.engine_pool import MOST_FRUITLESS_STARTS, EnginePool
 from harness.errors import (
     ConfigError,
@@ -234,14 +234,14 @@ def test_a_request_over_the_context_is_refused_before_any_engine_gets_it():
 
 @with_cases
 def test_the_option_of_the_command_comes_before_the_model_arguments(option, arguments, engines):
-    assert check_engines(option, arguments) == engines
+    assert read_engine_choice(option, arguments) == engines
 
 
 def test_several_engines_need_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert check_engines("1", {}) == 1  # one engine needs no Ray
+    assert read_engine_choice("1", {}) == 1  # one engine needs no Ray
     with pytest.raises(ModuleNotFoundError, match="ray"):
-        check_engines("2", {})
+        read_engine_choice("2", {})
 
 
 @with_cases

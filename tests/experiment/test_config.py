@@ -124,8 +124,7 @@ def test_a_condition_of_the_file_is_requested_by_its_name(load):
 
 @with_cases
 def test_on_a_cpu_a_step_holds_a_prompt_as_long_as_the_context(limits):
-    arguments = {"max_model_len": 32768, **limits}
-    fit_to_cpu(arguments, has_sampled_requests=True)
+    arguments = fit_to_cpu({"max_model_len": 32768, **limits}, has_sampled_requests=True)
     assert arguments["max_num_batched_tokens"] == 32768
     assert arguments["enable_chunked_prefill"] is False
 
