@@ -138,7 +138,7 @@ class RayCarrier:
         try:
             nodes = self._ray.nodes()
         except BaseException:
-            self.close()  # the caller gets no carrier that it could close
+            self.close()  # the caller cannot, because it does not get this object
             raise
         machines = [node["Resources"] for node in nodes if node["Alive"]]
         self.gpu_counts = [

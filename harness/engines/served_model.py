@@ -29,7 +29,7 @@ RETRIED_STATUSES = (0, 200, 408, 425, 429, 500, 502, 503, 504, *range(520, 530))
 """Status codes after which a request is sent again if its completion is missing or incomplete. 0
 stands for no reply. Gateways send some errors and pages with 200. Cloudflare and Anthropic use the
 codes from 520 on."""
-MOST_REPEATS = 3
+MOST_INCOMPLETE_RETRIES = 3
 """How often a request is sent again after an incomplete completion. If the last completion is
 incomplete too, its sample has no verdict."""
 MOST_FAILURES_IN_A_ROW = 20
@@ -273,7 +273,7 @@ class ServedModel:
             else:
                 most_retries = self._arguments.max_retries
                 if completion:
-                    most_retries = min(most_retries, MOST_REPEATS)
+                    most_retries = min(most_retries, MOST_INCOMPLETE_RETRIES)
                 if retry_count >= most_retries:
                     break
                 await asyncio.sleep(2.0**retry_count)  # 1, 2, 4

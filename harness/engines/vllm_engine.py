@@ -301,7 +301,7 @@ class VLLMEngine:
         with suppress(Exception):  # a worker class of the user's own may have no such method
             workers = self._calls.call(lambda: self._engine.collective_rpc("mless_facts"))
 
-        def list_of_workers(name: str) -> list[Any] | None:
+        def list_worker_fact(name: str) -> list[Any] | None:
             """The fact of this name of each worker that knows it; None if no worker does."""
             return [worker[name] for worker in workers if worker.get(name)] or None
 
@@ -310,8 +310,8 @@ class VLLMEngine:
             facts["interventions"] = self._agreement
         getters = {
             "device": device_type,
-            "device_names": lambda: list_of_workers("device_name"),
-            "cards": lambda: list_of_workers("card"),
+            "device_names": lambda: list_worker_fact("device_name"),
+            "cards": lambda: list_worker_fact("card"),
             "compilation_mode": lambda: config.compilation_config.mode.name,
             "cudagraph_mode": lambda: config.compilation_config.cudagraph_mode.name,
             "driver": gpu_driver_version,

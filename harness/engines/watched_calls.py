@@ -20,9 +20,9 @@ from harness.engines.engine_processes import (
 )
 from harness.errors import EngineError
 
-DEAD_START_SECONDS = 5
-"""Seconds that we wait for vLLM's own error, which is better, after a process of a start has
-died."""
+VLLM_ERROR_WAIT_SECONDS = 5
+"""Seconds for vLLM to raise an error of its own after a process has died during the start. It names
+the cause, and ours does not."""
 MOST_INTERRUPTED_POLLS = 60
 """The number of polls after which an interrupted start is abandoned. vLLM reads the model's files
 before it starts processes that can be ended."""
@@ -60,8 +60,8 @@ class WatchedCalls:
         """Have the thread start vLLM, and return the engine.
 
         vLLM raises an error if a process dies while it loads the model. If it dies just after that,
-        vLLM sends it a first message and waits for the answer for ever: then DEAD_START_SECONDS
-        limit the wait.
+        vLLM sends it a first message and waits for the answer for ever. So this does not wait for
+        vLLM's error for more than VLLM_ERROR_WAIT_SECONDS.
 
         Raises:
             RuntimeError: a process has died, and vLLM has not noticed.
@@ -74,7 +74,7 @@ class WatchedCalls:
             while not wait([future], timeout=POLL_SECONDS).done:
                 if self._has_dead_process():
                     polls_since_death += 1
-                if polls_since_death * POLL_SECONDS > DEAD_START_SECONDS:
+                if polls_since_death * POLL_SECONDS > VLLM_ERROR_WAIT_SECONDS:
                     raise RuntimeError(
                         "Engine core initialization failed: its process ended just after it had "
                         "loaded the model."
