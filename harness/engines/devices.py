@@ -11,8 +11,8 @@ BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 numbers: a model of 135 million parameters took 20 s in bf16 and 3.5 s in float32 (108 short
 answers, two idle cores)."""
 MOST_CORES_WITHOUT_RESERVE = 4
-"""On a machine with at most this number of cores vLLM reserves none. A reserved core is mostly idle,
-and would be at least a quarter of the cores."""
+"""On a machine with at most this number of cores vLLM reserves none. A reserved core would be idle
+most of the time, and would be at least a quarter of the cores."""
 RESERVED_CORES_VARIABLE = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 """vLLM's variable for the number of cores that it reserves for itself; 1 by default."""
 

@@ -136,7 +136,9 @@ def attention(
     most_rows = max(row_counts, default=0)
     requests = [
         recording_request(
-            token_ids, _make_query_sets(len(token_ids), row_count, most_rows), prompt_name=str(index)
+            token_ids,
+            _make_query_sets(len(token_ids), row_count, most_rows),
+            prompt_name=str(index),
         )
         for index, ((token_ids, _), row_count) in enumerate(
             zip(tokenized_prompts, row_counts, strict=True)
