@@ -23,13 +23,7 @@ _PERMITTED_CHANGES = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
 _FACT_NAMES = (
     *VERSION_NAMES,
-    "model",
-    "model_sha256",
-    "engine",
-    "greedy",
-    "sampling",
-    "versions",
-    "seed",
+    *"model model_sha256 engine greedy sampling versions seed".split(),
 )
 """Facts besides the settings."""
 _CONFOUNDING_SETTINGS = re.compile(
@@ -42,8 +36,8 @@ _SEED_CHANGE = re.compile(r"([\w-]+\.)*(seed|random_seed)\b")
 def load_runs(
     names: Sequence[str],
     *,
-    metrics: Sequence[str | None] = (None,),
-    columns: str | None = None,
+    metrics: Sequence[str | None],
+    columns: str | None,
     pool: bool = False,
 ) -> list[Run]:
     """The runs that the user names: see `run_paths.locate_runs` and `Run.load`.
@@ -58,35 +52,46 @@ def load_runs(
         HarnessError: they cannot be read, or tables among them cannot be conditions of one run.
     """
     if len(metrics) > 1:
-        runs_of_metrics = [
-            load_runs(names, metrics=[metric], columns=columns, pool=pool) for metric in metrics
-        ]
-        runs = [metric_runs[0] for metric_runs in runs_of_metrics]
-        has_numeric_scores = any(
-            not run.samples.get(SCORE_COLUMN, run.samples["correct"]).isin([0, 1]).all()
-            for run in runs
-        )
-        if len({*metrics}) < len(metrics) or has_numeric_scores or len(runs_of_metrics[0]) > 1:
-            raise ConfigError(
-                "Several --metric: expected different metrics of right and wrong samples, and the "
-                "conditions of one model. Use a command for each metric."
-            )
-        frames = [
-            run.samples.assign(metric=metric) for run, metric in zip(runs, metrics, strict=True)
-        ]
-        about = {**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]}
-        return [replace(runs[0], about=about, read=lambda: stack_samples(frames))]
+        return [_join_metrics(names, metrics, columns, pool=pool)]
     runs = [Run.load(path, metric=metrics[0], columns=columns) for path in locate_runs(names)]
     if len(runs) > 1 and (pool or any(run.is_table for run in runs)):
         return [_merge_runs(runs, pool=pool)]
     return runs
 
 
+def _join_metrics(
+    names: Sequence[str], metrics: Sequence[str | None], columns: str | None, *, pool: bool
+) -> Run:
+    """The runs that the user names, read by each metric, as one run with a column `metric`.
+
+    Raises:
+        ConfigError: a metric is named twice, its scores are numbers, or there are several runs.
+    """
+    runs = []
+    for metric in metrics:
+        # there are other runs for every metric, or for none
+        run, *other_runs = load_runs(names, metrics=[metric], columns=columns, pool=pool)
+        runs.append(run)
+    has_numeric_scores = any(
+        not run.samples.get(SCORE_COLUMN, run.samples["correct"]).isin([0, 1]).all() for run in runs
+    )
+    if len({*metrics}) < len(metrics) or has_numeric_scores or other_runs:
+        raise ConfigError(
+            "Several --metric: expected different metrics of right and wrong samples, and the "
+            "conditions of one model. Use a command for each metric."
+        )
+    frames = [run.samples.assign(metric=metric) for run, metric in zip(runs, metrics, strict=True)]
+    return replace(
+        runs[0],
+        about={**runs[0].about, "metric": ", ".join(map(str, metrics)), "by": ["metric"]},
+        read=lambda: stack_samples(frames),
+    )
+
+
 def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
     """One run with the conditions of all.
 
-    Two runs may share a condition only if they are pooled and differ in nothing but their seed.
-    Where the seeds are not known, they need not differ.
+    Two runs may share a condition only if they are pooled; its samples are then numbered on.
     """
     receipts = list_comparable_receipts(runs)
     for old_run, new_run in combinations(runs, 2):
@@ -98,15 +103,9 @@ def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
         ]
         if not shared_conditions:
             continue
-        changes = _list_changes(old_run, new_run)
-        other_changes = [change for change in changes if not _SEED_CHANGE.match(change)]
-        is_seeded = any(run.about.get("seed") is not None for run in (old_run, new_run))
-        if not pool:
-            reason = "--pool joins runs that differ in their seed alone"
-        elif is_seeded and other_changes == changes:
-            reason = "their seed is the same"
-        else:
-            reason = "; ".join(other_changes)
+        reason = "--pool joins runs that differ in their seed alone"
+        if pool:
+            reason = _find_pooling_obstacle(old_run, new_run)
         if reason:
             raise ComparisonError(
                 f"{old_run.name} and {new_run.name} both have the condition "
@@ -124,6 +123,19 @@ def _merge_runs(runs: Sequence[Run], *, pool: bool) -> Run:
     )
 
 
+def _find_pooling_obstacle(old_run: Run, new_run: Run) -> str:
+    """Why the samples of two runs may not be pooled; empty if they may.
+
+    The runs must differ in their seed, if it is known, and in nothing else.
+    """
+    changes = _list_changes(old_run, new_run)
+    other_changes = [change for change in changes if not _SEED_CHANGE.match(change)]
+    is_seeded = any(run.about.get("seed") is not None for run in (old_run, new_run))
+    if is_seeded and other_changes == changes:
+        return "their seed is the same"
+    return "; ".join(other_changes)
+
+
 def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
     """The samples of several conditions as those of one model and layout."""
     for frame in frames:
@@ -135,10 +147,8 @@ def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
             )
     scored_frames = [
         frame.assign(
-            **{
-                "draw": frame.get("draw", 1),
-                SCORE_COLUMN: frame.get(SCORE_COLUMN, frame["correct"]),
-            }
+            draw=frame.get("draw", 1),
+            **{SCORE_COLUMN: frame.get(SCORE_COLUMN, frame["correct"])},
         )
         for frame in frames
     ]
@@ -165,18 +175,7 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
     """
     runs_by_name = {run.name: run for run in runs}
     for old_run, new_run in combinations(runs_by_name.values(), 2):
-        reason = _describe_problem_differences(old_run, new_run)
-        changes = _list_changes(old_run, new_run)
-        paths = Path(old_run.name), Path(new_run.name)
-        if not reason and changes:
-            reason = "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
-        # only with equal settings do equal answers show that a file is a copy
-        elif not reason and all(map(Path.is_file, paths)):
-            contents = [run.about.get("evaluation") for run in (old_run, new_run)]
-            if not any(contents):
-                contents = [sorted(path.read_bytes().splitlines()) for path in paths]
-            reason = "their content is the same" if contents[0] == contents[1] else ""
-        if reason:
+        if reason := _find_comparison_obstacle(old_run, new_run):
             raise ComparisonError(
                 f"{new_run.name} cannot be compared with {old_run.name}: {reason}."
             )
@@ -186,6 +185,22 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
         remarks = [*run.about.get("remarks", ()), *_list_changes(first_run, run)]
         receipts += [{**receipt, "remarks": remarks} for receipt in run.receipts]
     return receipts
+
+
+def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
+    """Why the conditions of two runs may not be compared; empty if they may."""
+    if reason := _describe_problem_differences(old_run, new_run):
+        return reason
+    if changes := _list_changes(old_run, new_run):
+        return "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
+    # only with equal settings do equal answers show that a file is a copy
+    paths = Path(old_run.name), Path(new_run.name)
+    if not all(map(Path.is_file, paths)):
+        return ""
+    contents = [run.about.get("evaluation") for run in (old_run, new_run)]
+    if not any(contents):
+        contents = [sorted(path.read_bytes().splitlines()) for path in paths]
+    return "their content is the same" if contents[0] == contents[1] else ""
 
 
 def _list_changes(old_run: Run, new_run: Run) -> list[str]:
@@ -248,7 +263,7 @@ def _describe_problem_differences(old_run: Run, new_run: Run) -> str:
         if old_dataset == new_dataset:
             return ""
         return f"another dataset: {old_dataset[:12]} -> {new_dataset[:12]}"
-    # in this order, because questions are compared with the knowledge that gold answers agree
+    # gold answers before questions: that they agree is used where the questions are compared
     for role in ("cluster", HASH_KEY, "gold", "question"):
         if reason := _describe_text_differences(old_run, new_run, role):
             return reason

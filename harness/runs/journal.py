@@ -16,19 +16,18 @@ from contextlib import ExitStack
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self
 
 import msgspec
 
 from harness.constants import JsonObject
 from harness.errors import JournalError, print_message
-from harness.runs.records import NOTE_LINE_PREFIXES, KeyedRecord
+from harness.runs.records import NOTE_LINE_PREFIXES, KeyedRecord, Record
 from harness.runs.stored_files import explain_write_errors, open_atomic, open_stored
 
 SYNC_SECONDS = 2.0
 """Longest time until a record is safe from a power cut. A kill of the process loses no record."""
 
-_Record = TypeVar("_Record", bound=msgspec.Struct)
 _USER_CHANGE = re.compile(
     r"config\.|limit|contrasts|primary"
     r"|problem .*, doc\.(problem|answer|alternatives|choices|cluster):"
@@ -95,7 +94,11 @@ class Journal:
             os.close(self._file_descriptor)
 
     def _recover(self, header: JsonObject) -> None:
-        """Read the keys, cut off a torn last line, and write the header into an empty file."""
+        """Read the keys, cut off a torn last line, and write the header into an empty file.
+
+        Raises:
+            JournalError: the file has another header.
+        """
         stored_journal = StoredJournal(self.path, KeyedRecord)
         self.keys.update(record.key for record in stored_journal.records)
         self.keys.update(note["key"] for note in stored_journal.notes)
@@ -126,7 +129,7 @@ class Journal:
                     os.ftruncate(self._file_descriptor, line_start)
 
 
-class StoredJournal(Generic[_Record]):
+class StoredJournal(Generic[Record]):
     """A journal, or a file of scores, that is opened once and read as far as is necessary.
 
     Args:
@@ -144,7 +147,7 @@ class StoredJournal(Generic[_Record]):
         JournalError: there is no journal, or its first line is damaged.
     """
 
-    def __init__(self, path: Path, record_type: type[_Record]) -> None:
+    def __init__(self, path: Path, record_type: type[Record]) -> None:
         self._path, self._record_type = path, record_type
         self._start_reading()
 
@@ -152,10 +155,10 @@ class StoredJournal(Generic[_Record]):
         """Begin at the first line, and read the header."""
         self._digest, self.torn_bytes = hashlib.sha256(), 0
         self.notes: list[JsonObject] = []
-        self._numbered_lines: Iterator[tuple[int, bytes]] = self._read_lines()
+        self._numbered_lines = self._read_lines()
         self.header: JsonObject = {}
         for line_number, line in islice(self._numbered_lines, 1):
-            self.header = _decode(_OBJECT_DECODER, self._path, line_number, line)
+            self.header = self._decode(_OBJECT_DECODER, line_number, line)
 
     def _read_lines(self) -> Iterator[tuple[int, bytes]]:
         """Every complete line with its number, without the notes."""
@@ -166,7 +169,7 @@ class StoredJournal(Generic[_Record]):
                 if not line.endswith(b"\n"):
                     self.torn_bytes = len(line)
                 elif line.startswith(NOTE_LINE_PREFIXES):
-                    self.notes.append(_decode(_OBJECT_DECODER, self._path, line_number, line))
+                    self.notes.append(self._decode(_OBJECT_DECODER, line_number, line))
                 else:
                     yield line_number, line
 
@@ -179,7 +182,7 @@ class StoredJournal(Generic[_Record]):
         return bool(first_lines)
 
     @cached_property
-    def records(self) -> list[_Record]:
+    def records(self) -> list[Record]:
         """Every record, without the header, notes and a torn last line.
 
         Raises:
@@ -189,7 +192,7 @@ class StoredJournal(Generic[_Record]):
         record_by_key: dict[str, Any] = {}
         try:
             for line_number, line in self._numbered_lines:
-                record = _decode(decoder, self._path, line_number, line)
+                record = self._decode(decoder, line_number, line)
                 if record.key in record_by_key:
                     raise JournalError(
                         f"{self._path}, line {line_number}: the key {record.key} occurs twice."
@@ -201,10 +204,24 @@ class StoredJournal(Generic[_Record]):
             raise
         return list(record_by_key.values())
 
+    def _decode(self, decoder: msgspec.json.Decoder[Any], line_number: int, line: bytes) -> Any:
+        """The record in a line; the error for a damaged one names the line and what helps."""
+        try:
+            return decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            remedy = ""
+            if self._path.name.startswith("scores"):
+                remedy = " Delete it, and run `mless regrade`."
+            raise JournalError(
+                f"{self._path}, line {line_number}: damaged: {error}. Restore the file from a copy."
+                f"{remedy}"
+            ) from None
+
     @property
     def sha256(self) -> str:
         """Hash of the uncompressed file."""
-        _ = self.records  # every line that is read enters the hash, so all are read first
+        # `_read_lines` adds each line to the hash, so all lines are read first
+        _ = self.records
         return self._digest.hexdigest()
 
 
@@ -255,14 +272,3 @@ def _short_json(value: Any) -> str:
     """A value as JSON of at most 60 characters."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _decode(decoder: msgspec.json.Decoder[Any], path: Path, line_number: int, line: bytes) -> Any:
-    """The record in a line; the error for a damaged one names the line and what helps."""
-    try:
-        return decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        remedy = " Delete it, and run `mless regrade`." if path.name.startswith("scores") else ""
-        raise JournalError(
-            f"{path}, line {line_number}: damaged: {error}. Restore the file from a copy.{remedy}"
-        ) from None

@@ -20,7 +20,7 @@ from harness.experiment.prompts.chat_template import find_segments
 from harness.experiment.prompts.checked_prompts import build_checked_prompts
 from harness.experiment.prompts.prompt import Layout, PromptSettings, hash_text
 from harness.experiment.prompts.tokenizer import ModelTokenizer
-from harness.runs.records import Sample, Score, StoredPrompt
+from harness.runs.records import GradedSample, StoredPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,10 +33,12 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
         graded_samples: Those of the first run, in order; empty if nothing was generated.
         surroundings: The text of a log's prompt besides its document's, without blanks. None: it
             is unknown which text is the document's.
+        problem_sha256: Hash of a log's problem (`prompt.hash_problem`); empty for a run of mless.
     """
 
     surroundings: str | None = None
-    graded_samples: tuple[tuple[Sample, Score], ...] = ()
+    problem_sha256: str = ""
+    graded_samples: tuple[GradedSample, ...] = ()
 
     def has_id(self, problem_id: str) -> bool:
         """Whether it names the problem, with the draw of examples (`ID#2`) or without (`ID`)."""
@@ -56,7 +58,11 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
 
     @property
     def roles_and_texts(self) -> list[tuple[str, str]]:
-        """Role and text of the full prompt, in order; text outside all segments is `template`."""
+        """The full prompt in pieces, each with its role; text outside all segments is `template`.
+
+        It is empty where the text is not recorded. A prompt without segments is one piece with the
+        role `prompt`.
+        """
         requested_prompt = self.requested_prompt
         if not self.prompt:
             return []
@@ -64,7 +70,8 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
             return [("prompt", self.prompt)]
         try:
             spans = find_segments(requested_prompt, self.prompt)
-        except PromptMismatchError:  # a server's template may change segments
+        except PromptMismatchError:
+            # a server's template may change segments; then the whole text is `template`
             spans = []
         chunks, previous_end = [], 0
         for role, (start, end) in spans:
@@ -118,13 +125,10 @@ class Source:
         answer_filled_conditions: Those whose filler stands in the answer that the prompt begins,
             so that no segment marks it.
         metric: The metric of the verdicts; None without verdicts.
-        interventions: Those in the model, by condition.
+        interventions: What is done to the model while it generates, by condition.
         model_arguments: The arguments of the model that was run.
-        is_vllm: Whether they are those of a run of mless in vLLM.
-        fingerprint: That of the model that was run, as in a receipt.
-
-    Raises:
-        RunError: there is no problem.
+        is_vllm: Whether mless ran the model in vLLM, whose arguments these are.
+        fingerprint: The identity of the model that was run, as in a receipt.
     """
 
     name: str
@@ -167,12 +171,10 @@ def build_source(
     model_tokenizer = ModelTokenizer(
         name=tokenizer.name_or_path or "this model", tokenizer=tokenizer
     )
-    settings = PromptSettings(layout=Layout(layout))
-    prompts_of_conditions = build_checked_prompts(
-        dataset.problems, conditions, settings, model_tokenizer
-    )
     prompts = []
-    for condition_prompts in prompts_of_conditions:
+    for condition_prompts in build_checked_prompts(
+        dataset.problems, conditions, PromptSettings(layout=Layout(layout)), model_tokenizer
+    ):
         prompts += [
             AnsweredPrompt.of(dataset.source, condition_prompts, problem, built_prompt)
             for problem, built_prompt in zip(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
@@ -30,7 +31,7 @@ from harness.reasoning_markers import Markers, family_markers, find_open_reasoni
 RUN_FORMAT = 1
 """Goes up when the format of a run folder changes. Readers accept this format only."""
 
-_Record = TypeVar("_Record")
+Record = TypeVar("Record")
 
 SESSION_PREFIX, TIMING_PREFIX = "session ", "timing "
 """Prefixes of the keys of notes: the journal's records of who wrote it and how long that took."""
@@ -41,7 +42,7 @@ NOTE_LINE_PREFIXES = tuple(
 
 
 class KeyedRecord(Struct):
-    """What all records of a journal have in common."""
+    """A record of a journal: all have a key, which is unique in their journal."""
 
     key: str
 
@@ -138,8 +139,9 @@ class StoredPrompt(Struct, omit_defaults=True):
     def cut_next_question(self, completion: str) -> str:
         """The completion up to the first question that the model itself adds in the run's format.
 
-        The question begins a line with the format's text, unless this is mere words or mere signs,
-        which may begin any line of a solution. In reasoning it is a quotation, and does not count.
+        It is found as a line that begins with the format's label of a question, such as `Q: `. A
+        label of mere words or mere signs may begin any line of a solution, so nothing is cut. In
+        reasoning the label is a quotation, and does not count.
         """
         question_label = self._find_question_label()
         if not _LETTER_AND_SIGN.match(question_label) or question_label not in completion:
@@ -150,36 +152,36 @@ class StoredPrompt(Struct, omit_defaults=True):
             # a marker that is a plain word, such as `analysis`, occurs in ordinary text too
             if not start_marker.isalpha()
         )
+        # The prompt's end decides whether the completion begins a line, and whether it begins in
+        # reasoning. So the patterns are matched with this end before the completion.
         open_marker, _ = find_open_reasoning(self.prompt, self.thinking)
-        # The completion may begin a line, or continue reasoning that the prompt began.
         prompt_end = open_marker + (self.prompt or "\n")[-1:]
         question_pattern = rf"\n[ \t]*{re.escape(question_label)}.*"
-        # Reasoning is the first alternative and is kept, so a question within it is not cut off.
+        # Where reasoning begins, the first alternative matches all of it and puts it back as `\1`.
+        # So the second alternative meets only questions outside reasoning, and `\1` is empty.
         remaining_text = re.sub(
             rf"(?s)({reasoning_pattern})|{question_pattern}", r"\1", prompt_end + completion
         )
-        # the prompt's end was put before the completion only for the patterns
         return remaining_text[len(prompt_end) :]
 
     def _find_question_label(self) -> str:
-        """The format's last text before the problem, if only a filler stands between them.
+        """The format's text directly before the problem; empty if it is another role's text.
 
-        It is empty if any other text stands there. So it is the same with and without a filler.
+        A filler and blank texts are passed over, so the label is the same with and without filler.
         """
-        question_label = ""
-        for segment in self.doc.get("segments") or ():
-            if segment["role"] == "problem":
-                break
-            if segment["role"] == "format" and segment["text"].strip():
-                question_label = str(segment["text"]).lstrip()
-            elif segment["role"] != "filler" and segment["text"].strip():
-                question_label = ""
-        return question_label
+        segments = self.doc.get("segments") or ()
+        segments_before = [*takewhile(lambda segment: segment["role"] != "problem", segments)]
+        for segment in reversed(segments_before):
+            text = str(segment["text"]).lstrip()
+            if text and segment["role"] != "filler":
+                return text if segment["role"] == "format" else ""
+        return ""
 
     @property
     def question(self) -> str:
         """The problem as the baseline shows it; in another task's log, the text of all copies."""
-        texts = (self.doc.get(name) for name in ("question_of_log", "shown", "problem"))
+        # the document has `shown` only where prompts show more or less than the dataset's problem
+        texts = (self.doc.get(field) for field in ("question_of_log", "shown", "problem"))
         return fold_text(next(filter(None, texts)))
 
     @property
@@ -200,6 +202,7 @@ class StoredPrompt(Struct, omit_defaults=True):
 
 def stored_prompts(plan: Plan) -> list[StoredPrompt]:
     """The stored form of every prompt of a plan, by problem and then by task."""
+    # a `PlanRow` has the arguments of `of`: task name, condition's prompts, problem, built prompt
     return [
         StoredPrompt.of(*row, read=plan.config.answer, thinking=plan.thinking) for row in plan.rows
     ]
@@ -238,7 +241,10 @@ class AnswerScore(Struct, gc=False):
 
     @staticmethod
     def of(scores_of_answers: Sequence[TokenScores], other_count: int) -> AnswerScore:
-        """The score of all answers of a problem, the accepted ones first, then the others."""
+        """The score of a problem of several accepted answers, of which the likeliest counts.
+
+        `scores_of_answers` has the accepted answers first, and then `other_count` others.
+        """
         return AnswerScore(
             tokens=max(scores_of_answers[:-other_count], key=_sum_logprobs),
             others=[*map(_sum_logprobs, scores_of_answers[-other_count:])],
@@ -330,7 +336,11 @@ class Score(Grade, frozen=True, kw_only=True, gc=False):
     key: str
 
 
-class Task(Struct, kw_only=True):
+GradedSample = tuple[Sample, Score]
+"""A sample with its score."""
+
+
+class Task(Struct):
     """A condition in a layout and draw of examples, as one task.
 
     Attributes:
@@ -414,17 +424,16 @@ class Identity(Struct, kw_only=True):
     engine: Engine
 
     def hash_setting(self) -> str:
-        """Hash of everything that the keys of all samples share.
-
-        A folder is known by the hash of its files, whatever its name.
-        """
-        setting = {
-            "prompts": self.prompt_version,
-            "model": self.model.sha256 or msgspec.to_builtins(self.model),
-            "arguments": self.config["model"]["model_args"],
-            "engine": msgspec.to_builtins(self.engine),
-        }
-        return hash_json(setting)
+        """Hash of everything that the keys of all samples share."""
+        return hash_json(
+            {
+                "prompts": self.prompt_version,
+                # a model's folder is known by the hashes of its files, so it may be renamed
+                "model": self.model.sha256 or msgspec.to_builtins(self.model),
+                "arguments": self.config["model"]["model_args"],
+                "engine": msgspec.to_builtins(self.engine),
+            }
+        )
 
 
 class StoredModelConfig(Struct):
@@ -488,7 +497,7 @@ def as_json(record: Struct) -> JsonObject:
     return msgspec.json.decode(msgspec.json.encode(record), type=JsonObject)
 
 
-def as_record(record_type: type[_Record], json_value: object, origin: object) -> _Record:
+def as_record(record_type: type[Record], json_value: object, origin: object) -> Record:
     """A JSON value as a record.
 
     Raises:

@@ -15,6 +15,7 @@ from harness.runs.records import (
     SESSION_PREFIX,
     TIMING_PREFIX,
     Document,
+    GradedSample,
     Identity,
     Receipt,
     Sample,
@@ -123,13 +124,13 @@ class RunFiles:
             self.__dict__.pop(name, None)
 
     @cached_property
-    def graded_samples_of_prompts(self) -> list[list[tuple[Sample, Score]]]:
+    def graded_samples_of_prompts(self) -> list[list[GradedSample]]:
         """For each prompt of a finished run, its samples and their scores.
 
         Raises:
             RunError: a sample is missing, or without a score.
         """
-        graded_samples_of_prompts: list[list[tuple[Sample, Score]]] = [[] for _ in self.prompts]
+        graded_samples_of_prompts: list[list[GradedSample]] = [[] for _ in self.prompts]
         prompt_index = PromptIndex(self.prompts)
         for sample in self.journal.records:
             if sample.key not in self.scores:
@@ -140,6 +141,7 @@ class RunFiles:
             graded_samples_of_prompts[prompt_index.find(sample)].append(
                 (sample, self.scores[sample.key])
             )
+        # a prompt without all samples that its task requests shows that the run is not finished
         incomplete_problems, total_count = [], 0
         for prompt, graded_samples in zip(self.prompts, graded_samples_of_prompts, strict=True):
             task = self.identity.tasks[prompt.task]
@@ -156,9 +158,10 @@ class RunFiles:
         return graded_samples_of_prompts
 
     def read_sessions(self) -> tuple[list[JsonObject], JsonObject]:
-        """The sessions that wrote the journal, in order, and the timing of the last that generated.
+        """The sessions that wrote the journal, in order, and the timing of one of them.
 
-        The timing is empty if no session has ended.
+        It is the last session that generated samples. If none did, it is the last that graded. The
+        timing is empty if no session has ended.
 
         Raises:
             RunError: no session has begun yet, or the last session's note lacks a key of its config
@@ -170,20 +173,18 @@ class RunFiles:
             raise JournalError(f"{self.path} has no sample yet. Repeat the command that began it.")
         as_record(SessionNote, sessions[-1], self.path / JOURNAL)
         timings = [note for note in notes if note["key"].startswith(TIMING_PREFIX)]
-        if not timings:
-            return sessions, {}
-        # a session that only graded has no speed, so it counts only if no session generated
+        # a session that only graded has no speed
         timings_with_samples = [timing for timing in timings if timing.get("samples")]
-        timing = dict((timings_with_samples or timings)[-1])
-        del timing["key"]
-        return sessions, timing
+        last_timing = (timings_with_samples or timings or [{}])[-1]
+        return sessions, {name: fact for name, fact in last_timing.items() if name != "key"}
 
 
 def read_prompts(folder_path: Path, identity: Identity) -> list[StoredPrompt]:
     """Every prompt of a folder with its document.
 
     Raises:
-        JournalError: the file is missing, or its hash is not that of the identity.
+        JournalError: the file is missing, a document lacks a field, or a hash is not that of the
+            prompt or of the identity.
     """
     try:
         with open_stored(folder_path / PROMPTS) as stream:

@@ -1,18 +1,18 @@
 """An open run folder: its lock, what a run adds to it, and whether the run can be continued."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import msgspec
 from filelock import FileLock, Timeout
 from msgspec.structs import replace
 
+from harness.constants import JsonObject
 from harness.errors import JournalError
 from harness.runs.journal import (
     Journal,
@@ -33,15 +33,7 @@ from harness.runs.run_files import (
 from harness.runs.stored_files import explain_write_errors, is_stored, open_atomic, unpack_files
 
 LOCK_NAME = ".lock"
-EXTENSION_KEYS = (
-    "conditions",
-    "repeats",
-    "replicates",
-    "positive_control",
-    "template",
-    "question",
-    "fewshot",
-)
+EXTENSION_KEYS = "conditions repeats replicates positive_control template question fewshot".split()
 """Keys of a config that may add samples to a run, or only shape its prompts. Whether they change
 anything else is seen from the prompts and the ids of the examples."""
 
@@ -66,27 +58,9 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             stack.callback(lock_folder(path).release)
             files = RunFiles(path)
-            is_new = not files.has_sample
-            if not is_new:
+            if files.has_sample:
                 self.identity = extend_identity(files, identity, prompts)
-            unpack_files(path)
-            header = as_json(self.identity)
-            if is_new:
-                # a run may have begun here, but without a sample nothing needs protection
-                for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
-                    (path / name).unlink(missing_ok=True)
-            elif files.identity == self.identity:
-                # The stored header may have fields that this version does not know. A journal
-                # cannot be opened with another header than its own.
-                header = files.journal.header
-            else:
-                # an extended run is unfinished again, and a receipt would say that it is finished
-                (path / RECEIPT).unlink(missing_ok=True)
-                with open_atomic(path / PROMPTS) as file:
-                    _write_prompts(file, prompts)
-                    # The old prompts are replaced only when this block ends. If the disk is too
-                    # full for the header's copy, the old run stays whole.
-                    replace_header(path / JOURNAL, header)
+            header = _prepare_journal(files, self.identity, prompts)
             self.journal = stack.enter_context(Journal(path / JOURNAL, header))
             try:
                 read_prompts(path, self.identity)
@@ -100,7 +74,7 @@ class RunFolder:
             )
             self._resources = stack.pop_all()
 
-    def note(self, key_prefix: str, facts: Mapping[str, Any]) -> None:
+    def note(self, key_prefix: str, facts: JsonObject) -> None:
         """Note in the journal that a session begins, or its timing; the prefix says which."""
         note_number = 1 + sum(key.startswith(key_prefix) for key in self.journal.keys)
         self.journal.append({"key": f"{key_prefix}{note_number}", **facts})
@@ -122,6 +96,35 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         self._resources.close()
+
+
+def _prepare_journal(
+    files: RunFiles, identity: Identity, prompts: Sequence[StoredPrompt]
+) -> JsonObject:
+    """Prepare a folder for a run with this identity. Returns the header to open its journal with.
+
+    The files of a run without samples are removed. An extended run gets its new header and prompts,
+    and loses its receipt. The files of a run that is continued as it is stay as they are.
+    """
+    header, path = as_json(identity), files.path
+    unpack_files(path)
+    if not files.has_sample:
+        # without a sample nothing needs protection
+        for name in (SCORES, JOURNAL, PROMPTS, RECEIPT):
+            (path / name).unlink(missing_ok=True)
+        return header
+    if files.identity == identity:
+        # The stored header may have fields that this version does not know. A journal cannot be
+        # opened with another header than its own.
+        return files.journal.header
+    # an extended run is unfinished again, and a receipt would say that it is finished
+    (path / RECEIPT).unlink(missing_ok=True)
+    with open_atomic(path / PROMPTS) as file:
+        _write_prompts(file, prompts)
+        # The old prompts are replaced only when this block ends. If the disk is too full for the
+        # header's copy, the old run stays whole.
+        replace_header(path / JOURNAL, header)
+    return header
 
 
 def _write_prompts(file: IO[bytes], prompts: Sequence[StoredPrompt]) -> None:
@@ -152,7 +155,9 @@ def refuse_unusable_folder(path: Path, journal_name: str = JOURNAL) -> None:
 
     It does so too if nothing can be written there.
     """
+    # the files that a process leaves if it is killed before its journal exists
     leftovers = (LOCK_NAME, PROMPTS, f"{PROMPTS}.part", f"{journal_name}.part")
+    # a missing folder will be made in the nearest parent that exists
     existing_folder = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
         # permissions do not show that /proc and read-only disks take no files, so one is made
@@ -184,36 +189,45 @@ def extend_identity(
             each setting with its old and its new value.
     """
     stored_identity = files.identity
-    extended_identity = replace(requested_identity, looks=stored_identity.looks)
-    if stored_identity == extended_identity:
-        return extended_identity
-    if {*stored_identity.contrasts} <= {*requested_identity.contrasts}:
-        # a contrast of an added condition is exploratory, so it cannot become the primary one
-        primary = requested_identity.primary
-        if primary not in stored_identity.contrasts:
-            primary = stored_identity.primary
-        extended_identity = replace(
-            extended_identity, contrasts=stored_identity.contrasts, primary=primary
-        )
+    new_identity = replace(requested_identity, looks=stored_identity.looks)
+    if stored_identity == new_identity:
+        return new_identity
+    new_identity = _keep_contrasts(stored_identity, new_identity)
     prompt_changes = _list_prompt_changes(files.prompts, prompts)
-    # compared after permitted growth, so that growth is not listed
-    grown_identity = _grow_identity(
-        stored_identity, extended_identity, keeps_prompts=not prompt_changes
+    # The permitted changes are made in the stored identity first, so that they are no differences.
+    permitted_identity = _grow_identity(
+        stored_identity, new_identity, keeps_prompts=not prompt_changes
     )
-    differences = list_differences(as_json(grown_identity), as_json(extended_identity))
+    differences = list_differences(as_json(permitted_identity), as_json(new_identity))
     if changes := [*prompt_changes, *differences]:
         raise changed_settings_error(files.path / JOURNAL, changes)
-    # counted by condition and not by task, because each sample can have a task of its own
-    stored_prompt_counts = Counter(prompt.condition for prompt in files.prompts)
-    requested_prompt_counts = Counter(prompt.condition for prompt in prompts)
+    # No stored prompt is missing, so problems are added if there are more prompts of the stored
+    # conditions. A task does not show it, because each sample can have a task of its own.
+    stored_conditions = {task.condition for task in stored_identity.tasks.values()}
+    prompt_count = sum(prompt.condition in stored_conditions for prompt in prompts)
     adds_samples = any(
-        requested_prompt_counts[task.condition] > stored_prompt_counts[task.condition]
-        or extended_identity.tasks[task_name].samples > task.samples
+        new_identity.tasks[task_name].samples > task.samples
         for task_name, task in stored_identity.tasks.items()
     )
-    if adds_samples and (files.path / RECEIPT).is_file():
-        extended_identity = replace(extended_identity, looks=stored_identity.looks + 1)
-    return extended_identity
+    adds_data = adds_samples or prompt_count > len(files.prompts)
+    # only the table of a finished run was printed
+    if adds_data and (files.path / RECEIPT).is_file():
+        return replace(new_identity, looks=stored_identity.looks + 1)
+    return new_identity
+
+
+def _keep_contrasts(stored: Identity, requested: Identity) -> Identity:
+    """The requested identity with the stored contrasts, if it has all of them.
+
+    The contrasts of added conditions are exploratory. So they are not among the tested ones, and
+    none of them becomes the primary one.
+    """
+    if not {*stored.contrasts} <= {*requested.contrasts}:
+        return requested
+    primary = stored.primary
+    if requested.primary in stored.contrasts:
+        primary = requested.primary
+    return replace(requested, contrasts=stored.contrasts, primary=primary)
 
 
 def _list_prompt_changes(
@@ -241,10 +255,11 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
     `keeps_prompts` says whether the requested run has every stored prompt unchanged.
     """
     # More problems: a higher limit, or a lower one that leaves out no stored prompt.
-    if keeps_prompts or (requested.limit or math.inf) > (stored.limit or math.inf):
-        stored = replace(stored, limit=requested.limit)
+    limit = stored.limit
+    if keeps_prompts or (requested.limit or math.inf) > (limit or math.inf):
+        limit = requested.limit
     if not keeps_prompts:
-        return stored
+        return replace(stored, limit=limit)
     # More samples and repeat runs of a task.
     tasks = {}
     for name, task in stored.tasks.items():
@@ -261,6 +276,7 @@ def _grow_identity(stored: Identity, requested: Identity, *, keeps_prompts: bool
         config = config | {key: requested.config.get(key) for key in EXTENSION_KEYS}
     return replace(
         stored,
+        limit=limit,
         # More prompts, of more problems of the dataset, which keeps its name.
         prompts_sha256=requested.prompts_sha256,
         dataset=replace(requested.dataset, name=stored.dataset.name),

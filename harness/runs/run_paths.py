@@ -63,9 +63,9 @@ def _find_runs(path: Path) -> list[Path]:
     They are its subfolders, or the subfolders of these, because lm-eval makes a folder for each
     model around its logs. Without any, they are the logs of Inspect in the folder.
     """
-    if not path.is_dir() or is_stored(path / JOURNAL) or _is_run(path):
+    if not path.is_dir() or has_run_files(path) or _is_run(path):
         return [path]
-    folders: list[Path] = []
+    folders = []
     for subfolder in _subfolders(path):
         folders += [subfolder] if _is_run(subfolder) else _subfolders(subfolder)
     if runs := list(filter(_is_run, folders)):

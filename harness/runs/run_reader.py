@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import pandas
 from msgspec import structs
@@ -56,13 +55,10 @@ HASH_KEY = "problem"
 _RECEIPT_FACTS = (
     "problems",
     *VERSION_NAMES,
-    "prompts_sha256",
-    "created",
-    "versions",
-    "git_revision",
-    "added_tokens",  # only runs on servers have it
+    *"prompts_sha256 created versions git_revision added_tokens".split(),
 )
-"""Facts that a table's receipt takes unchanged from the run's receipt."""
+"""Facts that a table's receipt takes unchanged from the run's receipt, where it has them: only runs
+on servers have `added_tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,10 +72,10 @@ class Run:
         about: Its facts in a table's receipt: model, dataset, task_version, grader_version,
             sampling and so on. None or missing: unknown, which agrees with any value.
         problems: What is known of each problem, by its id: under `HASH_KEY` the hash of problem and
-            answer (`prompt.hash_problem`), or of a table `question` and `gold`.
+            answer (`prompt.hash_problem`), or of a table `question`, `gold` and `cluster`.
         model: The name or folder that the model was loaded from; None where it is not known.
         model_arguments: The arguments that it was loaded with.
-        receipt: The full receipt of a run folder.
+        receipt: The full receipt of a run folder; empty for logs and tables.
         metric: The metric of the verdicts; None without verdicts.
         read: Makes `samples`, with repeat runs and reference conditions.
         read_prompts: Makes `prompts`; by default there are none.
@@ -94,11 +90,11 @@ class Run:
     """
 
     name: str
-    about: Mapping[str, Any]
+    about: JsonObject
     problems: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     model: str | None = None
     model_arguments: JsonObject = field(default_factory=dict)
-    receipt: Mapping[str, Any] = field(default_factory=dict)
+    receipt: JsonObject = field(default_factory=dict)
     metric: str | None = None
     read: Callable[..., pandas.DataFrame]
     read_prompts: Callable[[], Sequence[AnsweredPrompt]] = list
@@ -129,37 +125,34 @@ class Run:
             ComparisonError: the logs are of several task versions or settings, or have different
                 problems under one id.
         """
-        if not isinstance(path, str | Path | Mapping):
+        if isinstance(path, pandas.DataFrame):
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
             name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            logs: list[tuple[str | None, Path]] = [
-                (condition, Path(file)) for condition, file in path.items()
-            ]
+            logs = [(condition, Path(file)) for condition, file in path.items()]
         elif Path(path).is_dir():
-            return cls._of_folder(str(path), metric)
+            return cls._of_folder(Path(path), metric)
         else:
-            name, logs = str(path), [(None, Path(path))]
+            name, logs = str(path), [("", Path(path))]
         if not logs:
             raise ConfigError("Expected a log for each condition, got none.")
-        # several files are logs of lm-eval, but a single one may be of any kind
+        # A single file may be of any kind. Several files can only be logs of lm-eval.
         condition, file = logs[0]
         if len(logs) == 1 and find_kind(file) != LM_EVAL:
             table = read_scores(file, metric, columns)
             return cls(**describe_scores(str(file), condition or file.stem, table))
-        return cls(**read_logs(name, logs, metric=metric))
+        return cls(**read_logs(name, logs, metric))
 
     @classmethod
-    def _of_folder(cls, name: str, metric: str | None) -> Run:
+    def _of_folder(cls, folder: Path, metric: str | None) -> Run:
         """The run of a folder of mless, or of a folder of lm-eval's logs."""
-        folder = Path(name)
         logs = [] if has_run_files(folder) else find_logs(folder)
         if logs:
-            return cls(**read_logs(name, [(None, log) for log in logs], metric=metric))
+            return cls(**read_logs(str(folder), [("", log) for log in logs], metric))
         run = cls.of(RunFiles(folder))
         if metric not in (None, run.metric):
             raise ConfigError(
-                f"--metric {metric}: {name} is a run of mless, which has verdicts instead of "
+                f"--metric {metric}: {folder} is a run of mless, which has verdicts instead of "
                 "metrics."
             )
         return run
@@ -236,14 +229,9 @@ class Run:
         return self.about.get("source") in (TABLE, INSPECT, LIGHTEVAL)
 
     @property
-    def receipts(self) -> Sequence[Mapping[str, Any]]:
+    def receipts(self) -> Sequence[JsonObject]:
         """The receipts of the runs that it was made of, or its own."""
         return self.about.get("receipts") or ({"name": self.name, **self.about},)
-
-    @property
-    def is_logs(self) -> bool:
-        """Whether the run is read from lm-eval's logs."""
-        return bool(self.about["source"] == LM_EVAL)
 
 
 def source_of(run: Run, *, layout: str | None = None) -> Source:
@@ -258,18 +246,8 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
         RunError: a file of the run is damaged, or does not hold the text that the model got.
         PromptMismatchError: a prompt is not the prompt that was hashed.
     """
-    prompts = run.prompts
-    for prompt in prompts:
-        is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
-        # a log holds the text that was sent, although it never has hashes of tokens
-        if not prompt.prompt or (is_server_chat and not run.is_logs):
-            raise RunError(
-                f"{prompt.task}: the server applied its chat template, and the text of the prompt "
-                "is not recorded. Use a backend that applies the template itself (hf, vllm), or "
-                "set model.model_args.tokenizer."
-            )
-        refuse_other_text(prompt.prompt, prompt.prompt_sha256, prompt.task)
-    layouts = list(dict.fromkeys(prompt.layout for prompt in prompts))
+    _refuse_unrecorded_prompts(run)
+    layouts = list(dict.fromkeys(prompt.layout for prompt in run.prompts))
     if layout is None and len(layouts) == 1:
         layout = layouts[0]
     if layout not in layouts:
@@ -281,7 +259,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     # counterpart in the baseline
     compared_prompts = [
         prompt
-        for prompt in prompts
+        for prompt in run.prompts
         if prompt.layout == layout and prompt.condition not in run.reference_conditions
     ]
     compared_conditions = [
@@ -289,7 +267,7 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     ]
     return Source(
         name=run.name,
-        kind="log" if run.is_logs else "run",
+        kind="run" if run.receipt else "log",
         model=run.model,
         layout=layout,
         conditions=tuple(dict.fromkeys(prompt.condition for prompt in compared_prompts)),
@@ -303,44 +281,35 @@ def source_of(run: Run, *, layout: str | None = None) -> Source:
     )
 
 
-def _describe_folder(files: RunFiles) -> dict[str, Any]:
+def _refuse_unrecorded_prompts(run: Run) -> None:
+    """Refuse a run if it does not hold the text that the model got, or this text was changed."""
+    for prompt in run.prompts:
+        is_server_chat = prompt.layout == Layout.CHAT and prompt.prompt_token_sha256 is None
+        # a log has no receipt and no hashes of tokens, but it holds the text that was sent
+        if not prompt.prompt or (is_server_chat and run.receipt):
+            raise RunError(
+                f"{prompt.task}: the server applied its chat template, and the text of the prompt "
+                "is not recorded. Use a backend that applies the template itself (hf, vllm), or "
+                "set model.model_args.tokenizer."
+            )
+        refuse_other_text(prompt.prompt, prompt.prompt_sha256, prompt.task)
+
+
+def _describe_folder(files: RunFiles) -> JsonObject:
     """The facts of a run folder for a table's receipt: see `Run.about`."""
     receipt, identity = files.receipt, files.identity
     engine, config = receipt["engine"], receipt["config"]
-    model_settings = config["model"]
     # all tasks of a run have the same sampling, so any task will do
     task = next(iter(identity.tasks.values()))
     sampling = task.sampling.lm_eval_arguments()
     # the identity names the form of answers only if it is not the default, a box
     if "answer" in identity.config:
         sampling["answer"] = "line"
-    settings = {
-        "backend": model_settings["backend"],
-        "model_args": {
-            name: str(value)
-            for name, value in select_fixed_arguments(model_settings["model_args"]).items()
-        },
-        "instruction": config.get("instruction"),
-        "seed": config["seed"],
-        "limit": receipt.get("limit"),
-    }
-    if fewshot := config.get("fewshot"):
-        settings["fewshot"] = fewshot
-    for session in receipt.get("sessions", ()):  # all sessions have the same model
-        served_model = (session.get("engine") or {}).get("served") or {}
-        if "root" in served_model:
-            settings["served_root"] = served_model["root"]
-    if fresh_by_condition := {
-        name: entry["fresh"]
-        for name, entry in index_by_name(config["conditions"]).items()
-        if "fresh" in entry
-    }:
-        settings["fresh"] = fresh_by_condition
     engine_facts = [engine["name"], engine["version"], "on", engine["device"] or "unknown"]
     return {
         "source": "run",
         "run": config["name"],
-        "model": model_settings["label"] or label_model(receipt["model"]["name"]),
+        "model": config["model"]["label"] or label_model(receipt["model"]["name"]),
         "model_sha256": hash_json(receipt["model"]),
         "dataset": receipt["dataset"]["sha256"],
         "dataset_name": receipt["dataset"]["name"],
@@ -350,7 +319,7 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
         "scores_sha256": files.scores_journal.sha256,
         "endpoint": config.get("endpoint", "accuracy"),
         "sampling": sampling,
-        "settings": settings,
+        "settings": _describe_settings(receipt),
         "greedy": task.sampling.is_greedy,
         "backend": engine["name"],
         "engine": " ".join(filter(None, engine_facts)),
@@ -365,6 +334,35 @@ def _describe_folder(files: RunFiles) -> dict[str, Any]:
     }
 
 
+def _describe_settings(receipt: JsonObject) -> JsonObject:
+    """The settings of a run folder in which runs of the same model should agree."""
+    config = receipt["config"]
+    settings = {
+        "backend": config["model"]["backend"],
+        "model_args": {
+            name: str(value)
+            for name, value in select_fixed_arguments(config["model"]["model_args"]).items()
+        },
+        "instruction": config.get("instruction"),
+        "seed": config["seed"],
+        "limit": receipt.get("limit"),
+    }
+    if fewshot := config.get("fewshot"):
+        settings["fewshot"] = fewshot
+    # all sessions have the same model, so any session that records it will do
+    for session in receipt.get("sessions", ()):
+        served_model = (session.get("engine") or {}).get("served") or {}
+        if "root" in served_model:
+            settings["served_root"] = served_model["root"]
+    if fresh_by_condition := {
+        name: entry["fresh"]
+        for name, entry in index_by_name(config["conditions"]).items()
+        if "fresh" in entry
+    }:
+        settings["fresh"] = fresh_by_condition
+    return settings
+
+
 def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
     """The prompts with the samples of the first run; repeat runs measure noise.
 
@@ -376,6 +374,7 @@ def _read_answered_prompts(files: RunFiles) -> list[AnsweredPrompt]:
         first_samples = [
             (sample, score) for sample, score in graded_samples if not sample.replicate
         ]
+        # the journal has them in the order in which they finished
         first_samples.sort(key=lambda graded_sample: graded_sample[0].sample_index)
         answered_prompts.append(
             AnsweredPrompt(**structs.asdict(prompt), graded_samples=tuple(first_samples))

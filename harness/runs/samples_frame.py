@@ -1,17 +1,16 @@
 """The samples of a run as a frame with one row per sample."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas
 
-from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE
+from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, JsonObject
 from harness.experiment.condition_entries import read_conditions
 from harness.experiment.model_settings import label_model
 from harness.grading import GRADERS
-from harness.runs.records import Sample, Score, StoredPrompt
+from harness.runs.records import GradedSample, StoredPrompt
 from harness.runs.run_files import RunFiles
 
 SAMPLE_COLUMNS = f"""
@@ -21,6 +20,7 @@ chance completion finish_reason seed prompt_sha256 prompt_token_sha256 prompt_to
 completion_tokens reason math_verify authors_rule authors_rule_strict audit_reason
 """.split()
 """The columns of `load_run`, in their order. docs/samples.md has their types and meanings."""
+# fields of `Sample` and `Score` that become columns of the same name
 _SAMPLE_FIELDS = """sample_index replicate seed prompt_token_sha256 prompt_tokens server_tokens
 finish_reason completion_tokens""".split()
 _SCORE_FIELDS = ["verdict", "answer", "reason", "audit_reason", *GRADERS]
@@ -86,20 +86,37 @@ def read_frame(files: RunFiles) -> pandas.DataFrame:
 
 
 def make_frame(
-    receipt: Mapping[str, Any],
+    receipt: JsonObject,
     prompts: Sequence[StoredPrompt],
-    graded_samples_of_prompts: Iterable[Sequence[tuple[Sample, Score]]],
+    graded_samples_of_prompts: Iterable[Sequence[GradedSample]],
 ) -> pandas.DataFrame:
-    """Samples with their verdicts, in the order of the prompts.
+    """Samples with their verdicts, by layout, condition, prompt, replicate and number.
 
-    The order is: layout, condition, problem, replicate. The columns are those of `load_run` and
-    next_question, question. Words are categorical.
+    The columns are those of `load_run` and next_question, question. Texts that many rows share are
+    categories, whose order is that of the prompts.
 
     Args:
         receipt: A run's receipt; for logs the keys that are read.
         prompts: All prompts.
         graded_samples_of_prompts: Those of each prompt.
     """
+    frame = _sample_facts(prompts, graded_samples_of_prompts)
+    frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
+    frame["correct"] = frame["verdict"] == "correct"
+    frame["verdict"] = frame["verdict"].astype("category")
+    # categories of type object even without any answer, because runs with other types cannot join
+    answer_categories = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
+    frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
+    frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
+    return frame.sort_values(
+        ["layout", "condition", "prompt_index", "replicate", "sample_index"], ignore_index=True
+    ).drop(columns="prompt_index")
+
+
+def _sample_facts(
+    prompts: Sequence[StoredPrompt], graded_samples_of_prompts: Iterable[Sequence[GradedSample]]
+) -> pandas.DataFrame:
+    """The columns that differ between samples of a prompt, and the index of the prompt."""
     samples = []
     scores = []
     completion_rows = []
@@ -123,49 +140,45 @@ def make_frame(
             frame[name] = [getattr(record, name) for record in records]
     # without any number the column would be of type object
     frame["completion_tokens"] = pandas.to_numeric(frame["completion_tokens"])
-    if receipt["config"].get("endpoint") == ANSWER_LOGPROB:
-        answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
+    # all samples have an answer score if that is the run's endpoint, else none
+    answer_scores = [sample.answer_score for sample in samples if sample.answer_score]
+    if answer_scores:
         frame[ANSWER_LOGPROB] = [score.logprob for score in answer_scores]
         frame[ANSWER_SHARE] = [score.log_share for score in answer_scores]
         frame["answer_tokens"] = np.array([len(score.tokens) for score in answer_scores], np.int32)
+        # the percentage of right guesses among the gold answer and the others
         frame["chance"] = [100 / (1 + len(score.others)) for score in answer_scores]
-    frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
-    frame["correct"] = frame["verdict"] == "correct"
-    frame["verdict"] = frame["verdict"].astype("category")
-    # categories of type object even without any answer, because runs with other types cannot join
-    answer_categories = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
-    frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
-    frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})
-    sort_columns = ["layout", "condition", "prompt_index", "replicate", "sample_index"]
-    return frame.sort_values(sort_columns, ignore_index=True).drop(columns="prompt_index")
+    return frame
 
 
-def _prompt_facts(receipt: Mapping[str, Any], prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
+def _prompt_facts(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -> pandas.DataFrame:
     """The columns that are the same for all samples of a prompt: a row for each prompt."""
-    docs = [prompt.doc for prompt in prompts]
     model_label = receipt["config"]["model"]["label"] or label_model(receipt["model"]["name"])
-    cells_by_column = {
-        "model": [model_label] * len(prompts),
-        "condition": [prompt.condition for prompt in prompts],
-        "layout": [prompt.layout for prompt in prompts],
-        "problem_id": [doc["id"] for doc in docs],
-        "subject": [doc["subject"] for doc in docs],
-        "level": [doc["level"] for doc in docs],
-        "target": [doc["answer"] for doc in docs],
-    }
-    # all conditions get the question of the first, because in other tasks' logs it has the filler
     first_prompt_by_id: dict[str, StoredPrompt] = {}
+    rows = []
     for prompt in prompts:
-        first_prompt_by_id.setdefault(prompt.doc["id"], prompt)
-    for name in ("cluster", "question"):
-        cells_by_column[name] = [getattr(first_prompt_by_id[doc["id"]], name) for doc in docs]
-    columns = pandas.DataFrame(
-        {
-            # in the order in which they first occur, which is that of tables
-            name: pandas.Categorical(cells, categories=list(dict.fromkeys(cells)), ordered=True)
-            for name, cells in cells_by_column.items()
-        }
-    )
+        doc = prompt.doc
+        # all conditions get the question of the first, because in other tasks' logs it has the
+        # filler
+        first_prompt = first_prompt_by_id.setdefault(doc["id"], prompt)
+        rows.append(
+            {
+                "model": model_label,
+                "condition": prompt.condition,
+                "layout": prompt.layout,
+                "problem_id": doc["id"],
+                "subject": doc["subject"],
+                "level": doc["level"],
+                "target": doc["answer"],
+                "cluster": first_prompt.cluster,
+                "question": first_prompt.question,
+            }
+        )
+    columns = pandas.DataFrame(rows, dtype=object)
+    for name, column in columns.items():
+        # in the order in which they first occur, which is that of tables
+        categories = list(dict.fromkeys(column))
+        columns[name] = pandas.Categorical(column, categories=categories, ordered=True)
     if any(prompt.draw for prompt in prompts):
         columns["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
     facts_by_condition = {

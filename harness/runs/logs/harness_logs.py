@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas
 
+from harness.constants import JsonObject
 from harness.data_records import read_data
 from harness.errors import ConfigError, RunError, list_first, quote
 from harness.runs.logs.score_tables import ScoreTable, read_table
@@ -32,7 +33,11 @@ _PATTERN_BY_KIND = {
 
 
 def find_kind(path: Path) -> str:
-    """`LM_EVAL`, `INSPECT`, `LIGHTEVAL` or `TABLE`; a missing file counts as lm-eval's."""
+    """`LM_EVAL`, `INSPECT`, `LIGHTEVAL` or `TABLE`, which is any other file.
+
+    A missing file counts as lm-eval's, whose reader says what is missing. An empty file with
+    Inspect's suffix counts as Inspect's.
+    """
     if not path.is_file():
         return LM_EVAL
     with path.open("rb") as stream:
@@ -42,6 +47,7 @@ def find_kind(path: Path) -> str:
     kind = next((kind for kind, pattern in _PATTERN_BY_KIND.items() if pattern.match(head)), TABLE)
     if kind != LIGHTEVAL:
         return kind
+    # a parquet file is lighteval's only if it has the columns of lighteval's details
     from pyarrow.lib import ArrowException
     from pyarrow.parquet import read_schema
 
@@ -97,7 +103,7 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
         question_texts = [sample.input]
         if isinstance(sample.input, list):
             question_texts = [message.text for message in sample.input if message.role == "user"]
-        # without a name, the only metric of the first sample becomes the metric of all samples
+        # if the user named no metric, the only one of the first sample counts for all samples
         metric, value = _choose_score(
             location, {name: score.value for name, score in sample.scores.items()}, metric
         )
@@ -110,18 +116,24 @@ def _read_inspect(path: Path, metric: str | None) -> ScoreTable:
             "question": " ".join([*question_texts, *(sample.choices or ())]),
         }
         rows.append((location, row))
+    return ScoreTable(source=INSPECT, rows=rows, about=_describe_inspect(log, metric))
+
+
+def _describe_inspect(log: Any, metric: str | None) -> JsonObject:
+    """The facts of a log of Inspect for `Run.about`."""
     facts = log.eval.model_dump(mode="json")
     settings = {name: facts[name] for name in ("model_args", "task_args", "solver_args", "config")}
     settings["generation"] = log.plan.config.model_dump(mode="json")
-    about = {name: facts[name] for name in ("model", "created", "task_version")}
-    about |= {
+    return {
+        "model": facts["model"],
+        "created": facts["created"],
+        "task_version": facts["task_version"],
         "metric": metric,
         "versions": facts["packages"],
         "settings": settings,
         "greedy": _is_greedy(log.plan.config.temperature),
         "evaluation": log.eval.eval_id,
     }
-    return ScoreTable(source=INSPECT, rows=rows, about=about)
 
 
 def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
@@ -152,13 +164,16 @@ def _read_lighteval(path: Path, metric: str | None) -> ScoreTable:
             output_folder, "results", model_folder, f"results_{path.parent.name}.json"
         )
         settings |= json.loads(results_path.read_bytes())["config_general"]["model_config"]
-    about = {
-        "model": settings.get("model_name"),
-        "metric": metric,
-        "settings": settings,
-        "greedy": _is_greedy(settings.get("generation_parameters", {}).get("temperature")),
-    }
-    return ScoreTable(source=LIGHTEVAL, rows=rows, about=about)
+    return ScoreTable(
+        source=LIGHTEVAL,
+        rows=rows,
+        about={
+            "model": settings.get("model_name"),
+            "metric": metric,
+            "settings": settings,
+            "greedy": _is_greedy(settings.get("generation_parameters", {}).get("temperature")),
+        },
+    )
 
 
 def _is_greedy(temperature: float | None) -> bool | None:
@@ -167,13 +182,13 @@ def _is_greedy(temperature: float | None) -> bool | None:
 
 
 def _choose_score(
-    location: str, value_by_metric: Mapping[str, Any], metric: str | None
+    location: str, value_by_metric: JsonObject, metric: str | None
 ) -> tuple[str, Any]:
-    """A metric and its value; without a name the only one.
+    """The named metric of a sample and its value; the only metric if none is named.
 
     A metric whose value is a mapping counts as several, each named `NAME,KEY`.
     """
-    value_by_name: dict[str, Any] = {}
+    value_by_name: JsonObject = {}
     for name, value in value_by_metric.items():
         if isinstance(value, Mapping) and value:
             value_by_name |= {f"{name},{key}": subvalue for key, subvalue in value.items()}

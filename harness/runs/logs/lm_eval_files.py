@@ -51,15 +51,15 @@ class TaskConfig(Struct):
     metadata: JsonObject | None = None
 
 
-class ResultsFile(Struct, kw_only=True):
+class ResultsFile(Struct):
     """lm-eval's results file, for one of its sample logs; empty where there is no such file.
 
     Attributes:
-        task: lm-eval's name of the log's task; None where the log is named in another way than
+        task: lm-eval's name of the log's task; empty where the log is named in another way than
             lm-eval names it.
     """
 
-    task: str | None = None
+    task: str = ""
     model_name: str | None = None
     config: EvaluationConfig = msgspec.field(default_factory=EvaluationConfig)
     configs: dict[str, TaskConfig] = {}
@@ -74,12 +74,12 @@ class ResultsFile(Struct, kw_only=True):
     @property
     def task_config(self) -> TaskConfig:
         """The task's settings; empty where they are unknown."""
-        return self.configs.get(self.task or "", TaskConfig())
+        return self.configs.get(self.task, TaskConfig())
 
     @property
     def task_version(self) -> float | str | None:
         """The version of the task in the log; None if the log has none."""
-        return self.versions.get(self.task or "")
+        return self.versions.get(self.task)
 
     @property
     def arguments(self) -> JsonObject:
@@ -124,7 +124,11 @@ def find_log(path: Path) -> Path:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, JsonObject, LogLine]]:
-    """Each line as its file and number (for messages), as a JSON object, and in its form."""
+    """Each line as its file and number (for messages), as a JSON object, and as a `LogLine`.
+
+    Raises:
+        RunError: a line is damaged, or the file is not a sample log.
+    """
     with open_stored(path) as stream:
         for line_number, line_text in enumerate(stream, start=1):
             origin = f"{path}, line {line_number}"
@@ -153,5 +157,6 @@ def read_results(log_path: Path) -> ResultsFile:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{results_path} is not a results file of lm-eval: {error}.") from None
     results = as_record(ResultsFile, stored_results, results_path)
+    # the file may hold several tasks, of which the log's name says its own
     results.task = match["task"]
     return results

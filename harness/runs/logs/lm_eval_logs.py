@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas
+from msgspec.structs import replace
 
 from harness.constants import BASELINE, JsonObject
 from harness.errors import ComparisonError, RunError, list_first
@@ -23,18 +24,20 @@ from harness.runs.logs.sample_log import SampleLog, read_log
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.samples_frame import make_frame
 
+FirstPrompts = dict[tuple[str, str], AnsweredPrompt]
+"""The first prompt of each layout and problem."""
 LogsByCondition = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
-"""By condition and layout, the log and its prompts."""
+"""By condition and layout, the log and those of its prompts that have both."""
 
 
 def read_logs(
-    name: str, conditions_and_files: Sequence[tuple[str | None, Path]], *, metric: str | None
+    run_name: str, conditions_and_files: Sequence[tuple[str, Path]], metric: str | None
 ) -> JsonObject:
     """Several sample logs as the fields of a `run_reader.Run`.
 
     Args:
-        name: The run's name.
-        conditions_and_files: Each log with its condition; without one the documents name it.
+        run_name: The run's name.
+        conditions_and_files: Each log with its condition; if that is empty, the documents name it.
         metric: See `read_log`.
 
     Raises:
@@ -48,17 +51,20 @@ def read_logs(
     logs = [log for _, log in logs_with_condition]
     _refuse_other_settings(logs)
     problem_hashes = _merge_problems(logs)
-    logs_by_condition = _group_logs(name, logs_with_condition)
-    about = _describe_logs(name, logs, logs_by_condition, len(problem_hashes))
-    conditions = [BASELINE, *NAMED_CONDITIONS, *(condition for condition, _ in logs_by_condition)]
+    logs_by_condition = _group_logs(run_name, logs_with_condition)
+    about = _describe_logs(run_name, logs, logs_by_condition, len(problem_hashes))
     # a log may have lost its results file, which names the model
     results = next((log.results for log in logs if log.results.model), logs[0].results)
-    prompts: list[AnsweredPrompt] = []
     # Tables are ordered by layout, then the study's conditions first, then others as given.
-    for key in sorted(logs_by_condition, key=lambda key: (key[1], conditions.index(key[0]))):
-        prompts += logs_by_condition[key][1]
+    conditions = [BASELINE, *NAMED_CONDITIONS, *(condition for condition, _ in logs_by_condition)]
+    prompts = []
+    for condition_and_layout in sorted(
+        logs_by_condition, key=lambda key: (key[1], conditions.index(key[0]))
+    ):
+        _, prompts_of_condition = logs_by_condition[condition_and_layout]
+        prompts += prompts_of_condition
     return {
-        "name": name,
+        "name": run_name,
         "about": about,
         "problems": {"problem": problem_hashes},
         "model": results.model,
@@ -70,10 +76,11 @@ def read_logs(
 
 
 def _describe_logs(
-    name: str, logs: Sequence[SampleLog], logs_by_condition: LogsByCondition, problem_count: int
+    run_name: str, logs: Sequence[SampleLog], logs_by_condition: LogsByCondition, problem_count: int
 ) -> JsonObject:
     """The facts of the logs for a table's receipt: see `run_reader.Run.about`."""
-    settings = dict(next((log.settings for log in logs if log.settings), {}))
+    # `read_logs` has compared the logs' settings, so the first known ones are those of all
+    settings = next((log.settings for log in logs if log.settings), {})
     sampling = settings.pop("generation_kwargs", None)
     task_versions = {log.results.task_version for log in logs} - {None}
     metric_names = dict.fromkeys(log.metric for log in logs if log.metric)
@@ -86,7 +93,7 @@ def _describe_logs(
         )
     return {
         "source": "lm-eval",
-        "run": name,
+        "run": run_name,
         "model": label_model(str(first_results.model_name or first_results.model or "model")),
         "problems": problem_count,
         "task_version": task_versions.pop() if len(task_versions) == 1 else None,
@@ -114,53 +121,62 @@ def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonO
     Those are conditions whose documents have a kind: other texts, or the positive control.
     """
     reference_by_condition = {}
-    for _, (prompt, *_) in logs_by_condition.values():
-        doc = prompt.doc
+    for (condition, _), (_, prompts) in logs_by_condition.items():
+        # the documents of a condition are of the same kind, so any of them will do
+        doc = prompts[0].doc
         # if the user gave a log another name, it counts as an ordinary condition
-        if is_ours(doc) and doc.get("kind") and prompt.condition == doc["condition"]:
-            reference_by_condition[prompt.condition] = {key: doc[key] for key in REFERENCE_FIELDS}
+        if is_ours(doc) and doc.get("kind") and condition == doc["condition"]:
+            reference_by_condition[condition] = {key: doc[key] for key in REFERENCE_FIELDS}
     return reference_by_condition
 
 
-def _group_logs(name: str, logs: Sequence[tuple[str | None, SampleLog]]) -> LogsByCondition:
+def _group_logs(run_name: str, logs: Sequence[tuple[str, SampleLog]]) -> LogsByCondition:
     """The prompts of all logs, under the conditions that the user or the documents name.
-
-    Each prompt is given its condition. The surroundings of a problem's prompts (the text besides
-    the document's) must be the same under all conditions, or they would count as an effect.
 
     Raises:
         RunError: a condition is not known, or has two logs.
-        ComparisonError: prompts of a problem differ in more than their documents.
+        ComparisonError: as `_refuse_other_surroundings`.
     """
     logs_by_condition: LogsByCondition = {}
-    first_prompt_by_layout_and_id: dict[tuple[str, str], AnsweredPrompt] = {}
+    first_prompts: FirstPrompts = {}
     for named_condition, log in logs:
-        for prompt in log.prompts:
-            condition = named_condition or prompt.condition
-            prompt.condition = condition
-            if not condition:
+        for logged_prompt in log.prompts:
+            prompt = replace(logged_prompt, condition=named_condition or logged_prompt.condition)
+            if not prompt.condition:
                 raise RunError(
                     f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
                 )
-            first_log, prompts = logs_by_condition.setdefault((condition, prompt.layout), (log, []))
+            first_log, prompts = logs_by_condition.setdefault(
+                (prompt.condition, prompt.layout), (log, [])
+            )
             if first_log is not log:
                 raise RunError(
-                    f"{name} holds two logs of condition {condition!r}: {first_log.path} and "
-                    f"{log.path}."
+                    f"{run_name} holds two logs of condition {prompt.condition!r}: "
+                    f"{first_log.path} and {log.path}."
                 )
             prompts.append(prompt)
-            if prompt.surroundings is None:  # unknown, so there is nothing to compare
-                continue
-            first_prompt = first_prompt_by_layout_and_id.setdefault(
-                (prompt.layout, prompt.problem_id), prompt
-            )
-            if prompt.surroundings != first_prompt.surroundings:
-                raise ComparisonError(
-                    f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text "
-                    f"around its document's than in {first_prompt.task}. lm_eval --cache_requests "
-                    "sends prompts of earlier commands; run it without."
-                )
+            _refuse_other_surroundings(prompt, first_prompts)
     return logs_by_condition
+
+
+def _refuse_other_surroundings(prompt: AnsweredPrompt, first_prompts: FirstPrompts) -> None:
+    """Refuse a prompt with other text around its document's than the problem's first prompt.
+
+    The difference would count as an effect of the condition. A first prompt is added to
+    `first_prompts`.
+
+    Raises:
+        ComparisonError: prompts of a problem differ in more than their documents.
+    """
+    if prompt.surroundings is None:  # unknown, so there is nothing to compare
+        return
+    first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
+    if prompt.surroundings != first_prompt.surroundings:
+        raise ComparisonError(
+            f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text around its "
+            f"document's than in {first_prompt.task}. lm_eval --cache_requests sends prompts of "
+            "earlier commands; run it without."
+        )
 
 
 def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
@@ -168,8 +184,8 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
     logs_with_settings = [log for log in logs if log.settings]
     for log in logs_with_settings[1:]:
         first_log = logs_with_settings[0]
-        first_settings, settings = dict(first_log.settings), dict(log.settings)
-        # each task has its own version, but all tasks of mless have the same
+        first_settings, settings = first_log.settings, log.settings
+        # Versions are compared within one task. All tasks of mless have the same version.
         are_ours = is_ours(log.prompts[0].doc) and is_ours(first_log.prompts[0].doc)
         if are_ours or log.results.task == first_log.results.task:
             first_settings["task_version"] = first_log.results.task_version
@@ -182,7 +198,7 @@ def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
 
 
 def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
-    """The hash of each problem. A document without an id has its line's number as its id.
+    """The hash of each problem in any of the logs, by its id.
 
     Raises:
         ComparisonError: two logs have different problems under one id.

@@ -8,12 +8,12 @@ a line for each problem and filter.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
@@ -35,7 +35,7 @@ from harness.runs.logs.lm_eval_files import (
     read_results,
 )
 from harness.runs.prompt_sources import AnsweredPrompt
-from harness.runs.records import Sample, Score
+from harness.runs.records import GradedSample, Sample, Score
 
 METRIC_NAMES = ("exact_match", "math_verify", "acc")
 """Metrics of other tasks that can give a verdict; the first that a log has is read."""
@@ -54,15 +54,18 @@ class SampleLog:
         metric: Metric and filter that its verdicts were read from: `exact_match,strict-match`.
         other_filters: Filters in the file that were not read.
         prompts: One prompt for each problem, with its samples.
-        problem_hashes: The hash of each problem, by its id.
     """
 
     path: Path
     results: ResultsFile
     metric: str | None
-    other_filters: tuple[str, ...]
-    prompts: tuple[AnsweredPrompt, ...]
-    problem_hashes: Mapping[str, str]
+    other_filters: list[str]
+    prompts: list[AnsweredPrompt]
+
+    @property
+    def problem_hashes(self) -> dict[str, str]:
+        """The hash of each problem, by its id."""
+        return {prompt.problem_id: prompt.problem_sha256 for prompt in self.prompts}
 
     @property
     def settings(self) -> JsonObject:
@@ -102,12 +105,12 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     results = read_results(path)
     metric_name, _, filter_name = (metric or "").partition(",")
     prompt_by_problem_id: dict[str, AnsweredPrompt] = {}
-    problem_hashes = {}
     gold_by_question: dict[str, tuple[str, str]] = {}
+    # the keys of a dict, because a set would lose the order
     filter_names: dict[str, None] = {}
     for origin, line_fields, line in read_lines(path):
-        # the keys of a dict, because a set would lose the order
         filter_names[line.filter] = None
+        # if the user named no filter and no metric, those of the first line count for all lines
         filter_name = filter_name or line.filter
         if line.filter != filter_name:
             continue
@@ -122,9 +125,8 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
             prompt.golds,
             f"{origin}: problem {prompt.problem_id}",
         )
-        problem_hashes[prompt.problem_id] = hash_problem(line.doc, prompt.doc["answer"])
     # lm-eval's own count of documents: a log that is shorter was cut off
-    expected_count = max(1, results.n_samples.get(results.task or "", {}).get("effective", 1))
+    expected_count = max(1, results.n_samples.get(results.task, {}).get("effective", 1))
     if len(prompt_by_problem_id) < expected_count:
         fault = f"expected {expected_count}, got {len(prompt_by_problem_id)}"
         if filter_names:
@@ -134,9 +136,8 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
         path=path,
         results=results,
         metric=f"{metric_name},{filter_name}" if metric_name else None,
-        other_filters=tuple(name for name in filter_names if name != filter_name),
-        prompts=tuple(prompt_by_problem_id.values()),
-        problem_hashes=problem_hashes,
+        other_filters=[name for name in filter_names if name != filter_name],
+        prompts=list(prompt_by_problem_id.values()),
     )
 
 
@@ -144,6 +145,8 @@ def _read_grades(
     origin: str, line_fields: JsonObject, line: LogLine, metric: str
 ) -> tuple[str, list[JsonObject]]:
     """The metric that a line's verdicts are read from, and its grades as fields of a `Score`.
+
+    An empty `metric` leaves the choice to the line; an empty result says that it has no metric.
 
     Raises:
         RunError: a grade of our task is damaged, or the metric is neither 0 nor 1.
@@ -174,36 +177,42 @@ def _read_prompt(
     origin: str, line: LogLine, results: ResultsFile, grades: Sequence[JsonObject]
 ) -> AnsweredPrompt:
     """The prompt of a line with its graded samples; `results` is the file beside the log."""
-    prompt_text, reasoning_start, is_generated, sent_text = _read_prompt_text(origin, line)
-    completions: list[str] = []
-    if is_generated:
-        completions = [reasoning_start + text for text in read_completions(line.resps, origin)]
+    prompt_text = _read_prompt_text(origin, line)
+    completions = []
+    if prompt_text.is_generated:
+        completions = [
+            prompt_text.reasoning_start + text for text in read_completions(line.resps, origin)
+        ]
     doc = _read_document(line, results)
-    document_texts: list[str] = []
+    # the texts of the document that the prompt must hold; none if they are not known
+    document_texts = []
     if is_ours(line.doc):
-        condition, layout = doc["condition"], _find_layout(doc, prompt_text, results)
+        condition, layout = doc["condition"], _find_layout(doc, prompt_text.recorded, results)
         # with examples, the surroundings would hold the texts of other documents
         if not results.task_config.num_fewshot:
             document_texts = [segment.text for segment in document_prompt(doc).segments]
     else:
         layout = Layout.CHAT if results.chat_template else Layout.RAW
+        # written by `mless tasks --wrap`
         metadata = results.task_config.metadata or {}
         condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
         if filler is not None:
             document_texts = [str(filler)]
-        if document_texts and prompt_text:
-            doc = {**doc, "segments": _split_text(prompt_text, line.doc, str(filler))}
+            if prompt_text.recorded:
+                segments = _split_text(prompt_text.recorded, line.doc, str(filler))
+                doc = {**doc, "segments": segments}
     return AnsweredPrompt(
         task=origin,
         condition=condition,
         layout=str(layout),
-        prompt=prompt_text,
+        prompt=prompt_text.recorded,
         prompt_sha256=line.prompt_hash,
         prompt_token_sha256=None,
         doc=doc,
+        problem_sha256=hash_problem(line.doc, doc["answer"]),
         graded_samples=_graded_samples(origin, line, doc["id"], grades, completions),
         surroundings=_remove_document_texts(
-            f"{origin}: problem {doc['id']}", sent_text, document_texts
+            f"{origin}: problem {doc['id']}", prompt_text.sent, document_texts
         ),
     )
 
@@ -214,11 +223,12 @@ def _read_document(line: LogLine, results: ResultsFile) -> JsonObject:
         answer, *alternatives = read_golds(line.target)
     except ValidationError:  # `mless table` needs no gold answer
         answer, alternatives = "", []
+    logged_doc = line.doc
     doc = {
-        **line.doc,
-        "id": str(line.doc.get("id") or line.doc.get("unique_id") or line.doc_id),
-        "subject": str(line.doc.get("subject") or line.doc.get("type") or ""),
-        "level": read_level(line.doc.get("level")),
+        **logged_doc,
+        "id": str(logged_doc.get("id") or logged_doc.get("unique_id") or line.doc_id),
+        "subject": str(logged_doc.get("subject") or logged_doc.get("type") or ""),
+        "level": read_level(logged_doc.get("level")),
         "answer": answer,
     }
     if not is_ours(doc):
@@ -284,18 +294,32 @@ def _read_question(line: LogLine, results: ResultsFile) -> str:
         ]
     else:
         # of all requests, because each choice of a problem is scored in a request of its own
-        requests = line.arguments.values()
-        question_texts = [*chain.from_iterable(request.values() for request in requests)]
+        question_texts = [
+            *chain.from_iterable(request.values() for request in line.arguments.values())
+        ]
     return " ".join(map(str, question_texts))
 
 
-def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
-    """Four facts of a line's prompt.
+class _PromptText(NamedTuple):
+    """The text of a line's prompt.
 
-    They are the prompt's text, which is empty where chat messages were sent, because only the
-    server knows it; the start of reasoning that ends the messages; whether the prompt was answered,
-    and not only scored with a continuation; and the text that was sent: the prompt's, or that of
-    all messages.
+    Attributes:
+        recorded: The prompt's text; empty where chat messages were sent, because only the server
+            knows what its template made of them.
+        sent: The same text, or that of all messages.
+        is_generated: Whether the model answered the prompt. Otherwise given continuations of it
+            were scored.
+        reasoning_start: The start of reasoning that ends the messages.
+    """
+
+    recorded: str
+    sent: str
+    is_generated: bool
+    reasoning_start: str = ""
+
+
+def _read_prompt_text(origin: str, line: LogLine) -> _PromptText:
+    """The text of a line's prompt.
 
     Raises:
         RunError: the line has no prompt.
@@ -304,7 +328,7 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
     # `arg_0` is the context; `arg_1` has generation's settings, or the continuation that is scored
     context, is_generated = request.get("arg_0"), isinstance(request.get("arg_1"), dict)
     if isinstance(context, str):
-        return context, "", is_generated, context
+        return _PromptText(context, context, is_generated)
     if not isinstance(context, list):
         raise RunError(f"{origin}: no prompt text in its `arguments`.")
     # for a chat API, lm-eval writes all messages as one JSON text in a list
@@ -313,7 +337,8 @@ def _read_prompt_text(origin: str, line: LogLine) -> tuple[str, str, bool, str]:
     # a last message of the assistant begins the completion
     *_, answer_start = read_completions(context[-1:], origin)
     sent_text = "\n".join(_read_content({"content": "", **message}) for message in context)
-    return "", find_open_reasoning(answer_start)[0], is_generated, sent_text
+    reasoning_start, _ = find_open_reasoning(answer_start)
+    return _PromptText("", sent_text, is_generated, reasoning_start)
 
 
 def _graded_samples(
@@ -322,8 +347,12 @@ def _graded_samples(
     problem_id: str,
     grades: Sequence[JsonObject],
     completions: Sequence[str],
-) -> tuple[tuple[Sample, Score], ...]:
-    """The samples of a line; a task that scores continuations has no completions and answers."""
+) -> tuple[GradedSample, ...]:
+    """The samples of a line with their scores, of which a grade has the fields.
+
+    A task that scores continuations has no completions and answers. The shorter lists are filled up
+    with None.
+    """
     answers = read_completions(line.filtered_resps, origin) if completions else []
     graded_completions: Iterator[Any] = zip_longest(grades, completions, answers)
     graded_samples = []
@@ -345,24 +374,30 @@ def _graded_samples(
 def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]:
     """The segments of another task's prompt.
 
-    The problem is the longest text of the document that occurs in the prompt. All text before it,
-    such as a chat template's opening and worked examples, counts as instruction, and all text after
-    it as separator.
+    The problem is the longest text of the document that occurs after the filler. All text before
+    it, such as a chat template's opening and worked examples, counts as instruction, and all text
+    after it as separator.
     """
-    # at its last occurrence, because examples may contain the filler too
-    before_filler, _, after_filler = text.rpartition(filler) if filler else ("", "", text)
+    segments = []
+    remaining_text = text
+    if filler:
+        # at its last occurrence, because examples may contain the filler too
+        before_filler, _, remaining_text = text.rpartition(filler)
+        # the blanks around a filler count as separators, unless the filler is blank itself
+        filler_core = filler.strip() or filler
+        left_blank, _, right_blank = filler.partition(filler_core)
+        segments = [
+            ("instruction", before_filler),
+            ("separator", left_blank),
+            ("filler", filler_core),
+            ("separator", right_blank),
+        ]
     field_texts = [value.strip() for value in doc.values() if isinstance(value, str)]
-    texts_in_prompt = [value for value in field_texts if value and value in after_filler]
+    texts_in_prompt = [value for value in field_texts if value and value in remaining_text]
     # of equally long fields the last one, as a question usually follows its context
-    problem = max(reversed(texts_in_prompt), key=len, default=after_filler)
-    before_problem, _, after_problem = after_filler.rpartition(problem)
-    filler_core = filler.strip() or filler
-    left_blank, _, right_blank = filler.partition(filler_core) if filler else ("", "", "")
-    segments = [
-        ("instruction", before_filler),
-        ("separator", left_blank),
-        ("filler", filler_core),
-        ("separator", right_blank),
+    problem = max(reversed(texts_in_prompt), key=len, default=remaining_text)
+    before_problem, _, after_problem = remaining_text.rpartition(problem)
+    segments += [
         ("instruction", before_problem),
         ("problem", problem),
         ("separator", after_problem),

@@ -79,7 +79,7 @@ class ScoreTable:
 def read_table(
     source: Path | pandas.DataFrame, columns: str | None, needed_roles: Sequence[str]
 ) -> ScoreTable:
-    """Read a file or frame.
+    """Read a file or frame, and print the columns that were recognised by their names.
 
     Args:
         source: The file or frame.
@@ -121,7 +121,12 @@ def _find_columns(
     chosen_column_by_role: Mapping[str, str],
     needed_roles: Sequence[str],
 ) -> dict[str, str]:
-    """The column of each role: the chosen one, or the only one whose name fits."""
+    """The column of each role: the chosen one, or the only one whose name fits.
+
+    Raises:
+        ConfigError: a chosen column or its role does not exist, several names fit a role, or none
+            fits a needed role.
+    """
     columns_text = list_first(available_columns, MOST_COLUMNS_SHOWN)
     chosen_columns = {*chosen_column_by_role.values()}
     unknown_roles = chosen_column_by_role.keys() - COLUMN_NAMES_BY_ROLE.keys()
@@ -133,20 +138,20 @@ def _find_columns(
     column_by_role = {}
     unclear_roles = []
     for role, column_names in COLUMN_NAMES_BY_ROLE.items():
-        fitting_columns = [
-            column
-            for column in available_columns
-            if re.sub(r"\W", "_", column.lower()) in column_names.split()
-            and column not in chosen_columns
-        ]
         if role in chosen_column_by_role:
             # `--columns ROLE=` leaves the role without a column
-            chosen_column = chosen_column_by_role[role]
-            fitting_columns = [chosen_column] if chosen_column else []
-        if len(fitting_columns) > 1 or (role in needed_roles and not fitting_columns):
+            columns = list(filter(None, [chosen_column_by_role[role]]))
+        else:
+            columns = [
+                column
+                for column in available_columns
+                if re.sub(r"\W", "_", column.lower()) in column_names.split()
+                and column not in chosen_columns
+            ]
+        if len(columns) > 1 or (role in needed_roles and not columns):
             unclear_roles.append(f"{role}=COLUMN")
-        if fitting_columns:
-            column_by_role[role] = fitting_columns[0]
+        if columns:
+            column_by_role[role] = columns[0]
     if unclear_roles:
         raise ConfigError(
             f"{name} has the columns {columns_text}, and their names leave open what they are. "
@@ -180,8 +185,10 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
     item_ids = frame["problem_id"].unique().tolist()
     # ids that count from 0 or from 1 may be the numbers of rows, which name no item
     row_numbers = list(map(str, range(len(item_ids) + 1)))
-    are_numbers = sorted(item_ids) in (sorted(row_numbers[1:]), sorted(row_numbers[:-1]))
+    are_numbers = {*item_ids} in ({*row_numbers[:-1]}, {*row_numbers[1:]})
     texts_by_role = _describe_items(table)
+    # without questions and gold answers, only the id says that items of two tables are the same
+    text_roles = texts_by_role.keys() & {"question", "gold"}
     about = {
         "source": table.source,
         "run": name,
@@ -191,7 +198,7 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         "prompts_sha256": hash_json(texts_by_role["question"])
         if "question" in texts_by_role
         else None,
-        "remarks": [] if texts_by_role.keys() - {"cluster"} else ["items matched by id alone"],
+        "remarks": [] if text_roles else ["items matched by id alone"],
         **table.about,
     }
     return {
@@ -261,11 +268,12 @@ def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
         }
     ).astype(dict.fromkeys(_SAMPLE_COLUMNS, str))
     frame = frame.reindex(columns=[*frame, *ABSENT_COLUMNS, *GRADERS])
-    # in a table of several models without conditions, the models are compared
+    # in a table of several models without conditions, the models become the conditions
     if "condition" not in role_columns and frame["model"].nunique() > 1:
         frame = frame.assign(condition=frame["model"], model=" / ".join(frame["model"].unique()))
+    # The tables count samples by `sample_index`. `sample` only shows doubled rows: where no column
+    # numbers samples, all have the number 0, unless the user typed `--columns sample=`.
     sample_index = frame.groupby(_SAMPLE_COLUMNS).cumcount()
-    # without a number, repeated rows are samples only if the user typed `--columns sample=`
     sample_number = role_columns.get(
         "sample", sample_index if "sample" in table.chosen_column_by_role else 0
     )
