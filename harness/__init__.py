@@ -31,9 +31,9 @@ else:
     def __getattr__(name):
         if name not in MODULE_BY_NAME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{MODULE_BY_NAME[name]}"), name)
-        globals()[name] = value  # Python then no longer calls this function for the name
-        return value
+        public_object = getattr(import_module(f"{__name__}.{MODULE_BY_NAME[name]}"), name)
+        globals()[name] = public_object  # Python then no longer calls this function for the name
+        return public_object
 
     def __dir__():
         return __all__

@@ -22,6 +22,8 @@ _EMPTY_CONTENT = re.compile(
 )
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 """The content of a box that contains only a box."""
+_Span = tuple[int, int, bool]
+"""Where the content of a box starts and ends, and whether the box's backslash is doubled."""
 
 
 def read_boxes(text: str) -> list[str]:
@@ -49,15 +51,16 @@ def read_boxes(text: str) -> list[str]:
     return contents
 
 
-def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
-    """Find the start and end of each closed box's content, and whether its backslash is doubled.
+def _find_boxes(text: str) -> list[_Span]:
+    """Find the content of each closed box that is not inside another closed box.
 
-    One pass with a stack takes linear time, whatever the nesting.
+    Open braces are on a stack, and each closing brace closes the last of them. If that brace opened
+    a box, its content ends here. One pass takes linear time, whatever the nesting.
     """
     # For each open brace of a box: where its content starts, and whether the box's backslash is
     # doubled. For any other open brace: None.
     open_braces: list[tuple[int, bool] | None] = []
-    spans: list[tuple[int, int, bool]] = []
+    spans: list[_Span] = []
     first_box_position = text.find("box")
     if first_box_position < 0:
         return spans
@@ -73,12 +76,13 @@ def _find_boxes(text: str) -> list[tuple[int, int, bool]]:
             open_braces.append((match.end(), is_doubled))
         elif token == "{":
             open_braces.append(None)
+        # escaped braces, and a closing brace without an open one, are skipped
         elif token == "}" and open_braces:
             open_brace = open_braces.pop()
             if open_brace is None:
                 continue
             content_start, is_box_doubled = open_brace
-            # inner boxes, which were closed earlier, are a part of this box's content
+            # boxes that were closed inside this content are a part of it
             while spans and spans[-1][0] > content_start:
                 spans.pop()
             spans.append((content_start, match.start(), is_box_doubled))

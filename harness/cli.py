@@ -120,8 +120,13 @@ def main() -> None:
     try:
         with report_slow_start():
             # shells leave the `~` of `--output=~/x` as it is
-            option_with_home = rf"\1{Path.home()}"
-            app([re.sub(r"^(--[\w-]+=)~(?=/|$)", option_with_home, word) for word in sys.argv[1:]])
+            home_replacement = rf"\1{Path.home()}"
+            app(
+                [
+                    re.sub(r"^(--[\w-]+=)~(?=/|$)", home_replacement, argument)
+                    for argument in sys.argv[1:]
+                ]
+            )
         return
     except HarnessError as error:
         # the error may quote a file or a model, whose hidden characters could change the terminal

@@ -65,7 +65,8 @@ SIGNIFICANT_VERDICTS = (*BETTER_OR_WORSE, *HIGHER_OR_LOWER)
 """Verdicts that need a significant test; only these are bold. Whether a larger `table_score` is
 better is unknown, so such scores are only higher or lower."""
 NOT_SHOWN = "not shown"
-"""The place of a filler whose other texts give no range."""
+"""The place of a filler's difference among those of other texts, if it is unknown: the texts are
+too few or have no range, or their families disagree."""
 FEWEST_DRAWS = 4
 """With fewer draws of examples, results hold for these examples only."""
 FEWEST_TEXTS = 8

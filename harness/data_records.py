@@ -56,13 +56,13 @@ def refuse_lost_backslash(text: str) -> str:
     return text
 
 
-def find_column(record: Mapping[str, Any], *names: str) -> str | None:
+def find_column(record: Mapping[str, Any], *column_names: str) -> str | None:
     """The first of these columns that a record has, regardless of case; None if it has none."""
-    for name in names:
-        if name in record:
-            return name
+    for column_name in column_names:
+        if column_name in record:
+            return column_name
         for column in record:
-            if column.lower() == name.lower():
+            if column.lower() == column_name.lower():
                 return column
     return None
 
@@ -79,12 +79,12 @@ def read_data(path: Path) -> Iterator[LocatedRecord]:
     """
     folder, _, split = str(path).partition(":")
     if Path(folder).is_dir():
-        files = sorted(Path(folder, split).glob("data*.arrow"))
-        if not files:
+        arrow_files = sorted(Path(folder, split).glob("data*.arrow"))
+        if not arrow_files:
             raise DataError(
                 f"Data folder {path}: expected one that `datasets` saved, or FOLDER:SPLIT."
             )
-        yield from _read_tables(path, *map(_read_arrow_file, files))
+        yield from _read_tables(path, *map(_read_arrow_file, arrow_files))
         return
     hub_match = _HUB_NAME_PATTERN.fullmatch(str(path))
     if hub_match and not path.exists():
@@ -182,8 +182,8 @@ def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
         return pyarrow.string() if column_type == pyarrow.float32() else column_type
 
     table = pyarrow.concat_tables(tables)
-    columns = [(column.name, choose_type(column.type)) for column in table.schema]
-    for index, row in enumerate(table.cast(pyarrow.schema(columns)).to_pylist()):
+    fields = [(column.name, choose_type(column.type)) for column in table.schema]
+    for index, row in enumerate(table.cast(pyarrow.schema(fields)).to_pylist()):
         yield f"{path}, row {index}", row
 
 

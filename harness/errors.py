@@ -98,36 +98,36 @@ def name_similar_files(path: Path) -> str:
 
 def list_first(names: Sequence[str], limit: int = 3) -> str:
     """The first names, and the number of the others."""
-    text = ", ".join(names[:limit])
-    return f"{text} and {len(names) - limit} more" if len(names) > limit else text
+    listed_names = ", ".join(names[:limit])
+    return f"{listed_names} and {len(names) - limit} more" if len(names) > limit else listed_names
 
 
-def explain_hub_error(name: str, error: BaseException) -> str:
+def explain_hub_error(hub_name: str, error: BaseException) -> str:
     """One line that says why `name` could not be loaded from the hub, and what to do."""
     error_chain = [error]
     # libraries wrap the error of the network several times
     while cause := error_chain[-1].__cause__ or error_chain[-1].__context__:
         error_chain.append(cause)
-    text = " ".join(f"{type(cause).__name__}: {cause}" for cause in error_chain)
-    if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", text):
+    chain_text = " ".join(f"{type(cause).__name__}: {cause}" for cause in error_chain)
+    if re.search(r"Gated|\b401\b|\b403\b|awaiting a review|restricted", chain_text):
         return (
-            f"The hub refuses {name} (401/403): it is gated, private or does not exist. Accept its "
-            "licence on its page, then log in with `hf auth login` or set HF_TOKEN."
+            f"The hub refuses {hub_name} (401/403): it is gated, private or does not exist. Accept "
+            "its licence on its page, then log in with `hf auth login` or set HF_TOKEN."
         )
     if re.search(
         "offline|connect|resol(ve|ution)|name or service|temporary failure|max retries|timed out"
         "|outgoing|LocalEntryNotFound",
-        text,
+        chain_text,
         re.I,
     ):
         return (
-            f"The hub could not be reached for {name}, and it is not in the local cache. On a "
-            f"connected machine run `hf download {name}` and copy the cache here; then set "
+            f"The hub could not be reached for {hub_name}, and it is not in the local cache. On a "
+            f"connected machine run `hf download {hub_name}` and copy the cache here; then set "
             "HF_HUB_OFFLINE=1."
         )
     reason = quote(error) or type(error).__name__
     if re.search(
-        r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", text
+        r"\b404\b|RepositoryNotFound|not a valid model identifier|HFValidationError", chain_text
     ):
         reason = "there is neither such a folder nor such a name on the hub."
-    return f"{name} cannot be loaded: {reason}"
+    return f"{hub_name} cannot be loaded: {reason}"

@@ -15,29 +15,31 @@ def split_words(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, words)))
 
 
-def parse_numbers(text: str | int | Iterable[str | int] | None, option: str) -> tuple[int, ...]:
+def parse_numbers(choice: str | int | Iterable[str | int] | None, option: str) -> tuple[int, ...]:
     """Read numbers of layers or heads, such as 1,3 or 11-13, or a list of these, each number once.
 
     Args:
-        text: Numbers and ranges between commas, or a list of them. None means no number.
+        choice: Numbers and ranges between commas, or a list of them. None means no number.
         option: The option or key, for messages.
 
     Raises:
         ConfigError: there is no number, or a word is neither a number from 1 nor a range that
             counts up.
     """
-    if text is None:
+    if choice is None:
         return ()
     numbers: list[int] = []
-    spelling = ",".join(map(str, text)) if isinstance(text, list | tuple | range) else str(text)
+    choice_text = (
+        ",".join(map(str, choice)) if isinstance(choice, list | tuple | range) else str(choice)
+    )
     # a text without a word, such as `,`, is checked and refused as a whole
-    for word in split_words(spelling) or [spelling]:
+    for word in split_words(choice_text) or [choice_text]:
         match = re.fullmatch(r"([1-9]\d*)(?:-(\d+))?", word)
         # a single number is a range with one end; a range that counts down is empty
         word_numbers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
         if not word_numbers:
             raise ConfigError(
-                f"{option} {spelling}: expected numbers such as 1,3 or 11-13, counted from 1; "
+                f"{option} {choice_text}: expected numbers such as 1,3 or 11-13, counted from 1; "
                 f"got {word!r}."
             )
         numbers += word_numbers

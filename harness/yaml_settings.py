@@ -90,32 +90,32 @@ class Strict(BaseModel):
         return values
 
 
-def parse_option(option: str, text: str) -> Any:
+def parse_option(option: str, value_text: str) -> Any:
     """The value of a command-line option: YAML, or the text itself if it is not YAML.
 
     Raises:
         ConfigError: a key appears twice in a mapping.
     """
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(value_text, _Loader)
     except ConfigError as error:
-        raise ConfigError(f"{option} {text!r}: {error}") from None
+        raise ConfigError(f"{option} {value_text!r}: {error}") from None
     except _YAML_ERRORS:
-        return text
+        return value_text
 
 
-def parse_overrides(options: Iterable[str] | None) -> dict[str, Any]:
+def parse_overrides(assignments: Iterable[str] | None) -> dict[str, Any]:
     """The values of options `--set KEY=VALUE`, by their dotted keys.
 
     Raises:
         ConfigError: an option has no `=`, or a key appears twice in a mapping.
     """
     overrides = {}
-    for option in options or ():
-        key, equals, text = option.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {option!r}: expected KEY=VALUE, such as seed=1.")
-        overrides[key] = parse_option(f"--set {key}", text)
+    for assignment in assignments or ():
+        key, equals_sign, value_text = assignment.partition("=")
+        if not equals_sign:
+            raise ConfigError(f"--set {assignment!r}: expected KEY=VALUE, such as seed=1.")
+        overrides[key] = parse_option(f"--set {key}", value_text)
     return overrides
 
 
@@ -132,18 +132,18 @@ def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -
             does not exist.
     """
     configs_folder = resources.folder("configs")
-    folder = configs_folder / subfolder
-    shipped_path = folder / path
+    shipped_folder = configs_folder / subfolder
+    shipped_path = shipped_folder / path
     if path.parts[:1] == ("configs",):
         shipped_path = configs_folder.parent / path
     if not path.exists() and shipped_path.is_file():
         path = shipped_path
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(
             f"Config {path}: {error.strerror}.{name_similar_files(path)} Shipped in "
-            f"{folder}: {list_near(path.name, sorted(os.listdir(folder)))}."
+            f"{shipped_folder}: {list_near(path.name, sorted(os.listdir(shipped_folder)))}."
         ) from None
     except _YAML_ERRORS as error:
         # PyYAML marks the column with ^ in a line of its own, which is lost in a one-line message
@@ -153,8 +153,8 @@ def read_values(path: Path, subfolder: str, overrides: Mapping[str, Any] = {}) -
     for key, value in overrides.items():
         # A path becomes text, as in a file. Other values are copied, because a later override may
         # change a part of them.
-        _override(values, key, str(value) if isinstance(value, Path) else deepcopy(value))
-    return values
+        _override(settings, key, str(value) if isinstance(value, Path) else deepcopy(value))
+    return settings
 
 
 def _override(container: Any, key: str, value: Any) -> None:
@@ -255,7 +255,7 @@ _KEYLESS_VALUES = ("", "EMPTY", "none")
 """Values for servers that need no key."""
 
 
-def find_secrets(value: Any, dotted_key: str = "", name: str = "") -> Iterator[str]:
+def find_secrets(value: Any, dotted_key: str = "", key_name: str = "") -> Iterator[str]:
     """The dotted keys of secrets, which must not be written to files.
 
     A text is a secret if it has the form of one, or if its key has the name of one.
@@ -263,7 +263,7 @@ def find_secrets(value: Any, dotted_key: str = "", name: str = "") -> Iterator[s
     Args:
         value: The value of an argument, which is searched with all values inside it.
         dotted_key: The dotted key of this value.
-        name: The last key of it that is a name, not an index.
+        key_name: The last part of this key that is a name, not an index.
     """
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
@@ -271,7 +271,7 @@ def find_secrets(value: Any, dotted_key: str = "", name: str = "") -> Iterator[s
     elif isinstance(value, (list, tuple)):
         for index, inner_value in enumerate(value):
             # the values of a list have the name of the list
-            yield from find_secrets(inner_value, f"{dotted_key}.{index}", name)
+            yield from find_secrets(inner_value, f"{dotted_key}.{index}", key_name)
     elif isinstance(value, str) and value not in _KEYLESS_VALUES:
-        if _SECRET_NAMES.search(name.lower()) or _SECRET_VALUES.search(value):
+        if _SECRET_NAMES.search(key_name.lower()) or _SECRET_VALUES.search(value):
             yield dotted_key

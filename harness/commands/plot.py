@@ -44,6 +44,8 @@ def plot(
         "seed": DEFAULT_SEED,
         "runs": list(board.receipts),
     }
-    for name, (figure, figure_numbers) in draw_figures(board, loaded_runs, kind or []):
-        for path in write_figure(figure, figure_numbers, output, name, {"figure": name, **receipt}):
+    for figure_name, (figure, figure_numbers) in draw_figures(board, loaded_runs, kind or []):
+        for path in write_figure(
+            figure, figure_numbers, output, figure_name, {"figure": figure_name, **receipt}
+        ):
             typer.echo(f"{path.suffix[1:]:<4} {path}")

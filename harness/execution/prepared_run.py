@@ -57,7 +57,9 @@ def run(
     """
     prepared = prepare(config, limit=limit, output=output, engines=engines)
     print(describe_plan(prepared.plan, prepared.fact_lines), file=sys.stderr)
-    folder = execute(prepared.plan, output=prepared.folder, quiet=quiet, engines=prepared.engines)
+    folder = execute(
+        prepared.plan, output=prepared.folder, quiet=quiet, engine_choice=prepared.engine_choice
+    )
     return Run.load(folder)
 
 
@@ -67,13 +69,13 @@ class PreparedRun(NamedTuple):
     Attributes:
         plan: The plan.
         folder: The run folder.
-        engines: The number of engines, or `auto`.
+        engine_choice: The number of engines, or `auto` for one on each GPU.
         fact_lines: Further facts for the text of the plan.
     """
 
     plan: Plan
     folder: Path
-    engines: int | str
+    engine_choice: int | str
     fact_lines: list[str]
 
     def describe(self) -> str:

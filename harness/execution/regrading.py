@@ -87,8 +87,8 @@ def _grade_samples(files: RunFiles, new_scores_path: Path) -> None:
         for sample in samples:
             scorer.submit(sample)
         with progress_bar("regrade") as advance:
-            for count, _ in enumerate(scorer.finish(), start=1):
-                advance(count, len(samples))
+            for graded_count, _ in enumerate(scorer.finish(), start=1):
+                advance(graded_count, len(samples))
 
 
 def _describe_changes(
@@ -167,15 +167,15 @@ def regrade_logs(
         DataError: the file cannot be read, or gold answers are missing, have another form, or
             differ between copies of a problem.
     """
-    logs = find_logs(path)
+    log_paths = find_logs(path)
     if path.is_file() and find_kind(path) == LM_EVAL:
-        logs = [path]
-    if logs and columns:
+        log_paths = [path]
+    if log_paths and columns:
         raise ConfigError("--columns: expected a table, got logs of lm-eval.")
     rows_and_jobs = []
-    for log in logs:
-        rows_and_jobs += _make_jobs([*_read_log(log, metric)], log, decimal_sign)
-    if not logs:
+    for log_path in log_paths:
+        rows_and_jobs += _make_jobs([*_read_log(log_path, metric)], log_path, decimal_sign)
+    if not log_paths:
         rows_and_jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
     if not rows_and_jobs:
         raise ConfigError(f"{path} holds no completion.")
@@ -210,14 +210,16 @@ def _make_jobs(
     """
     rows_and_jobs = []
     golds_by_question: dict[str, tuple[str, str]] = {}
-    hidden_start = find_hidden_start([logged.completion for logged in logged_completions])
+    hidden_start = find_hidden_start([entry.completion for entry in logged_completions])
     gold_lists = read_gold_column(
-        [(logged.location, logged.gold_cell) for logged in logged_completions], path, decimal_sign
+        [(entry.location, entry.gold_cell) for entry in logged_completions],
+        path,
+        decimal_sign,
     )
-    for logged, golds in zip(logged_completions, gold_lists, strict=True):
-        refuse_other_golds(golds_by_question, logged.question, golds, logged.location)
+    for entry, golds in zip(logged_completions, gold_lists, strict=True):
+        refuse_other_golds(golds_by_question, entry.question, golds, entry.location)
         gold, *alternatives = golds
-        form, answer = _choose_answer(hidden_start + logged.completion, logged.filter_answer)
+        form, answer = _choose_answer(hidden_start + entry.completion, entry.filter_answer)
         job = GradeJob(
             completion=" ".join(answer.split()),
             target=gold.strip(),
@@ -226,12 +228,12 @@ def _make_jobs(
             decimal_sign=decimal_sign,
         )
         row = {
-            "name": logged.problem_id,
-            "cluster": fold_text(logged.question),
+            "name": entry.problem_id,
+            "cluster": fold_text(entry.question),
             "gold": gold,
             "form": form,
-            "by_log": logged.is_right,
-            "metric": logged.metric,
+            "by_log": entry.is_right,
+            "metric": entry.metric,
         }
         rows_and_jobs.append((row, job))
     return rows_and_jobs

@@ -50,14 +50,14 @@ then not reused.
 """
 
 
-def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) -> Path:
+def execute(plan: Plan, *, output: Path, quiet: bool, engine_choice: int | str = 1) -> Path:
     """Run the plan, or continue it, and return the run folder.
 
     Args:
         plan: The plan.
         output: The run folder.
         quiet: Whether to print lines for a log instead of a live table.
-        engines: The number of engines that generate, as `check_backend` returns it. It may change
+        engine_choice: The number of engines, or `auto` for one on each GPU. It may change
             when the run is continued.
 
     Raises:
@@ -75,7 +75,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engines: int | str = 1) ->
     # The open folder is locked, so that no two processes generate the same samples.
     with RunFolder(output, identity, prompts) as folder:
         try:
-            generate_and_grade(plan, sampling, folder, quiet=quiet, engines=engines)
+            generate_and_grade(plan, sampling, folder, quiet=quiet, engine_choice=engine_choice)
             finish(RunFiles(output))
         except KeyboardInterrupt:
             raise RunInterrupted(

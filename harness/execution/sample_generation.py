@@ -37,7 +37,7 @@ from harness.runs.run_folder import RunFolder
 
 
 def generate_and_grade(
-    plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engines: int | str
+    plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool, engine_choice: int | str
 ) -> None:
     """Make every missing sample and every missing score.
 
@@ -49,7 +49,7 @@ def generate_and_grade(
         # first, so that the graders are busy while the model loads
         session.take_recorded(scorer)
         if session.missing_requests:
-            session.generate(scorer, engines)
+            session.generate(scorer, engine_choice)
         session.show_scores(scorer.finish())
     folder.note(TIMING_PREFIX, session.timing)
 
@@ -104,25 +104,25 @@ class _Session:
         if not self.missing_requests:
             self._folder.note(SESSION_PREFIX, self._session_facts)
         journal = RunFiles(self._folder.path).journal
-        for number, sample in enumerate(journal.records):
+        for index, sample in enumerate(journal.records):
             self._progress.count_recorded(self._line_by_task[sample.task])
             # new replies must agree with the server's count of tokens in the recorded ones
             self._held_replies.inspect(sample)
             # a sample that has its score is skipped there
             scorer.submit(sample)
             # samples are graded while this loop runs, so now and then their scores are shown
-            if number % 64 == 0:
+            if index % 64 == 0:
                 self.show_scores(scorer.poll())
         for note in journal.notes:
             if note.get("engine"):
                 self._last_served = note["engine"].get("served")
 
-    def generate(self, scorer: Scorer, engines: int | str) -> None:
+    def generate(self, scorer: Scorer, engine_choice: int | str) -> None:
         """Load the model and generate the missing samples.
 
         Args:
             scorer: Grades the samples.
-            engines: The number of engines, or `auto` for one on each GPU.
+            engine_choice: The number of engines, or `auto` for one on each GPU.
 
         Raises:
             JournalError: the server has another model than in the last session.
@@ -133,12 +133,12 @@ class _Session:
         self._announce_loading(log_path)
         with library_log(log_path):
             arguments = self._model_arguments()
-            started = time.monotonic()
+            start_time = time.monotonic()
             with open_backend(
                 self._plan.config.model.backend,
                 arguments,
                 has_sampled_requests=not self._sampling.is_greedy,
-                engine_choice=engines,
+                engine_choice=engine_choice,
                 request_count=len(self.missing_requests),
                 log_path=log_path,
             ) as backend:
@@ -146,7 +146,7 @@ class _Session:
                 self._refuse_other_model(engine_facts.get("served"))
                 if agreement := engine_facts.get("interventions"):
                     print_message(describe_agreement(agreement))
-                self.timing["load_seconds"] = round(time.monotonic() - started, 1)
+                self.timing["load_seconds"] = round(time.monotonic() - start_time, 1)
                 self._folder.note(SESSION_PREFIX, {**self._session_facts, "engine": engine_facts})
                 # only vLLM counts the tokens of unfinished samples
                 self._progress.running_token_counts = lambda: getattr(backend, "token_counts", ())
@@ -162,22 +162,23 @@ class _Session:
     def _announce_loading(self, log_path: Path) -> None:
         """Print which model is loaded, and the number of samples that need not be generated."""
         message = f"loading {self._plan.config.model.display_name} (messages: {log_path})"
-        if sample_count := len(self._folder.sample_keys):
+        if recorded_count := len(self._folder.sample_keys):
             message += (
-                f": {sample_count:,} of {len(self._request_by_key):,} samples are in "
+                f": {recorded_count:,} of {len(self._request_by_key):,} samples are in "
                 f"{self._folder.path} already"
             )
         print_message(message)
 
-    def _refuse_other_model(self, served: JsonObject | None) -> None:
+    def _refuse_other_model(self, served_model: JsonObject | None) -> None:
         """Raise JournalError if a server describes another model than in the last session.
 
         A server can give another model the same name, so `root` is compared. Other facts, such as
         the length of the context, change no sample.
         """
-        if served and self._last_served and served["root"] != self._last_served["root"]:
+        if served_model and self._last_served and served_model["root"] != self._last_served["root"]:
             raise changed_settings_error(
-                self._folder.path / JOURNAL, list_differences(self._last_served, served, "served")
+                self._folder.path / JOURNAL,
+                list_differences(self._last_served, served_model, "served"),
             )
 
     def show_scores(self, scores: Iterable[Score]) -> None:
@@ -208,7 +209,7 @@ class _Session:
 
     def _take_completions(self, stream: Iterable[Sequence[Any]], scorer: Scorer) -> None:
         """Write every completion to the journal when it finishes, and wait for all scores."""
-        started = time.monotonic()
+        start_time = time.monotonic()
         for batch in stream:
             for request, completion in batch:
                 self._look_for_reasoning(completion.text)
@@ -216,7 +217,7 @@ class _Session:
             self.show_scores(scorer.poll())
             self._folder.sync_if_due()
             self._progress.print_line_if_due()
-        self.timing["generation_seconds"] = round(time.monotonic() - started, 2)
+        self.timing["generation_seconds"] = round(time.monotonic() - start_time, 2)
         self.show_scores(scorer.finish())
 
     def _look_for_reasoning(self, text: str) -> None:

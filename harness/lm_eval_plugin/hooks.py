@@ -64,8 +64,10 @@ def _make_documents(
         for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
     # made of a list of documents, a dataset would only have the keys of the first document
-    keys = dict.fromkeys(chain.from_iterable(documents))
-    values_by_column = {key: [document.get(key) for document in documents] for key in keys}
+    columns = dict.fromkeys(chain.from_iterable(documents))
+    values_by_column = {
+        column: [document.get(column) for document in documents] for column in columns
+    }
     return {"test": datasets.Dataset.from_dict(values_by_column)}
 
 
@@ -90,18 +92,18 @@ def filler(**metadata: Any) -> DocumentsBySplit:
         ConfigError: the filler is drawn anew for each sample.
     """
     condition_keys = {*KIND_BY_FILLER, "count", "fresh", "placement", "template"}
-    settings = {key: value for key, value in metadata.items() if key in condition_keys}
-    if settings.get("fresh") == "sample":
+    condition_settings = {key: value for key, value in metadata.items() if key in condition_keys}
+    if condition_settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
-    names_filler = any(key in KIND_BY_FILLER for key in settings)
+    names_filler = any(key in KIND_BY_FILLER for key in condition_settings)
     # without a template the placement is the place
-    has_place = "{filler}" in settings.get("template", "{filler}")
+    has_place = "{filler}" in condition_settings.get("template", "{filler}")
     if has_place and not names_filler:
-        settings["unit"] = "/"  # the filler of the study
+        condition_settings["unit"] = "/"  # the filler of the study
     # a condition without a filler has no seed
     if has_place or names_filler:
-        settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
-    return _make_documents(as_condition({"name": "filler", **settings}), **metadata)
+        condition_settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
+    return _make_documents(as_condition({"name": "filler", **condition_settings}), **metadata)
 
 
 def grade_responses(

@@ -127,24 +127,26 @@ def _make_task_yaml(task_name: str, length_text: str, task_settings: Mapping[str
     )
 
 
-def _read_conditions(list_text: str | None) -> list[Condition]:
+def _read_conditions(conditions_text: str | None) -> list[Condition]:
     """The conditions of a list such as `wo, {name: dots, unit: "."}`, with or without brackets.
 
     Raises:
         ConfigError: it is not such a list, names a condition twice, or holds a condition that is
             not possible before a question.
     """
-    if list_text is None:
+    if conditions_text is None:
         return list(NAMED_CONDITIONS.values())
     # YAML needs brackets around a list, which users may leave out
-    has_brackets = list_text.lstrip().startswith("[")
-    entries = parse_option("--conditions", list_text if has_brackets else f"[{list_text}]")
+    has_brackets = conditions_text.lstrip().startswith("[")
+    entries = parse_option(
+        "--conditions", conditions_text if has_brackets else f"[{conditions_text}]"
+    )
     conditions = list(map(as_condition, entries)) if isinstance(entries, list) else []
     condition_names = {condition.name for condition in conditions}
     if not condition_names or len(condition_names) < len(conditions):
         raise ConfigError(
             "--conditions: expected a list of conditions, each once, such as wo,mless; "
-            f"got {list_text!r}."
+            f"got {conditions_text!r}."
         )
     for condition in conditions:
         impossible_keys = [key for key in _IMPOSSIBLE_KEYS if getattr(condition, key, None)]
