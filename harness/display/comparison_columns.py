@@ -37,9 +37,9 @@ def show_text(value: Any) -> str:
     return EN_DASH if value is None else str(value)
 
 
-def _mark_primary(name: Any, primary: Any) -> str:
+def _mark_primary(name: Any, is_primary: Any) -> str:
     """The label of a condition, with a star if its contrast is the primary one."""
-    return f"{label(name)} *" if primary else label(name)
+    return f"{label(name)} *" if is_primary else label(name)
 
 
 ACCURACY_COLUMN = Column(

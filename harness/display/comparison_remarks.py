@@ -292,6 +292,7 @@ def _warn_of_runs(board: Leaderboard) -> Iterator[str]:
                 f"table was printed, so p is multiplied by {look_count}."
             )
         added_tokens = receipt.get("added_tokens", 0)
+        # None: the server's number of prompt tokens cannot be compared with ours
         if added_tokens is None:
             yield (
                 f"{receipt['model']}: it is unknown whether the server cut prompts, because it "
@@ -349,18 +350,18 @@ def _warn_of_endings(board: Leaderboard) -> Iterator[str]:
             rows_by_setting.setdefault(f"{row['model']}, {row['layout']}", []).append(row)
     for setting, rows in rows_by_setting.items():
         setting_text = f", {setting}" if len(rows_by_setting) > 1 else ""
-        yield from _count_special_samples(rows, setting_text)
+        yield from _describe_special_samples(rows, setting_text)
         # the sort is stable: if conditions have equal sums, the first and the last are named
-        sorted_rows = sorted(rows, key=_sum_ungraded)
+        sorted_rows = sorted(rows, key=_sum_ungraded_percent)
         least_row, most_row = sorted_rows[0], sorted_rows[-1]
-        if _sum_ungraded(most_row) >= UNGRADED_PERCENT_FOR_WARNING:
-            extremes_text = f"most in {_list_endings(most_row)}"
+        if _sum_ungraded_percent(most_row) >= UNGRADED_PERCENT_FOR_WARNING:
+            extremes_text = f"most in {_describe_endings(most_row)}"
             if least_row is not most_row:
-                extremes_text = f"least in {_list_endings(least_row)}; {extremes_text}"
+                extremes_text = f"least in {_describe_endings(least_row)}; {extremes_text}"
             yield f"Not graded{setting_text}: {extremes_text}. {_advise(most_row)}"
 
 
-def _count_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[str]:
+def _describe_special_samples(rows: Sequence[Row], setting_text: str) -> Iterator[str]:
     """In each condition, the samples with a next question, or without a whole completion."""
     for column, phrase in PHRASE_BY_COUNTED_COLUMN.items():
         count_texts = [
@@ -381,12 +382,12 @@ def _advise(row: Row) -> str:
     return ADVICE_BY_ENDING[ending]
 
 
-def _sum_ungraded(row: Row) -> float:
+def _sum_ungraded_percent(row: Row) -> float:
     """The percentage of ungraded samples."""
     return float(sum(row[column.key] for column in COLUMN_BY_ENDING.values()))
 
 
-def _list_endings(row: Row) -> str:
+def _describe_endings(row: Row) -> str:
     """The condition of a row, with the percentage of each ending of its ungraded samples."""
     endings = [
         f"{ending} {row[column.key]:.1f} %"

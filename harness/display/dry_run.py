@@ -79,6 +79,7 @@ def show_prompts(plan: Plan) -> str:
         token_count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {token_count} tokens"
         if prompt.filler_ranges:
+            # of the draw of examples that is shown, not of all draws
             heading += f", {_describe_filler_length(group[:1])} of them for the filler"
         lines += [heading, *_mark_filler(prompt).split("\n"), ""]
     return fold(lines, indent=0)
@@ -150,7 +151,7 @@ def _describe_prompts(plan: Plan, cluster_count: int) -> Iterator[str]:
     yield from _note_copies(problems)
     yield from _describe_golds(problems)
     answer_key = ANSWER_LOGPROB if config.endpoint == ANSWER_LOGPROB else config.answer
-    # chance prefers each scored answer equally often: the gold one and the others
+    # a random choice takes the gold answer and each other scored answer equally often
     chance_percent = statistics.fmean(
         100 / (1 + len(row.prompt.other_answers)) for row in plan.rows
     )
@@ -217,7 +218,10 @@ def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
 
 
 def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
-    """The numbers of problems that are asked, of copies and clusters, and of examples."""
+    """The numbers of problems that are asked, of copies and clusters, and of examples.
+
+    Examples are drawn from a pool of problems that are not asked, unless they come from a file.
+    """
     total_count, problems = len(plan.full_dataset.problems), plan.dataset.problems
     counts_text = str(len(problems))
     if len(problems) < total_count:
@@ -238,7 +242,7 @@ def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
 def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     """The gold answers that cannot be compared, and how the others of the rarest forms are read.
 
-    The form of an answer is its text without the difference between numbers, and between words.
+    The form of an answer is its text with `0` for each number and `a` for each word.
     """
     refusals, forms_and_readings = [], []
     for problem in problems:
@@ -263,6 +267,7 @@ def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
     else:
         yield f"golds     all {len(problems)} can be compared with an answer"
     count_by_form = Counter(answer_form for answer_form, _ in forms_and_readings)
+    # readings of equally rare forms stay in the order of the problems
     forms_and_readings.sort(key=lambda form_and_reading: count_by_form[form_and_reading[0]])
     if rarest_readings := [reading for _, reading in forms_and_readings[:MOST_LISTED_READINGS]]:
         yield f"golds     {'; '.join(rarest_readings)}"

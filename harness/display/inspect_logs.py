@@ -33,7 +33,6 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
     paths = []
     for task, samples in samples_by_task.items():
         are_right = [sample["scores"][GRADER_NAME]["value"] == "C" for sample in samples]
-        accuracy_metric = {"name": "accuracy", "value": fmean(are_right)}
         log = EvalLog(
             status="success",
             eval={
@@ -50,7 +49,7 @@ def write_inspect_logs(run: Run, folder: Path) -> list[Path]:
                     {
                         "name": GRADER_NAME,
                         "scorer": GRADER_NAME,
-                        "metrics": {"accuracy": accuracy_metric},
+                        "metrics": {"accuracy": {"name": "accuracy", "value": fmean(are_right)}},
                     }
                 ],
             },

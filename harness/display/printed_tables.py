@@ -161,11 +161,7 @@ def render(
         # all notes, so that one that was too long for these short notes is not shown further below
         previous_notes.update(table.notes)
         title = fold([table.title], output_format)
-        blocks += [
-            title,
-            _write_table(table, output_format),
-            fold(new_notes, output_format),
-        ]
+        blocks += [title, _write_table(table, output_format), fold(new_notes, output_format)]
     blocks.append(fold(footer, output_format))
     return "\n\n".join(filter(None, blocks))
 
@@ -204,6 +200,7 @@ def _write_table(table: Table, output_format: TableFormat) -> str:
         grid.append([_escape(cell.text, output_format) for cell in cells])
     if output_format == "text":
         return _write_plain_text(table, grid)
+    # as an index, `numeric` chooses between the signs for texts and for numbers
     alignments = [_ALIGNMENTS[output_format][column.numeric] for column in table.columns]
     if output_format == "markdown":
         grid.insert(1, alignments)
@@ -228,13 +225,13 @@ def _write_plain_text(table: Table, grid: TextGrid) -> str:
     header = _choose_header(_list_headers(grid, numeric_flags))
     required_columns = [column for column in table.columns if not column.optional]
     has_group_headings = len(header[0]) < len(numeric_flags)
-    # without its optional columns the table may fit without headings of groups
+    # without its optional columns the table may fit without headings of groups, so it is tried
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _write_table(replace(table, columns=required_columns), "text")
-    return "\n".join(_align(grid[1:], header, numeric_flags))
+    return "\n".join(_align_lines(grid[1:], header, numeric_flags))
 
 
-def _align(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]) -> list[str]:
+def _align_lines(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]) -> list[str]:
     """The lines of header and rows.
 
     The first columns may be missing in the header. Their texts are headings of groups of rows.

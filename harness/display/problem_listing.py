@@ -36,7 +36,7 @@ def print_problem(
     level_text = f"level {doc['level']}" if doc["level"] else ""
     # a fact that the dataset lacks is an empty text, and is left out
     problem_facts = (problem_id, level_text, doc["subject"], f"gold answer {doc['answer']}")
-    _print(console, ("  ".join(filter(None, problem_facts)), "bold"))
+    _print_safely(console, ("  ".join(filter(None, problem_facts)), "bold"))
     for prompt in prompts:
         console.print()
         # the id of a prompt also names the draw of examples, if the problem has several
@@ -45,7 +45,7 @@ def print_problem(
             (segment, _STYLE_BY_ROLE.get(role, "")) for role, segment in prompt.roles_and_texts
         ]
         heading = f"{label(prompt.condition)}, {prompt.layout}{draw_text}\n"
-        _print(console, (heading, "bold"), *segments)
+        _print_safely(console, (heading, "bold"), *segments)
         _print_samples(console, prompt)
 
 
@@ -87,7 +87,7 @@ def spell_out(text: str, encoding: str = "utf-8") -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _print(console: Console, *styled_texts: tuple[str, str]) -> None:
+def _print_safely(console: Console, *styled_texts: tuple[str, str]) -> None:
     """Print texts, each with its style, in which nothing acts on the terminal."""
     safe_texts = [(spell_out(text, console.encoding), style) for text, style in styled_texts]
     console.print(Text.assemble(*safe_texts), overflow="fold")
@@ -102,7 +102,7 @@ def _print_samples(console: Console, prompt: AnsweredPrompt) -> None:
         )
         style = "green" if score.verdict == "correct" else "red"
         completion = (sample.completion or "not recorded").strip("\n")
-        _print(
+        _print_safely(
             console,
             (f"-> {title}: {score.verdict or 'not graded'}", style),
             (f", answer {score.answer or '-'}\n{completion}", ""),

@@ -50,8 +50,7 @@ class SideTable(NamedTuple):
 
 def _show_accuracy(accuracy: Any, change: Any) -> str:
     """A percentage with its difference from the baseline, which the baseline lacks."""
-    text = number(accuracy)
-    return text if change is None else f"{text} {signed_number(change)}"
+    return number(accuracy) if change is None else f"{number(accuracy)} {signed_number(change)}"
 
 
 def _show_spread(spread: Any, low: Any, high: Any) -> str:

@@ -34,8 +34,7 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
     )
     if table["aa_difference"].notna().any():
         note += " A/A: the difference of the repeat runs minus the first; completions that differ."
-    families = dict.fromkeys(chain.from_iterable(row.bands for row in rows))
-    if families:
+    if families := dict.fromkeys(chain.from_iterable(row.bands for row in rows)):
         note += (
             f" Grey bands: {LEVEL_TEXT} range of one more text of the filler's length "
             f"({', then '.join(families)})."
@@ -80,6 +79,7 @@ def _make_setting_rows(
             "interval": interval(low, high, has_sign=True),
             "verdict": verdict,
         }
+        # the range of each kind of other texts
         bands = {
             family["kind"]: (family["range_low"], family["range_high"])
             for family in find_families(text_rows, row)
@@ -92,6 +92,6 @@ def _make_setting_rows(
             value,
             low,
             high,
-            verdict in SIGNIFICANT_VERDICTS,
-            bands,
+            is_filled=verdict in SIGNIFICANT_VERDICTS,
+            bands=bands,
         )

@@ -1,4 +1,7 @@
-"""Lines of differences over the length of the filler."""
+"""Lines of differences over the length of the filler: the dose of `mless plot --kind dose`.
+
+A *sweep* is the conditions of one filler that differ only in its length.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -61,7 +64,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
     looks = figure_style.looks(conditions)
     rows_by_setting = figure_style.split_settings(table)
     # the distance between intervals at the same length, 1.2 % of the axis
-    step = 0.012 * max(map(max, sweeps.values()))
+    shift_step = 0.012 * max(map(max, sweeps.values()))
     # the legend states placement and other changes only if they differ between fillers
     placements_differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
@@ -78,13 +81,13 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
             figure_style.tidy(axes, grid="y")
             axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
             for index, (filler, sweep) in enumerate(sweeps.items()):
-                # the shifts of all fillers lie around 0, one step apart
-                shift = step * (index - (len(sweeps) - 1) / 2)
+                # the shifts of the lines are one step apart, and their mean is 0
+                shift = shift_step * (index - (len(sweeps) - 1) / 2)
                 legend_parts = filler if placements_differ else filler[:1]
                 legend_text = ", ".join(
                     figure_style.spell_filler(part) for part in legend_parts if part
                 )
-                # its first condition gives a line its look, so the study's look as in other figures
+                # a line looks like its first condition, which has this look in all figures
                 look = looks[next(iter(sweep.values()))]
                 points = _select_points(rows, sweep, shift)
                 _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))

@@ -72,7 +72,7 @@ def make_page(views: Sequence[AttentionView]) -> str:
         {
             "title": " + ".join(view.facts["name"] for view in views),
             "attention_facts": pack(facts),
-            "attention_prompts": list(chain.from_iterable(view.prompts for view in views)),
+            "attention_prompts": [*chain.from_iterable(view.prompts for view in views)],
             "receipts": [
                 (view.facts["name"], json.dumps(view.receipt, indent=1))
                 for view in views
@@ -145,7 +145,10 @@ def describe_prompt(
 
 
 def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
-    """The half-open range of tokens of each element."""
+    """The half-open range of tokens of each element, in the order of the prompt.
+
+    A run of filler tokens is one element, which comes before those of its tokens.
+    """
     # a token without text continues the character of the token before it
     starts = [index for index, token in enumerate(tokens) if token or index == 0]
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)

@@ -88,6 +88,7 @@ def _collect_facts(
 ) -> dict[str, Any]:
     """The values of the template's variables."""
     rows = rows_of_conditions(board, board.comparison)
+    # rows with another baseline are named after their contrasts, not after conditions
     conditions = describe_conditions(
         [row["condition"] for row in rows if row["baseline"] == board.baseline]
     )
@@ -96,6 +97,7 @@ def _collect_facts(
     )
     image_by_kind = {}
     if any(row["role"] != "baseline" for row in rows):
+        # without requested kinds, these are all figures that can be drawn
         for kind, (figure, _) in draw_figures(board, runs, []):
             image_by_kind[kind] = _embed_figure(figure, kind)
     # the page shows the forest plot above all other figures
@@ -219,7 +221,7 @@ def _describe_difference(row: Row) -> str:
     """The difference of a row with names, unit, interval and adjusted p, if there is one."""
     change, low, high = row["difference"], row["low"], row["high"]
     names = f"{label(_name_condition(row))} minus {label(row['baseline'])}"
-    # the unit stands between a difference and its interval
+    # not `difference`, because the unit stands before the interval
     text = (
         f"{names}: {estimate(change, low, high)} points "
         f"{interval(low, high, has_sign=True)}".rstrip()
