@@ -130,14 +130,20 @@ def _find_pooling_obstacle(old_run: Run, new_run: Run) -> str:
     """
     changes = _list_changes(old_run, new_run)
     other_changes = [change for change in changes if not _SEED_CHANGE.match(change)]
-    is_seeded = any(run.about.get("seed") is not None for run in (old_run, new_run))
-    if is_seeded and other_changes == changes:
+    has_seed = any(run.about.get("seed") is not None for run in (old_run, new_run))
+    if has_seed and other_changes == changes:
         return "their seed is the same"
     return "; ".join(other_changes)
 
 
 def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
-    """The samples of several conditions as those of one model and layout."""
+    """The samples of several runs, each of one model, in one frame with one model and layout.
+
+    A frame's missing columns for draws and scores are filled up.
+
+    Raises:
+        ComparisonError: a frame has several models.
+    """
     for frame in frames:
         if frame["model"].nunique() > 1:
             model_names = ", ".join(frame["model"].astype(str).unique())
@@ -173,13 +179,13 @@ def list_comparable_receipts(runs: Iterable[Run]) -> list[JsonObject]:
         ComparisonError: two of them are copies, have different problems, examples or limits, or one
             is greedy.
     """
-    runs_by_name = {run.name: run for run in runs}
-    for old_run, new_run in combinations(runs_by_name.values(), 2):
+    run_by_name = {run.name: run for run in runs}
+    for old_run, new_run in combinations(run_by_name.values(), 2):
         if reason := _find_comparison_obstacle(old_run, new_run):
             raise ComparisonError(
                 f"{new_run.name} cannot be compared with {old_run.name}: {reason}."
             )
-    first_run, *other_runs = runs_by_name.values()
+    first_run, *other_runs = run_by_name.values()
     receipts = [dict(receipt) for receipt in first_run.receipts]
     for run in other_runs:
         remarks = [*run.about.get("remarks", ()), *_list_changes(first_run, run)]
@@ -204,7 +210,7 @@ def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
 
 
 def _list_changes(old_run: Run, new_run: Run) -> list[str]:
-    """The known facts in which two runs differ."""
+    """The known facts in which two runs differ, each with both values: `seed: 1 -> 2`."""
     settings_of_runs = []
     for run in (old_run, new_run):
         about = run.about
@@ -294,7 +300,7 @@ def _describe_text_differences(old_run: Run, new_run: Run, role: str) -> str:
     # If several gold answers agree and all questions differ, the problems are the same, and what
     # the runs call questions are their prompts.
     golds = new_run.problems.get("gold", {})
-    shared_golds = {golds[name] for name in golds.keys() & old_run.problems.get("gold", {})}
+    shared_golds = {golds[item] for item in golds.keys() & old_run.problems.get("gold", {})}
     if role == "question" and changed_ids == shared_ids and len(shared_golds) > 1:
         return ""
     reason = f"different {role}s have the ids {list_first(changed_ids)}"

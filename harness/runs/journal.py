@@ -234,7 +234,10 @@ def replace_header(path: Path, header: JsonObject) -> None:
 
 
 def list_differences(old: Any, new: Any, key: str = "") -> list[str]:
-    """The leaves in which two JSON values differ, such as `gen_kwargs.temperature: 0.0 -> 0.7`."""
+    """The leaves in which two JSON values differ, such as `gen_kwargs.temperature: 0.0 -> 0.7`.
+
+    `key` is the key of the two values themselves; it is empty at the top.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         changes = []
         for name in sorted(old.keys() | new.keys()):

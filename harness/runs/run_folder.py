@@ -156,7 +156,7 @@ def refuse_unusable_folder(path: Path, journal_name: str = JOURNAL) -> None:
     It does so too if nothing can be written there.
     """
     # the files that a process leaves if it is killed before its journal exists
-    leftovers = (LOCK_NAME, PROMPTS, f"{PROMPTS}.part", f"{journal_name}.part")
+    harmless_names = (LOCK_NAME, PROMPTS, f"{PROMPTS}.part", f"{journal_name}.part")
     # a missing folder will be made in the nearest parent that exists
     existing_folder = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     try:
@@ -168,7 +168,7 @@ def refuse_unusable_folder(path: Path, journal_name: str = JOURNAL) -> None:
         ) from None
     if not path.exists() or is_stored(path / journal_name):
         return
-    if any(file.name not in leftovers for file in path.iterdir()):
+    if any(file.name not in harmless_names for file in path.iterdir()):
         raise JournalError(
             f"{path} already holds files, and none is {journal_name}. Choose another --output."
         )

@@ -29,11 +29,13 @@ def locate_runs(names: Sequence[str]) -> list[RunPath]:
         condition, separator, file_name = name.partition("=")
         log_path = Path(file_name)
         try:
+            # a path may contain `=` itself
             if not separator or Path(name).exists():
                 run_paths += _find_runs(Path(name))
                 continue
         except OSError as error:
             raise ConfigError(f"{name[:60]}: expected a run's path: {error.strerror}.") from None
+        # only logs of lm-eval are joined: any other file is a run of its own
         if find_kind(log_path) != LM_EVAL:
             run_paths.append({condition: log_path})
             continue

@@ -128,27 +128,28 @@ class Run:
         if isinstance(path, pandas.DataFrame):
             return cls(**describe_scores("frame", "frame", read_scores(path, metric, columns)))
         if isinstance(path, Mapping):
-            name = " ".join(f"{condition}={file}" for condition, file in path.items())
-            logs = [(condition, Path(file)) for condition, file in path.items()]
+            run_name = " ".join(f"{condition}={file}" for condition, file in path.items())
+            conditions_and_files = [(condition, Path(file)) for condition, file in path.items()]
         elif Path(path).is_dir():
             return cls._of_folder(Path(path), metric)
         else:
-            name, logs = str(path), [("", Path(path))]
-        if not logs:
+            run_name, conditions_and_files = str(path), [("", Path(path))]
+        if not conditions_and_files:
             raise ConfigError("Expected a log for each condition, got none.")
         # A single file may be of any kind. Several files can only be logs of lm-eval.
-        condition, file = logs[0]
-        if len(logs) == 1 and find_kind(file) != LM_EVAL:
+        condition, file = conditions_and_files[0]
+        if len(conditions_and_files) == 1 and find_kind(file) != LM_EVAL:
             table = read_scores(file, metric, columns)
             return cls(**describe_scores(str(file), condition or file.stem, table))
-        return cls(**read_logs(name, logs, metric))
+        return cls(**read_logs(run_name, conditions_and_files, metric))
 
     @classmethod
     def _of_folder(cls, folder: Path, metric: str | None) -> Run:
         """The run of a folder of mless, or of a folder of lm-eval's logs."""
-        logs = [] if has_run_files(folder) else find_logs(folder)
-        if logs:
-            return cls(**read_logs(str(folder), [("", log) for log in logs], metric))
+        # a run of mless may hold lm-eval's logs too, but then its own files count
+        log_paths = [] if has_run_files(folder) else find_logs(folder)
+        if log_paths:
+            return cls(**read_logs(str(folder), [("", path) for path in log_paths], metric))
         run = cls.of(RunFiles(folder))
         if metric not in (None, run.metric):
             raise ConfigError(

@@ -61,12 +61,12 @@ def load_run(
     if not replicates:
         frame = frame[frame["replicate"] == 0]
     if not reference_conditions:
-        hidden_names = [
+        reference_names = [
             name
             for name, condition in read_conditions(files.receipt["config"]).items()
             if condition.kind
         ]
-        frame = frame[~frame["condition"].isin(hidden_names)]
+        frame = frame[~frame["condition"].isin(reference_names)]
     frame = frame[[name for name in SAMPLE_COLUMNS if name in frame]].reset_index(drop=True)
     frame["condition"] = frame["condition"].cat.remove_unused_categories()
     # users get plain columns; condition and layout keep the order of tables as categories
@@ -104,7 +104,8 @@ def make_frame(
     frame = frame.join(_prompt_facts(receipt, prompts), on="prompt_index")
     frame["correct"] = frame["verdict"] == "correct"
     frame["verdict"] = frame["verdict"].astype("category")
-    # categories of type object even without any answer, because runs with other types cannot join
+    # Without any answer the categories would have another type than in other runs, with which
+    # `join_samples` could not join them.
     answer_categories = pandas.Index(frame["answer"].dropna().unique(), dtype=object)
     frame["answer"] = pandas.Categorical(frame["answer"], categories=answer_categories)
     frame = frame.astype({"level": int, **dict.fromkeys(GRADERS, "boolean")})

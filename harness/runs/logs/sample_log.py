@@ -119,6 +119,7 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
         if prompt.problem_id in prompt_by_problem_id:
             raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
         prompt_by_problem_id[prompt.problem_id] = prompt
+        # copies of a problem have the same gold answers, whatever their ids
         refuse_other_golds(
             gold_by_question,
             prompt.question,
@@ -188,7 +189,8 @@ def _read_prompt(
     document_texts = []
     if is_ours(line.doc):
         condition, layout = doc["condition"], _find_layout(doc, prompt_text.recorded, results)
-        # with examples, the surroundings would hold the texts of other documents
+        # Examples are documents of the same condition. Their fillers would count as surroundings,
+        # which would then differ between conditions.
         if not results.task_config.num_fewshot:
             document_texts = [segment.text for segment in document_prompt(doc).segments]
     else:
@@ -371,7 +373,7 @@ def _graded_samples(
     return tuple(graded_samples)
 
 
-def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]:
+def _split_text(prompt_text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]:
     """The segments of another task's prompt.
 
     The problem is the longest text of the document that occurs after the filler. All text before
@@ -379,10 +381,10 @@ def _split_text(text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]
     after it as separator.
     """
     segments = []
-    remaining_text = text
+    remaining_text = prompt_text
     if filler:
         # at its last occurrence, because examples may contain the filler too
-        before_filler, _, remaining_text = text.rpartition(filler)
+        before_filler, _, remaining_text = prompt_text.rpartition(filler)
         # the blanks around a filler count as separators, unless the filler is blank itself
         filler_core = filler.strip() or filler
         left_blank, _, right_blank = filler.partition(filler_core)

@@ -140,18 +140,18 @@ def _find_columns(
     for role, column_names in COLUMN_NAMES_BY_ROLE.items():
         if role in chosen_column_by_role:
             # `--columns ROLE=` leaves the role without a column
-            columns = list(filter(None, [chosen_column_by_role[role]]))
+            candidates = list(filter(None, [chosen_column_by_role[role]]))
         else:
-            columns = [
+            candidates = [
                 column
                 for column in available_columns
                 if re.sub(r"\W", "_", column.lower()) in column_names.split()
                 and column not in chosen_columns
             ]
-        if len(columns) > 1 or (role in needed_roles and not columns):
+        if len(candidates) > 1 or (role in needed_roles and not candidates):
             unclear_roles.append(f"{role}=COLUMN")
-        if columns:
-            column_by_role[role] = columns[0]
+        if candidates:
+            column_by_role[role] = candidates[0]
     if unclear_roles:
         raise ConfigError(
             f"{name} has the columns {columns_text}, and their names leave open what they are. "
