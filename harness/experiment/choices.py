@@ -116,20 +116,22 @@ def find_letters(
     Raises:
         DataError: an answer is not one of the choices, or can be read in two ways.
     """
-    answers = [
+    located_answers = [
         (location, fields["choices"], ", ".join(golds).strip())
         for (location, fields), golds in zip(located_fields, golds_by_problem, strict=True)
     ]
     letters_by_kind = {}
     for kind in [answer_is] if answer_is else get_args(AnswerKind):
-        letters_by_kind[kind] = [_find_letter(kind, choices, gold) for _, choices, gold in answers]
+        letters_by_kind[kind] = [
+            _find_letter(kind, choices, gold) for _, choices, gold in located_answers
+        ]
     # The data do not state their kind. So the kind that fits most answers is taken, and the error
     # below names an answer that does not fit it.
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
     # a kind in which every answer names a choice may be the one that is meant
     possible_letters = [*filter(all, letters_by_kind.values())]
-    for index, (location, choices, gold) in enumerate(answers):
+    for index, (location, choices, gold) in enumerate(located_answers):
         answer_text = f"{location}: the answer {gold!r}"
         choices_text = "; ".join(letter_lines([*choices.values()]))
         if not letters_by_kind[best_kind][index]:

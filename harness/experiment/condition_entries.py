@@ -88,7 +88,10 @@ def expand_sweep(sweep: Any) -> list[str | JsonObject]:
 
 
 def _leave_out_filler(settings: JsonObject) -> JsonObject:
-    """The settings of a combination that do not need its filler."""
+    """The settings of a combination that do not need its filler.
+
+    An intervention on the filler needs it, and any other intervention stays.
+    """
     changes_filler = names_filler(settings.get("intervention"))
     keys = PROMPT_KEYS if changes_filler else (*PROMPT_KEYS, "intervention")
     return {key: settings[key] for key in keys if settings.get(key)}
@@ -210,8 +213,10 @@ def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> It
     # random texts are numbered without end, because each number gives a seed of its own
     numbers: Iterable[int] = count(1)
     if is_sentence:
-        sentences = range(1, len(SENTENCES) + 1)
-        numbers = random.Random(f"{seed}:{family}").sample(sentences, k=len(sentences))
+        sentence_numbers = range(1, len(SENTENCES) + 1)
+        numbers = random.Random(f"{seed}:{family}").sample(
+            sentence_numbers, k=len(sentence_numbers)
+        )
     token_count = tested_condition.filler_tokens
     for number in numbers:
         settings = {

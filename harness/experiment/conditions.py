@@ -52,7 +52,7 @@ POSITIVE_CONTROL: ReferenceKind = "positive control"
 
 
 class Placement(StrEnum):
-    """Where a filler stands that the template does not mention.
+    """Where in the prompt a filler stands that the template does not mention.
 
     `before_system`: before the instruction. `between`: after the instruction, which the study finds
     best. `random`: at a random word of instruction or problem. `answer`: at the beginning of the
@@ -208,10 +208,10 @@ class FilledCondition(Condition):
 
     def describe(self) -> Row:
         """The columns that tables have of a condition; see `Condition.describe`."""
-        content = getattr(self, self.filler)
+        filler_value = getattr(self, self.filler)
         description_by_filler = {
-            "unit": content,
-            "sentence": f"sentence {content}",
+            "unit": filler_value,
+            "sentence": f"sentence {filler_value}",
             "text": "own text",
             "random_ids": "random tokens",
         }

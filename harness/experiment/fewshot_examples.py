@@ -136,10 +136,10 @@ class FewshotConfig(Strict):
             DataError: the problems lack a stored example.
         """
         example_ids = stored_ids
-        requested_sizes = [self.num_fewshot] * self.draws
+        requested_counts = [self.num_fewshot] * self.draws
         # Examples are also chosen if the config asks for other numbers than the stored run has. The
         # run is then refused, with a message that names both numbers.
-        if example_ids is None or [*map(len, example_ids.example_sets)] != requested_sizes:
+        if example_ids is None or [*map(len, example_ids.example_sets)] != requested_counts:
             example_ids = self._choose_examples(problems)
         problem_by_id = {problem.id: problem for problem in problems}
         if missing_ids := sorted({*example_ids.pool} - problem_by_id.keys()):
@@ -231,7 +231,7 @@ class ExamplesConfig(Strict):
     """A data file with the columns of `dataset`, whose rows are the examples; or a list of ids of
     problems, which are then not asked."""
 
-    # as in `FewshotConfig`, so that a config is read without asking for the form of its `fewshot`
+    # `FewshotConfig` has these names too, so no reader of a config must ask which form it has
     draws: ClassVar = 1
     instructions: ClassVar = ()
     has_examples: ClassVar = True
@@ -252,7 +252,7 @@ class ExamplesConfig(Strict):
                 have none, or the reverse.
         """
         if example_dataset is not None:
-            _refuse_unlike_examples(example_dataset, problems)
+            _refuse_faulty_examples(example_dataset, problems)
             return ProblemSplit(
                 problems,
                 [ExampleSet(examples=example_dataset.problems)],
@@ -272,11 +272,12 @@ class ExamplesConfig(Strict):
         )
 
 
-def _refuse_unlike_examples(example_dataset: Dataset, problems: Sequence[Problem]) -> None:
+def _refuse_faulty_examples(example_dataset: Dataset, problems: Sequence[Problem]) -> None:
     """Raise DataError if an example of a file is a copy of a problem, or differs in having choices.
 
     A copy has the question or the cluster of the problem.
     """
+    # problems by the two texts that they may share with an example: the question and the cluster
     id_by_content = {problem.question: problem.id for problem in problems}
     id_by_content |= {problem.cluster: problem.id for problem in problems if problem.cluster}
     has_choices = bool(problems[0].choices)

@@ -109,7 +109,8 @@ class Sampling:
     @property
     def _changed_parameters(self) -> JsonObject:
         """The parameters besides temperature that are not off."""
-        # without the first field, which is the temperature; the class has the default values
+        # The first field is the temperature. The class has the defaults, which switch a parameter
+        # off.
         return {
             name: getattr(self, name)
             for name in _SAMPLING_FIELDS[1:]
@@ -131,16 +132,16 @@ def read_model_default(generation_config: JsonObject) -> JsonObject:
             "`gen_kwargs: model_default`: generation_config.json sets "
             f"{', '.join(unsupported_names)}, unknown to vLLM."
         )
-    used_names = _SAMPLING_FIELDS
+    parameter_names = _SAMPLING_FIELDS
     # the defaults of `generate`, which the model's own values replace below
     parameters = {"temperature": 1.0, "top_k": TRANSFORMERS_TOP_K}
     if not generation_config.get("do_sample"):
         # greedy decoding of plain `generate` ignores all parameters but this penalty
-        used_names = ("repetition_penalty",)
+        parameter_names = ("repetition_penalty",)
         parameters = {}
     own_parameters = {
         name: generation_config[name]
-        for name in used_names
+        for name in parameter_names
         if generation_config.get(name) is not None
     }
     return {"source": "model_default", **parameters, **own_parameters}
@@ -153,5 +154,5 @@ def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: in
     Equal seeds give equal noise if vLLM draws step by step, as its V1 model runner does on CPUs.
     Its V2 model runner, on GPUs, draws by absolute position, which a filler shifts.
     """
-    text = f"{run_seed}:{problem_id}:{sample_index}:{replicate}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+    seed_text = f"{run_seed}:{problem_id}:{sample_index}:{replicate}"
+    return int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:4], "big") >> 1

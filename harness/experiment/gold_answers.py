@@ -74,7 +74,7 @@ def read_golds(cell: Any) -> list[str]:
             # GSM8K has the answer after `####`, MATH in the last box, other data only the answer
             conclusion = re.sub(r"(?s).*####\s*", "", answer)
             gold = [conclusion, *read_boxes(conclusion)][-1]
-        # only NaN differs from itself
+        # null, an empty list, or NaN, which alone differs from itself
         elif answer is None or answer == [] or answer != answer:
             gold = ""
         golds.append(_GOLD_ADAPTER.validate_python(gold))

@@ -89,8 +89,9 @@ class FillerIntervention(_LayerIntervention):
     def resolve(self, parts: PositionsByPart, token_ids: Sequence[int]) -> ResolvedChange:
         """The intervention on one prompt.
 
-        `start` and `size` are the place and the number of the inserted tokens. With `phantom` these
-        tokens are left out of the prompt; it has the ids of those whose keys are added, if any.
+        `start` and `size` are the position and the number of the filler's tokens. If the filler is
+        in the prompt, there is no `phantom`. Otherwise `phantom` has the token ids whose keys are
+        added; it is empty if none are, so that only a gap between positions remains.
 
         Raises:
             PromptMismatchError: the prompt is not the baseline with consecutive tokens inserted.
@@ -115,7 +116,7 @@ class FillerIntervention(_LayerIntervention):
         if self.has_phantoms:
             change["phantom"] = list(token_ids[start : start + token_count])
         elif not self.other_layers:
-            # only the position gap remains, which is the same for all layers
+            # only the gap remains, which is the same for all layers
             change |= {"layers": [], "phantom": []}
         return change
 
@@ -303,13 +304,13 @@ TARGET_BY_KIND = {
 """What each kind of intervention changes; `outputs` are those of MLPs."""
 
 
-def _check_kind(values: Any) -> Any:
+def _check_kind(settings: Any) -> Any:
     """Replaces pydantic's message, which does not name the key."""
-    if isinstance(values, Mapping) and (kind := values.get("kind")) not in TARGET_BY_KIND:
+    if isinstance(settings, Mapping) and (kind := settings.get("kind")) not in TARGET_BY_KIND:
         raise ValueError(
             f"kind: expected one of {list_near(str(kind), TARGET_BY_KIND)}, got {kind!r}"
         )
-    return values
+    return settings
 
 
 Intervention = Annotated[
@@ -331,8 +332,8 @@ def as_list(value: Any) -> Any:
 def names_filler(interventions: Any) -> bool:
     """Whether an intervention of a config, or one of a list, is of a filler."""
     return any(
-        isinstance(values, Mapping) and "filler" in (values.get("kind"), values.get("part"))
-        for values in as_list(interventions)
+        isinstance(settings, Mapping) and "filler" in (settings.get("kind"), settings.get("part"))
+        for settings in as_list(interventions)
     )
 
 

@@ -140,11 +140,11 @@ def select_loader_arguments(arguments: JsonObject) -> JsonObject:
         ConfigError: another argument may change what the model computes.
     """
     # `load_format` counts, because it may ask for random weights
-    unused_names = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
+    neutral_names = (FREE_ARGUMENTS | NEUTRAL_ARGUMENTS) - LOADER_ARGUMENTS - {"load_format"}
     loader_arguments = {
         name: value
         for name, value in arguments.items()
-        if name not in unused_names and value not in (None, "auto")
+        if name not in neutral_names and value not in (None, "auto")
     }
     for name in loader_arguments.keys() - LOADER_ARGUMENTS:
         raise ConfigError(

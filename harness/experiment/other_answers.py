@@ -56,7 +56,7 @@ def draw_other_answers(
         DataError: there are too few other answers for a problem.
     """
     answers_by_id = {}
-    # by the form of the answer and its number of tokens
+    # a kind is the form of an answer and its number of tokens
     problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
     for problem in problems:
         if problem.choices:
@@ -100,8 +100,8 @@ def _shuffle_nearest(
 ) -> Iterator[Problem]:
     """Problems of a form, those of the nearest numbers of tokens first, each answer once."""
     generator = random.Random(seed)
-    counts = [count for kind_form, count in problems_by_kind if kind_form == form]
-    for count in sorted(counts, key=lambda count: (abs(count - token_count), count)):
+    token_counts = [count for kind_form, count in problems_by_kind if kind_form == form]
+    for count in sorted(token_counts, key=lambda count: (abs(count - token_count), count)):
         problem_by_answer = {problem.answer: problem for problem in problems_by_kind[form, count]}
         yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 

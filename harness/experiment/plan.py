@@ -154,9 +154,9 @@ def make_plan(
         HarnessError: config, data, tokenizer or prompts would spoil the run.
     """
     full_dataset = _open_dataset(config, config.dataset)
-    split = _split_problems(config, full_dataset, stored_ids)
+    problem_split = _split_problems(config, full_dataset, stored_ids)
     # after the examples were taken, so that a limit does not change them
-    dataset = replace(full_dataset, problems=tuple(split.questions[:limit]))
+    dataset = replace(full_dataset, problems=tuple(problem_split.questions[:limit]))
     model = ModelTokenizer.from_arguments(config.model_arguments())
     if config.other_texts and model is None:
         raise ConfigError(
@@ -167,8 +167,8 @@ def make_plan(
     _refuse_unused_template(config, layouts)
     config = config.model_copy(update={"layouts": layouts})
     thinking, lacks_markers = _find_markers(config, model)
-    settings = _share_settings(config, split.questions, dataset, model, thinking)
-    tasks = _build_tasks(config, dataset, split.example_sets, model, settings, advance)
+    settings = _make_shared_settings(config, problem_split.questions, dataset, model, thinking)
+    tasks = _build_tasks(config, dataset, problem_split.example_sets, model, settings, advance)
     if config.answer == "line" and config.endpoint != ANSWER_LOGPROB:
         _refuse_open_reasoning(tasks.values(), thinking)
     _refuse_equal_texts(tasks.values())
@@ -178,7 +178,7 @@ def make_plan(
         full_dataset=full_dataset,
         tasks=tasks,
         limit=limit,
-        example_ids=split.example_ids,
+        example_ids=problem_split.example_ids,
         layout_reason=layout_reason,
         thinking=thinking,
         lacks_markers=lacks_markers,
@@ -186,7 +186,7 @@ def make_plan(
     )
 
 
-def _share_settings(
+def _make_shared_settings(
     config: RunConfig,
     questions: Sequence[Problem],
     dataset: Dataset,
@@ -215,9 +215,9 @@ def _share_settings(
 
 
 def _find_markers(config: RunConfig, model: ModelTokenizer | None) -> tuple[Markers, bool]:
-    """The markers of reasoning, and whether they are missing: see `Plan`.
+    """The texts around the model's reasoning, from the config, else from the chat template.
 
-    They are those of the config, else of the chat template.
+    The second result says whether the template speaks of reasoning, but has no known markers.
     """
     if config.markers or model is None:
         return config.markers, False
@@ -249,7 +249,11 @@ def _refuse_open_reasoning(tasks: Iterable[ConditionPrompts], thinking: Markers)
 
 
 def _refuse_equal_texts(tasks: Iterable[ConditionPrompts]) -> None:
-    """Raise ConfigError if one of `other_texts` gives the prompts of another condition."""
+    """Raise ConfigError if one of `other_texts` gives the prompts of another condition.
+
+    Two conditions have the same prompts in a layout and draw if they have the same first prompt and
+    the same intervention.
+    """
     name_by_prompt: dict[object, str] = {}
     for task in tasks:
         condition = task.condition
@@ -359,7 +363,7 @@ def _build_tasks(
     With a filler for each sample, every sample has its own prompts under all conditions, so that
     they are compared sample by sample. `settings` are those that all prompts share.
     """
-    # several only if each sample has a prompt of its own
+    # the samples of a problem with one draw; a single number if they share a prompt
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     prompts_per_problem = config.repeats // config.repeats_per_prompt
     condition_count = len(config.layouts) * len(config.all_conditions)
@@ -485,15 +489,15 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
     is_seeded = config.model.takes_seeds and not sampling.is_greedy
     for replicate in range(config.replicates):
         count_by_content = Counter[object]()
-        for sample, (task_name, task, problem, prompt) in product(
+        for repeat, (task_name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), _order_rows(plan, replicate)
         ):
-            # Sample i (from 0) of draw d (from 1) has the index i x draws + d - 1. So further
-            # samples leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
+            # Repeat r (from 0) of draw d (from 1) has the index r x draws + d - 1. So further
+            # repeats leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
             # The number of the only draw is 0. A sample with a prompt of its own is the only one
             # of this prompt, and its `sample_number` already counts over all draws, from 1.
             first_index = max((task.sample_number or task.draw) - 1, 0)
-            sample_index = sample * config.draws + first_index
+            sample_index = repeat * config.draws + first_index
             seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and

@@ -80,11 +80,11 @@ class MadeConfig(Strict):
         another order are one cluster, which has the id of the problem with sorted operands.
         """
         generator = random.Random(self.seed)
-        indices: dict[int, None] = {}  # a dict, because a set would lose the order
-        while len(indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
-            indices[generator.randrange(self._possible_count)] = None
+        problem_indices: dict[int, None] = {}  # a dict, because a set would lose the order
+        while len(problem_indices) < (self.count or min(self._possible_count, MOST_MADE_PROBLEMS)):
+            problem_indices[generator.randrange(self._possible_count)] = None
         smallest, largest = self.operands
-        for index in indices:
+        for index in problem_indices:
             # the pairs of operands are numbered: the first operand varies fastest
             second_offset, first_offset = divmod(index, largest - smallest + 1)
             operand_pair = smallest + first_offset, smallest + second_offset
@@ -153,13 +153,13 @@ def refuse_other_golds(
         DataError: the copy differs.
     """
     facts_text = ", ".join(sorted({*map(fold_text, facts)}))
-    first_text, first_location = facts_by_question.setdefault(
+    first_facts_text, first_location = facts_by_question.setdefault(
         fold_text(question), (facts_text, location)
     )
-    if facts_text != first_text:
+    if facts_text != first_facts_text:
         raise DataError(
             f"{location}: the question is that of {first_location}, with another gold answer or "
-            f"cluster: {facts_text} instead of {first_text}."
+            f"cluster: {facts_text} instead of {first_facts_text}."
         )
 
 
@@ -352,14 +352,14 @@ def _read_dataset(
     except DataError as error:
         if not settings.url:
             raise
-        columns = ", ".join(sorted({settings.problem, settings.answer, *row_columns}))
+        columns_text = ", ".join(sorted({settings.problem, settings.answer, *row_columns}))
         raise DataError(
-            f"{error} Get it from {settings.url}, with the columns {columns}."
+            f"{error} Get it from {settings.url}, with the columns {columns_text}."
         ) from None
     if not located_fields:
         raise DataError(f"{settings.path} has no problems.")
-    answers = [(location, fields["answer"]) for location, fields in located_fields]
-    golds_by_problem = read_gold_column(answers, source, settings.decimal)
+    located_answers = [(location, fields["answer"]) for location, fields in located_fields]
+    golds_by_problem = read_gold_column(located_answers, source, settings.decimal)
     # a gold answer that names a choice becomes the letter of this choice
     if settings.answer_is or any(fields["choices"] for _, fields in located_fields):
         golds_by_problem = find_letters(located_fields, golds_by_problem, settings.answer_is)
@@ -433,10 +433,11 @@ def _make_problems(
             raise DataError(explain(error, location)) from None
         if problem.id in problem_by_id:
             raise DataError(f"{location}: the id {problem.id!r} occurs in an earlier line.")
-        further_texts = [problem.row[name] for name in sorted(question_columns)]
-        further_texts += letter_lines(problem.choices)
-        if further_texts:
-            shown_text = fold_text(" ".join([problem.problem, *further_texts]))
+        # what the baseline shows besides the problem: columns and choices
+        shown_texts = [problem.row[name] for name in sorted(question_columns)]
+        shown_texts += letter_lines(problem.choices)
+        if shown_texts:
+            shown_text = fold_text(" ".join([problem.problem, *shown_texts]))
             problem = replace(problem, shown_text=shown_text)
         facts = [problem.answer, *problem.alternatives]
         if problem.cluster:

@@ -532,12 +532,15 @@ def _drop_contrasts(values: JsonObject, keys: Iterable[str]) -> None:
         entries = entries + expand_sweep(values["sweep"])
     names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
     for key in keys:
+        # a text in `primary`, and a list in `contrasts`
         contrasts = values.get(key)
         if isinstance(contrasts, str) and not names.issuperset(read_contrast(contrasts)):
             values[key] = None
         elif isinstance(contrasts, list) and contrasts:
-            remaining = [text for text in contrasts if names.issuperset(read_contrast(text))]
-            values[key] = remaining or None
+            remaining_contrasts = [
+                contrast for contrast in contrasts if names.issuperset(read_contrast(contrast))
+            ]
+            values[key] = remaining_contrasts or None
 
 
 def config_of_model(
@@ -551,12 +554,12 @@ def config_of_model(
         ConfigError: a value does not fit; see `load_config`.
     """
     # absolute, because `.` and `..` are not names
-    name = os.path.basename(os.path.abspath(model))
+    run_name = os.path.basename(os.path.abspath(model))
     # the dataset of any-model.yaml is MATH-500
     if dataset not in (None, "math500"):
-        name += "-" + Path(str(dataset)).stem
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+        run_name += "-" + Path(str(dataset)).stem
+    run_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_name)
     path = resources.folder("configs") / "runs" / "any-model.yaml"
-    model_values = {"name": name, "model.model_args.pretrained": model}
+    model_values = {"name": run_name, "model.model_args.pretrained": model}
     # an error names the options, because the user has not written the file
     return load_config(path, {**model_values, **overrides}, where="the options of --model")
