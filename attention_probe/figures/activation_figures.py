@@ -54,7 +54,9 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     # the quantities, and their numbers by condition, [prompt, quantity], have the same order
     first_trace = traces.get(problem_ids[0], BASELINE)
     quantities = [(name, np.nan, activation_unit(name)) for name in first_trace.activations]
-    quantities += [("histogram", start, "share of activations") for start in _BIN_EDGES[:-1]]
+    quantities += [
+        ("histogram", bin_start, "share of activations") for bin_start in _BIN_EDGES[:-1]
+    ]
     quantity_table = pandas.DataFrame(quantities, columns=["quantity", "x", "unit"])
     numbers_by_condition = {
         condition: pandas.DataFrame(
@@ -177,10 +179,10 @@ def _draw_histogram(axes_pair: Sequence[Axes], table: pandas.DataFrame) -> None:
     if (table.loc[table["quantity"] == "histogram", "mean"] > 0).any():
         level_axes.set_yscale("log")
     level_axes.yaxis.set_major_formatter("{x:g}")
-    # the activation at x = 1, which every bin's width is a share of
-    histogram_end, _, _ = _read_intervals(table, ["histogram_top"], BASELINE)
+    # the activation at x = 1, where the last bin begins
+    last_bin_start, _, _ = _read_intervals(table, ["histogram_top"], BASELINE)
     quantile_text = f"{100 * COVERED_QUANTILE:g} % quantile {figure_style.wrapped_label(BASELINE)}"
-    change_axes.set_xlabel(f"Activation |a|\n(1 = {quantile_text} = {histogram_end.item():.3g})")
+    change_axes.set_xlabel(f"Activation |a|\n(1 = {quantile_text} = {last_bin_start.item():.3g})")
     for axes in axes_pair:
         axes.set_xlim(0, _BIN_EDGES[-1])
         axes.axvspan(1, _BIN_EDGES[-1], color=figure_style.GRID, alpha=0.6, linewidth=0, zorder=0)

@@ -83,23 +83,23 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
     """
     # Later lines cover earlier ones. They are thinner, so that both show where they are equal.
     width_step = 0.5 if panel.x_limits else 0.2
-    for index, (condition, look) in enumerate(panel.look_by_condition.items()):
+    for line_index, (condition, look) in enumerate(panel.look_by_condition.items()):
         curve = panel_points[panel_points["condition"] == condition].set_index("x")
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
-        x, mean, colour, name = curve.index, curve["mean"], look.colour, panel.name(condition)
+        x, mean, colour, line_name = curve.index, curve["mean"], look.colour, panel.name(condition)
         # the dotted line runs below the solid one; a name that begins with "_" is not in the legend
-        axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{name}")
+        axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{line_name}")
         axes.plot(
             x,
             mean.where(is_reached),
             color=colour,
-            label=name,
-            linewidth=0.8 + width_step * (len(panel.look_by_condition) - 1 - index),
+            label=line_name,
+            linewidth=0.8 + width_step * (len(panel.look_by_condition) - 1 - line_index),
             marker=look.marker,
             # shifted, so that the markers of equal curves do not cover each other
-            markevery=(3 + 4 * index, 12),
+            markevery=(3 + 4 * line_index, 12),
             markersize=2.5 if panel.x_limits else 0,
         )
         axes.fill_between(
@@ -118,12 +118,12 @@ def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> N
     # empty if the prompt is shown without them
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
     # a filler in several parts has a region for each run of consecutive positions
-    for region in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
-        if len(region):
+    for consecutive_positions in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
+        if len(consecutive_positions):
             axes.axvspan(
                 # a token at x takes the space from x - 0.5 to x + 0.5
-                region[0] - 0.5,
-                region[-1] + 0.5,
+                consecutive_positions[0] - 0.5,
+                consecutive_positions[-1] + 0.5,
                 color="#dedede",
                 linewidth=0,
                 zorder=0,
@@ -188,7 +188,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
     for bar_position, condition in enumerate(BAR_CONDITIONS, start=-1):
         rows = table[table["condition"] == condition].set_index("model").reindex(models)
         mean, low, high = rows[["mean", "low", "high"]].to_numpy(dtype=np.float64).T
-        bars = axes.bar(
+        model_bars = axes.bar(
             np.arange(len(models)) + 0.27 * bar_position,
             mean,
             0.25,
@@ -198,7 +198,7 @@ def _draw_bars(axes: Axes, table: pandas.DataFrame, y_limits: Limits) -> None:
             label=figure_style.wrapped_label(condition),
             error_kw={"elinewidth": 0.9, "ecolor": figure_style.INK, "capsize": 2},
         )
-        axes.bar_label(bars, fmt="{:.1f}" if is_measured else "{:g}", padding=1)
+        axes.bar_label(model_bars, fmt="{:.1f}" if is_measured else "{:g}", padding=1)
     axes.set_ylim(y_limits)
     # The name of a model is wrapped to the width of its bars: points divided by those of a letter.
     # All bars together take four fifths of the figure's width, and an inch has 72 points.

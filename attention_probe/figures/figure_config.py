@@ -231,10 +231,10 @@ class FigureConfig(Strict):
 
         Activations are always those of the first layer; curves are of the layers of their heads.
         """
-        indices_by_model = {model.model: {0} for model in self.models}
+        layers_by_model = {model.model: {0} for model in self.models}
         for panel in self.panels:
-            indices_by_model.setdefault(panel.model, set()).add(panel.head.layer - 1)
-        return {model: tuple(sorted(indices)) for model, indices in indices_by_model.items()}
+            layers_by_model.setdefault(panel.model, set()).add(panel.head.layer - 1)
+        return {model: tuple(sorted(layers)) for model, layers in layers_by_model.items()}
 
     @property
     def title(self) -> str:
@@ -250,11 +250,11 @@ class FigureConfig(Strict):
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
         look_by_condition, panels = looks(self.conditions), []
-        for row_index, row in enumerate(self.rows):
+        for row_index, row_config in enumerate(self.rows):
             # a figure that reproduces one of the study's shows as many positions as the study does
-            last_position = 120 if row.view == "full" else 60
+            last_position = 120 if row_config.view == "full" else 60
             x_limits = (0, last_position) if self.seed_document else None
-            row_looks = {condition: look_by_condition[condition] for condition in row.series}
+            row_looks = {condition: look_by_condition[condition] for condition in row_config.series}
             for column, head in enumerate(self.heads):
                 panels.append(
                     Panel(
@@ -264,7 +264,7 @@ class FigureConfig(Strict):
                         model=head.model or self.model or "",
                         # the figure's title names the model if all panels have the same
                         model_name="" if self.title else self._model_name(head),
-                        row_config=row,
+                        row_config=row_config,
                         look_by_condition=row_looks,
                         x_limits=x_limits,
                     )
@@ -290,17 +290,17 @@ def load_figure_config(
         ModelError: the other model's config cannot be read.
         ConfigError: the file is missing or not YAML, a key is unknown, or a value does not fit.
     """
-    values = read_values(path, "figures", overrides)
-    if model and isinstance(values, dict):
-        values["model"] = model
-        if "models" in values:
-            values["models"] = [{"model": model}]
-        heads = values.get("heads")
+    config_values = read_values(path, "figures", overrides)
+    if model and isinstance(config_values, dict):
+        config_values["model"] = model
+        if "models" in config_values:
+            config_values["models"] = [{"model": model}]
+        heads = config_values.get("heads")
         # heads of another form are left for the schema to refuse
         if isinstance(heads, list) and all(isinstance(head, dict) for head in heads):
             _spread_heads(heads, model)
-    _drop_model_values(values, read_values(path, "figures"))
-    return validate(FigureConfig, values, path)
+    _drop_model_values(config_values, read_values(path, "figures"))
+    return validate(FigureConfig, config_values, path)
 
 
 def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
@@ -315,34 +315,34 @@ def _spread_heads(heads: list[dict[str, Any]], model: str) -> None:
         head.pop("model", None)
 
 
-def _drop_model_values(values: Any, file_values: Any) -> None:
+def _drop_model_values(config_values: Any, file_values: Any) -> None:
     """Drop the values of MODEL_KEYS if any model differs from the file's.
 
     They describe the file's model, so they would be wrong for another. Values that differ from the
-    file's were overridden, so they remain. The mappings in `values` are changed in place.
+    file's were overridden, so they remain. The mappings in `config_values` are changed in place.
     """
-    section_pairs = _pair_sections(values, file_values)
+    section_pairs = _pair_sections(config_values, file_values)
     if all(
         section.get("model") == file_section.get("model") for section, file_section in section_pairs
     ):
         return
     for section, file_section in section_pairs:
         # in a head `name` is the model's name, but at the top level it is the figure's, which stays
-        keys = MODEL_KEYS if section is values else (*MODEL_KEYS, "name")
-        for key in keys:
+        described_keys = MODEL_KEYS if section is config_values else (*MODEL_KEYS, "name")
+        for key in described_keys:
             if section.get(key) == file_section.get(key):
                 section.pop(key, None)
 
 
-def _pair_sections(values: Any, file_values: Any) -> list[tuple[Any, Any]]:
+def _pair_sections(config_values: Any, file_values: Any) -> list[tuple[Any, Any]]:
     """Pairs of a mapping in the values and the same one in the file, of all that may name a model.
 
     These are the top level and the entries of `heads`, `models` and `rows`.
     """
-    section_pairs = [(values, file_values)]
-    if isinstance(values, dict):
+    section_pairs = [(config_values, file_values)]
+    if isinstance(config_values, dict):
         for key in ("heads", "models", "rows"):
-            sections, file_sections = values.get(key), file_values.get(key)
+            sections, file_sections = config_values.get(key), file_values.get(key)
             if isinstance(sections, list) and isinstance(file_sections, list):
                 section_pairs += zip(sections, file_sections, strict=False)
     # what is not a mapping is left for the schema to refuse

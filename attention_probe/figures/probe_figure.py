@@ -58,15 +58,15 @@ def make_figure(
             record=MeasurementOptions(activations=not has_curves),
             device=device,
         )
-        path = config.traces or _measure_traces(
+        traces_path = config.traces or _measure_traces(
             settings, config.prompts, folder / "traces", advance
         )
-        with AttentionTraces(path) as traces:
+        with AttentionTraces(traces_path) as traces:
             # only stored traces can be of another model
             if label_model(traces.header.model) != label_model(model):
                 raise ConfigError(
-                    f"{path}: traces of {traces.header.model}, and the figure is of {model}: "
-                    "--set model=NAME."
+                    f"{traces_path}: traces of {traces.header.model}, and the figure is of "
+                    f"{model}: --set model=NAME."
                 )
             receipts.append(traces.receipt)
             read_points = read_curves if has_curves else read_activations
@@ -117,6 +117,6 @@ def _measure_traces(
     # colours and labels are left out, so that changing them does not start a new measurement
     recorded_settings = asdict(replace(settings, device=None))
     hashed_content = [recorded_settings, source.prompts_sha256, selected_problems, prompts.flip]
-    path = folder / f"{hash_text(json.dumps(hashed_content))[:12]}.traces"
-    run_probe(source, prompts, settings, path, advance=advance)
-    return path
+    traces_path = folder / f"{hash_text(json.dumps(hashed_content))[:12]}.traces"
+    run_probe(source, prompts, settings, traces_path, advance=advance)
+    return traces_path

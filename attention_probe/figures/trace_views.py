@@ -41,13 +41,15 @@ def read_view(path: Path) -> AttentionView:
         problems: list[JsonObject] = []
         packed_prompts = []
         for problem_id in shared_problems(traces, conditions):
-            trace_by_condition = {name: traces.get(problem_id, name) for name in conditions}
+            trace_by_condition = {
+                condition: traces.get(problem_id, condition) for condition in conditions
+            }
             problems.append(_describe_problem(trace_by_condition))
             prompt_by_condition = {
-                name: describe_prompt(
+                condition: describe_prompt(
                     trace.tokens, trace.mean_common, trace.rows, trace.roles, trace.original_pos
                 )
-                for name, trace in trace_by_condition.items()
+                for condition, trace in trace_by_condition.items()
             }
             packed_prompts.append(pack(prompt_by_condition))
     notes = [NO_FINDING_NOTE]
@@ -79,7 +81,9 @@ def _describe_problem(trace_by_condition: dict[str, Trace]) -> JsonObject:
         "gold_answer": trace.gold_answer,
         "outcome": trace.outcome,
         "control": trace.control,
-        "masses": {name: _list_masses(trace) for name, trace in trace_by_condition.items()},
+        "masses": {
+            condition: _list_masses(trace) for condition, trace in trace_by_condition.items()
+        },
     }
 
 

@@ -25,7 +25,7 @@ NUMERAL_WITH_BASE = re.compile(
 """A numeral with its base as subscript, because such digits are not decimal: `1F_{16}`."""
 _SET_BUILDER_START = re.compile(r"([A-Za-z])(?:\\in ?\\mathbb\{R\})?[|:](?=.*\1)")
 r"""The beginning of `x|x<5` or `x\in \mathbb{R}:x<5`, before a condition on the same letter."""
-_CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
+_SET_CONDITION = re.compile(r"[|:].*(?:[<>=]|\\(?:in|le|ge|ne)(?![A-Za-z]))")
 """Matches the condition `|x<5` in `(x,y)|x<5`, which shows that a set is not a list."""
 GEOMETRIC_NAMES = re.compile(
     r"\\(?:angle|triangle|overline|overrightarrow|widehat|square)|[A-Z]{2,}\Z"
@@ -87,10 +87,11 @@ def is_readable(atom: str) -> bool:
 def names_unknowns(members: list[str]) -> bool:
     """Whether a list has a value for each of several unknowns, as `x=1,y=2`."""
     relations = [*map(as_relation, members)]
-    have_names = all(operators == ["="] and is_name(terms[0]) for terms, operators in relations)
     # without their indices, because `x_1=1,x_2=2` has two roots of a single unknown
     names = {terms[0].partition("_")[0] for terms, _ in relations}
-    return have_names and len(names) == len(members) > 1
+    return len(names) == len(members) > 1 and all(
+        operators == ["="] and is_name(terms[0]) for terms, operators in relations
+    )
 
 
 def coordinates(members: list[str]) -> list[str]:
@@ -122,7 +123,7 @@ def split_members(text: str) -> list[str]:
     """
     text = without_set_braces(text)
     members = [*filter(None, split_outside_brackets(text, ELEMENT_SEPARATORS).pieces)]
-    return [*chain.from_iterable(map(_both_signs, members or [text]))]
+    return [*chain.from_iterable(map(_choose_signs, members or [text]))]
 
 
 def without_set_braces(text: str) -> str:
@@ -144,11 +145,11 @@ def without_set_braces(text: str) -> str:
         # `x<5` remains of `\{x|x<5\}`
         return content[builder_start.end() :]
     # without its braces, `\{(x,y)|x<5\}` would be read as a list
-    is_list = content != "\\emptyset" and not _CONDITION.search(content)
+    is_list = content != "\\emptyset" and not _SET_CONDITION.search(content)
     return content if is_list else text
 
 
-def _both_signs(text: str) -> Iterator[str]:
+def _choose_signs(text: str) -> Iterator[str]:
     r"""Both values of `1\pm2`, `1+2` and `1-2`; a text without such a sign unchanged.
 
     Several `\pm` are chosen independently. With a `\mp`, either all upper or all lower signs are
@@ -176,8 +177,8 @@ def split_matrix(matrix: re.Match[str]) -> list[list[str]]:
     factor = matrix["factor"]
     if not factor:
         return rows
-    # Factor and entry get brackets, because both may be sums: 2 times 1+x is `(2)*(1+x)`. A sign
-    # alone is not a factor: `-(1+x)`.
+    # Factor and entry get brackets, because an entry may be a sum: 2 times 1+x is `(2)*(1+x)`. A
+    # sign alone is not a factor: `-(1+x)`.
     if factor != "-":
         factor = f"({factor.removesuffix('*')})*"
     return [[f"{factor}({entry})" for entry in row] for row in rows]

@@ -189,8 +189,8 @@ def _same_date(answer: str, target: str) -> bool | None:
 def _same_words(answer: str, target: str) -> bool | None:
     """Compare two texts of words, or two words with a number, such as `Room 101`.
 
-    None for other texts. Letters are also None if they may be a product, as in `abc`: if neither
-    text has `\\text`, one has at most three letters, and the gold answer does not look like `no`.
+    None for other texts. Two texts of letters are words if one has `\\text`, if both have more than
+    three letters, or if the gold answer looks like `no`. Otherwise they may be products, as `abc`.
     """
     answer_words, target_words = readable_words(answer), readable_words(target)
     are_words = "\\text" in answer + target or min(len(answer), len(target)) > 3
@@ -233,7 +233,7 @@ def _same_entries(answer: str, target: str) -> bool:
     # a text without brackets has one entry, because an element of a list has no comma outside them
     entries = split_outside_brackets(answer_content, ELEMENT_SEPARATORS).pieces
     target_entries = split_outside_brackets(target_content, ELEMENT_SEPARATORS).pieces
-    # `[5]` is a tuple too, but `(5)` is the number 5
+    # square brackets count around a single entry too: `[5]` is not 5, but `(5)` is
     if max(len(entries), len(target_entries)) > 1 or "[" in answer_brackets + target_brackets:
         if answer_brackets != target_brackets:
             return False
@@ -283,7 +283,7 @@ def _may_agree_in_chain(term: str, last_term: str) -> bool:
     A term agrees if it is the same, or if the grader cannot read it. It disagrees if it is readable
     and differs, or if it has open brackets, says more than a value, or is a multiple of a name.
     """
-    # only here `101_2=5` is a conversion, and not two numerals of different bases
+    # `101_2=5` converts a numeral; a term that is not an integer is compared below
     with suppress(ValueError):
         return integer_value(term) == integer_value(last_term)
     if _same_answer(term, last_term):
@@ -306,13 +306,13 @@ def _same_matrix(answer: str, target: str) -> bool | None:
     # a matrix is different from a text that is not one
     if len(matrices) == 1:
         return False
-    kinds = {matrix["kind"] for matrix in matrices}
+    bracket_kinds = {matrix["kind"] for matrix in matrices}
     # a factor before a determinant multiplies its value, not its entries
     is_scaled_determinant = any(
         matrix["factor"] and matrix["kind"] in ("v", "V") for matrix in matrices
     )
     # Parentheses, brackets and no brackets mean the same. Bars (v, V) and braces (B) do not.
-    if is_scaled_determinant or (len(kinds) > 1 and kinds & set("vVB")):
+    if is_scaled_determinant or (len(bracket_kinds) > 1 and bracket_kinds & set("vVB")):
         return False
     answer_rows, target_rows = map(split_matrix, matrices)
     if [*map(len, answer_rows)] != [*map(len, target_rows)]:

@@ -199,10 +199,12 @@ def list_accepted_texts(answer: str, target: str, choices: Sequence[str]) -> tup
     simple_answer = _simplify(answer)
     match = _LETTER_AND_TEXT.fullmatch(simple_answer)
     if match and (letter := match["letter"].upper()) in ascii_uppercase[: len(choices)]:
-        text = match["text"]
+        text_after_letter = match["text"]
         # `B. 5` contradicts itself if A is 5, and so do `B or C` and `B, C`
-        contradicts_letter = text != right_text and (
-            text in choice_texts or SEVERAL_ANSWERS.search(text) or _FURTHER_LETTER.match(text)
+        contradicts_letter = text_after_letter != right_text and (
+            text_after_letter in choice_texts
+            or SEVERAL_ANSWERS.search(text_after_letter)
+            or _FURTHER_LETTER.match(text_after_letter)
         )
         is_right = letter == target and not contradicts_letter
     elif simple_answer in choice_texts:

@@ -25,7 +25,7 @@ MARKER_BY_FORM = {
     "answer is": re.compile(r"\banswer is\b:?", re.I),
 }
 """The marker before an answer, by the name of its form, in the order in which they are tried."""
-_ANSWER = re.compile(
+_ANSWER_AFTER_MARKER = re.compile(
     # display mathematics, `$$5$$` or `\[5\]`, or an option, `(C)`
     r"[\s*`]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
     # or the text up to the end of bold type or code, `5**`, of the line or the completion, before a
@@ -56,7 +56,7 @@ def find_answer(completion: str) -> tuple[str, str]:
     for form, marker in MARKER_BY_FORM.items():
         marker_ends = [match.end() for match in marker.finditer(text)]
         # only the last marker counts, because a model may correct itself
-        if marker_ends and (match := _ANSWER.match(text, marker_ends[-1])):
+        if marker_ends and (match := _ANSWER_AFTER_MARKER.match(text, marker_ends[-1])):
             # the last group that matched is the only one
             return form, match[match.lastindex or 0].strip()
     last_line = text.rpartition("\n")[2]

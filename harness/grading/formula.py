@@ -204,27 +204,27 @@ class _Reader:
 
     def read_number(self, *, may_be_mixed: bool = True) -> Value:
         """Read a number: `12`, `0.5`, `0.1\\overline{6}`, or `2\\frac12` if it may be mixed."""
-        match = self.match(_NUMBER)
-        if match is None or match.group() in ("", "."):
+        number_match = self.match(_NUMBER)
+        if number_match is None or number_match.group() in ("", "."):
             raise Unreadable("no number")
-        self.position = match.end()
+        self.position = number_match.end()
         if self.peek() == "_":
             raise Unreadable("a number in a base")
         # 12.3 is 123 / 10, and `0.1\overline{6}` is 1 / 10 + 6 / 90: the repeating digits are
         # divided by as many nines, and by a power of ten for the decimals before them
-        integer_digits, decimal_digits, repeating_digits = match.groups("")
+        integer_digits, decimal_digits, repeating_digits = number_match.groups("")
         value = Fraction(int("0" + integer_digits + decimal_digits), 10 ** len(decimal_digits))
         if repeating_digits:
             value += Fraction(
                 int(repeating_digits), (10 ** len(repeating_digits) - 1) * 10 ** len(decimal_digits)
             )
         # `2\frac12` is two and a half, but `2\frac32` is a product
-        fraction = self.match(_MIXED_NUMBER)
-        if fraction and may_be_mixed and match.group().isdecimal():
-            numerator, denominator = (int(digits) for digits in fraction.groups() if digits)
+        fraction_match = self.match(_MIXED_NUMBER)
+        if fraction_match and may_be_mixed and number_match.group().isdecimal():
+            numerator, denominator = (int(digits) for digits in fraction_match.groups() if digits)
             if numerator < denominator:
                 value += Fraction(numerator, denominator)
-                self.position = fraction.end()
+                self.position = fraction_match.end()
         return self.evaluator.limit_size(value)
 
     def read_atom(self) -> Value:
@@ -317,21 +317,21 @@ class _Reader:
 
     def read_name(self) -> Value:
         """Read a letter, perhaps with a subscript or arguments: `x`, `a_{1}`, `f(2)`."""
-        match = self.match(_NAME)
-        if match is None:
+        name_match = self.match(_NAME)
+        if name_match is None:
             raise Unreadable("no value")
-        self.position = match.end()
-        name = _SUBSCRIPT.sub(r"_\1", match.group())
+        self.position = name_match.end()
+        name = _SUBSCRIPT.sub(r"_\1", name_match.group())
         if self.accept(" "):
             # the blank ends a command such as `\pi `, so brackets after it are a factor
             return self.evaluator.letter(name)
         # `f(3)` is a value of the unknown function f and not f times 3, so it counts as a letter of
         # its own. So do `f(x)` and `a(3)`, but `a(x)` is a product.
-        call = self.match(_CALL)
+        call_match = self.match(_CALL)
         is_function = name[0] in "fghpqFGHPQ"
-        if call and (is_function or call["number"]):
-            name += call.group()
-            self.position = call.end()
+        if call_match and (is_function or call_match["number"]):
+            name += call_match.group()
+            self.position = call_match.end()
         # `f(x+1)` may be a value too, but only equal arguments would give equal values
         elif name[0] in "fg" and self.peek() in ("(", "^"):
             raise Unreadable("function of a bracket")

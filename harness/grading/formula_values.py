@@ -182,9 +182,9 @@ def _agree(a: Value, b: Value) -> bool:
         a, b = _in_one_precision(a, b)
         if isinstance(a, Fraction):
             return bool(a == b)
-        scale = max(abs(a), abs(b))
+        magnitude = max(abs(a), abs(b))
         # both values are 0 up to rounding, or their difference is small
-        return bool(scale < _ROUNDING_ERROR or abs(a - b) <= TOLERANCE * min(1, scale))
+        return bool(magnitude < _ROUNDING_ERROR or abs(a - b) <= TOLERANCE * min(1, magnitude))
 
 
 def _in_one_precision(a: Value, b: Value) -> tuple[Value, Value]:
@@ -335,8 +335,8 @@ class Evaluator:
                 raise TooLarge("factorial too large")
             return Fraction(math.factorial(n) if name == "!" else math.comb(n, k))
         rounded_arguments = [*map(_rounded, arguments)]
-        most_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
-        if any(value and mpmath.mag(value) > most_bits for value in rounded_arguments):
+        most_argument_bits = _MOST_ARGUMENT_BITS_BY_NAME.get(name, MOST_ROUNDED_BITS)
+        if any(value and mpmath.mag(value) > most_argument_bits for value in rounded_arguments):
             raise TooLarge(f"{name} of a large number")
         if is_combinatorial and any(map(mpmath.im, rounded_arguments)):
             raise Unreadable(f"{name} of a complex number")
@@ -349,10 +349,10 @@ class Evaluator:
             TooLarge: It has more than `MOST_ROUNDED_BITS` bits.
         """
         if isinstance(value, Fraction):
-            bits = _count_bits(value)
-            if bits <= MOST_EXACT_BITS:
+            bit_count = _count_bits(value)
+            if bit_count <= MOST_EXACT_BITS:
                 # the cost grows with the square of the length, up to 32 for `MOST_EXACT_BITS`
-                self._spend((bits // 2**12) ** 2 // 8)
+                self._spend((bit_count // 2**12) ** 2 // 8)
                 return value
             value = _rounded(value)
         if isinstance(value, mpmath.mpc) and not value.imag:

@@ -118,9 +118,9 @@ class GraderPool:
         results: list[tuple[Any, Grade]] = []
         with suppress(Empty):
             while self._pending_count:
-                tag, finished_job = self._finished_jobs.get(timeout=0 if results else timeout_s)
+                tag, job_result = self._finished_jobs.get(timeout=0 if results else timeout_s)
                 self._pending_count -= 1
-                grade = finished_job.result() if isinstance(finished_job, Future) else finished_job
+                grade = job_result.result() if isinstance(job_result, Future) else job_result
                 results.append((tag, grade))
         return results
 

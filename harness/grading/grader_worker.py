@@ -240,7 +240,8 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
     # sends the signal when the parent's thread ends, and that thread waits for this process.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     # Requests and replies get other descriptors than 0 and 1, which libraries print to.
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb", buffering=0)
+    request_stream = os.fdopen(os.dup(0), "rb")
+    reply_stream = os.fdopen(os.dup(1), "wb", buffering=0)
     if with_audit:
         prepare_graders()
     _limit_resources(memory_limit_bytes)
@@ -251,13 +252,13 @@ def serve(cpu_limit_s: int, memory_limit_bytes: int, with_audit: int) -> None:
     # modules that are loaded stay, so the garbage collector can skip them
     gc.freeze()
     try:
-        for message in requests:
+        for request_line in request_stream:
             # Each step gets its own CPU time. When it is over, SIGPROF ends the process.
             signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
-            step_and_request = json.loads(message)
+            step_and_request = json.loads(request_line)
             # the first line is null: the parent asks whether the process has started
             reply = _run_step(*step_and_request) if step_and_request else ({}, None)
-            replies.write(json.dumps(reply).encode() + b"\n")
+            reply_stream.write(json.dumps(reply).encode() + b"\n")
     except BrokenPipeError:  # the parent is gone, so nobody needs an answer
         os._exit(0)
     except MemoryError:  # no clean-up can be trusted to work

@@ -247,10 +247,10 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
         text = pattern.sub(replacement, text)
     # `\dfrac` is now `\frac`, and `\text{1 or 2}` a text that can be split at its `or`
     text = mark_bases_and_lists(_COMMAND.sub(_rename_command, text))
-    group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
+    digit_group_pattern = _DIGIT_GROUPS if commas_group_digits else _DIGIT_GROUPS_WITHOUT_COMMA
     # `1,000` becomes 1000, clause by clause, because no list of numbers extends beyond a clause
     text = "".join(
-        group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)
+        digit_group_pattern.sub(_join_digit_group, clause) for clause in _CLAUSE_ENDS.split(text)
     )
     # every second piece is a `\text{...}`, whose blanks must stay
     pieces = _TEXT_GROUP.split(text)
@@ -267,15 +267,14 @@ def in_plain_notation(text: str, *, commas_group_digits: bool = True) -> str:
     return in_digits(text.replace("\\pi(", "\\pi*("))
 
 
-def readings(text: str, other_text: str) -> list[str]:
-    """The plain texts that `text` may mean, compared with `other_text`.
+def readings(text: str, compared_text: str) -> list[str]:
+    """The plain texts that `text` may mean, compared with another text.
 
-    Usually there is one. If the other text is a list, `100,200` has two: a number, and a list of
-    two numbers. A blank after a comma, `;`, `and` or `or` shows that the other text is a list. A
-    digit group that begins with 0, as in `1,000`, is not a number by itself, so this text has only
-    one meaning.
+    Usually there is one. If the compared text is a list, `100,200` has two: a number, and a list of
+    two numbers. A blank after a comma, `;`, `and` or `or` shows that it is a list. A digit group
+    that begins with 0, as in `1,000`, is not a number by itself, so this text has only one meaning.
     """
-    if not _LIST_SEPARATOR.search(other_text) or re.search(r",0\d", text):
+    if not _LIST_SEPARATOR.search(compared_text) or re.search(r",0\d", text):
         return [in_plain_notation(text)]
     return sorted({in_plain_notation(text), in_plain_notation(text, commas_group_digits=False)})
 
@@ -316,14 +315,16 @@ def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
 
 def brackets(plain_text: str) -> tuple[str, str]:
     """The pair of brackets around a text ("" if there is none), and the text inside."""
-    opening = re.match(r"[(\[]|\\\{|\\langle ?", plain_text)
-    closing = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
-    if not opening or not closing:
+    opening_match = re.match(r"[(\[]|\\\{|\\langle ?", plain_text)
+    closing_match = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
+    if not opening_match or not closing_match:
         return "", plain_text
     # the first bracket of `(1)+(2)` closes before the end, so the last one is not its partner
     if any(match.end() < len(plain_text) for match in _match_outside_brackets(plain_text)):
         return "", plain_text
-    return opening.group().strip(" ") + closing.group(), plain_text[opening.end() : closing.start()]
+    return opening_match.group().strip(" ") + closing_match.group(), plain_text[
+        opening_match.end() : closing_match.start()
+    ]
 
 
 def _in_ascii(text: str) -> str:
@@ -376,7 +377,7 @@ def _rename_command(match: re.Match[str]) -> str:
     - All other fonts are `\text`, which may contain a number or a list: `\textbf{cm}` is
       `\text{cm}`, and `\text{5}` is 5.
     """
-    font, content, command = match.groups()
+    font_command, content, command = match.groups()
     if command in _DROPPED_COMMANDS:
         return ""
     if command is not None:
@@ -384,8 +385,10 @@ def _rename_command(match: re.Match[str]) -> str:
     content = " ".join(content.split())
     text_before, text_after = match.string[: match.start()], match.string[match.end() :]
     # m, g, s and h after a number are metres, grams, seconds and hours
-    is_unit = font == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()
-    if font in _FONT_COMMANDS and len(content) == 1 and not is_unit:
+    is_unit = (
+        font_command == "mathrm" and content in "mgsh" and text_before.rstrip()[-1:].isdecimal()
+    )
+    if font_command in _FONT_COMMANDS and len(content) == 1 and not is_unit:
         return content
     return rewrite_text_group(
         content,

@@ -27,12 +27,12 @@ def same_ratio(answer_terms: list[str], target_terms: list[str]) -> bool:
     - If one side is certainly a time and the other is not, they differ: 3:05 and 3/5.
     - Otherwise both are ratios: 6:4 is 3:2, and 3:2 is the number 3/2.
     """
-    clocks = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer_terms, target_terms)]
+    clock_matches = [_CLOCK.fullmatch(":".join(terms)) for terms in (answer_terms, target_terms)]
     have_equal_terms = same_in_order(answer_terms, target_terms, same_quantity)
-    if all(clocks):
+    if all(clock_matches):
         return have_equal_terms
     # a zero after the colon, as in `3:05`, is written only in times
-    if any(clock and ":0" in clock.group() for clock in clocks):
+    if any(clock_match and ":0" in clock_match.group() for clock_match in clock_matches):
         return False
     return have_equal_terms or same_in_order(
         _quotients(answer_terms), _quotients(target_terms), same_quantity

@@ -286,12 +286,12 @@ class _NumberLine:
 
         `combine` is the meaning of a comma.
         """
-        contained = []
+        is_contained_by_position = []
         # Bound i has the position 2 * i. The first and last bounds are infinities, not numbers.
         for position in range(1, 2 * len(self.bounds) - 2):
             self.position = position
-            contained.append(self.contains(set_text, combine))
-        return tuple(contained)
+            is_contained_by_position.append(self.contains(set_text, combine))
+        return tuple(is_contained_by_position)
 
     def contains(self, text: str, combine: CommaMeaning) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.

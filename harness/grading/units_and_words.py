@@ -196,16 +196,16 @@ def in_digits(plain_text: str) -> str:
     match = _NUMBER_IN_WORDS.fullmatch(_without_text_command(plain_text).strip().lower())
     if not match:
         return plain_text
-    sign, words = match.groups()
+    sign, number_words = match.groups()
     # the sum of the groups that are complete, and the value of the group so far
     total, group_value = 0, None
     # each scale must be smaller than the one before, as in `two million three thousand`
     last_scale = 10**15
-    for word in re.findall(r"[a-z]+", words):
-        extended_value = _extend_group(group_value, word)
+    for word in re.findall(r"[a-z]+", number_words):
+        new_group_value = _extend_group(group_value, word)
         scale = SCALE_BY_WORD.get(word)
-        if extended_value is not None:
-            group_value = extended_value
+        if new_group_value is not None:
+            group_value = new_group_value
         # a scale ends its group; `hundred` is a part of a group, as in `two hundred five thousand`
         elif word != "hundred" and group_value and scale and scale < last_scale:
             total, group_value, last_scale = total + group_value * scale, None, scale
@@ -290,11 +290,11 @@ def split_unit(text: str) -> tuple[str, str]:
     dollar_sign = re.match(r"(-?)\\dollar *", text)
     if dollar_sign:
         text, unit = dollar_sign[1] + text[dollar_sign.end() :], "dollar"
-    match = _UNIT.search(text[-LONGEST_UNIT:])
-    if match is None:
+    unit_match = _UNIT.search(text[-LONGEST_UNIT:])
+    if unit_match is None:
         return text, unit
-    value = text.removesuffix(match.group())
-    factor, unit_words = _split_scale(match["unit"])
+    value = text.removesuffix(unit_match.group())
+    factor, unit_words = _split_scale(unit_match["unit"])
     # in `\sin 30\degree` the degrees belong to the argument and are not the unit
     is_angle = "\\degree" in unit_words and _TRIGONOMETRIC_FUNCTION.search(text)
     if not value or not _is_unit(unit_words) or is_angle:
@@ -348,19 +348,21 @@ def _spell_unit(unit: str) -> str:
 
     `square centimeters` and `cm^2` are `cm^2`, and `miles per hour` is `mph`.
     """
-    text = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
-    words, power = [], 1
+    separated_unit = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(
+        " per ", " / "
+    )
+    name_words, power = [], 1
     # words, powers such as `^2` or `^{2`, and signs
-    for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", text):
+    for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", separated_unit):
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
         elif word[0] == "^":
             power = int(word[-1])
         else:
-            words.append(_singular(word))
+            name_words.append(_singular(word))
     # the word `unit` became ""
-    name = " ".join(filter(None, words)).replace(" / ", "/").replace("mi/h", "mph")
-    return name + (f"^{power}" if power > 1 else "")
+    unit_name = " ".join(filter(None, name_words)).replace(" / ", "/").replace("mi/h", "mph")
+    return unit_name + (f"^{power}" if power > 1 else "")
 
 
 def _singular(word: str) -> str:
