@@ -31,8 +31,8 @@ from harness.experiment.conditions import contrast_name
 _CONDITIONS = (BASELINE, STUDY_CONDITION)
 _CONTRAST_NAME = contrast_name(STUDY_CONDITION, BASELINE)
 _BIN_EDGES = np.array([*np.arange(ACTIVATION_BINS + 1) / ACTIVATION_BINS, 1.05])
-"""Edges of the bins in the figure: equal bins from 0 to 1, and one for all larger values, which is
-drawn as wide as its label."""
+"""Edges of the bins in the figure: equal bins from 0 to 1, and a bin for all larger values that is
+as wide as its label."""
 
 
 def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) -> pandas.DataFrame:
@@ -71,10 +71,10 @@ def read_activations(config: FigureConfig, model: str, traces: AttentionTraces) 
     for condition, numbers in numbers_by_condition.items():
         points = average_columns(numbers.to_numpy(), clusters)
         averages.append(quantity_table.assign(condition=condition).join(points))
-    # the changes came last
+    # the contrast is the last condition, and its numbers are changes
     averages[-1]["unit"] = "relative change"
     all_averages = pandas.concat(averages, ignore_index=True)
-    # a model has several panels if they have different c
+    # a model may have several panels, with different c
     return pandas.concat(
         all_averages.assign(panel=panel.title) for panel in config.models if panel.model == model
     ).assign(model=traces.header.model, prompts=len(problem_ids))
@@ -104,7 +104,7 @@ def _relative_change(
 
 
 def draw_activations(config: FigureConfig, table: pandas.DataFrame) -> Figure:
-    """Two panels for each model: levels, below them the change from the prompt without filler.
+    """Draw two panels for each model: levels, and below them the change from no filler.
 
     Args:
         config: The figure.

@@ -37,18 +37,18 @@ EXPLANATION_BY_DEFINITION = {
 def draw_figure(
     config: FigureConfig, curves: pandas.DataFrame, bars: pandas.DataFrame | None = None
 ) -> Figure:
-    """The figure: rows times heads as in the study.
+    """Draw the figure: rows times heads as in the study, below the bars if there are any.
 
     Args:
         config: Titles, legends, limits, regions.
         curves: The points of all panels, from `read_curves`.
         bars: Accuracies for the config's bars, from `read_bars`.
     """
-    # the bars have the first row of the figure
+    # if there are bars, they take the first row of the figure
     bar_row_count = int(bars is not None)
     row_count = bar_row_count + len(config.rows)
     with figure_style.drawing(
-        # inches: the note and the title, and each row
+        # the height in inches, of which each row takes 1.5
         0.7 + 1.5 * row_count,
         " ".join(_explain_figure(config, curves, bars)),
         title=config.title,
@@ -109,13 +109,13 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
 
 
 def _is_reached(points: pandas.DataFrame) -> Any:
-    """Whether at least half of the prompts reach so far: one value for each point."""
+    """Whether at least half of the prompts have a token there: one value for each point."""
     return 2 * points["count"] >= points["prompts"]
 
 
 def _shade_region(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> None:
     """Shade the positions of the inserted tokens, if the prompt is shown with them."""
-    # empty if the prompt is shown without them
+    # there are none in a view that leaves the filler out
     positions = np.unique(panel_points["x"][panel_points["in_filler"]])
     # a filler in several parts has a region for each run of consecutive positions
     for consecutive_positions in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1):
@@ -161,7 +161,7 @@ def _label_axes(
 
 
 def stamp(axes: Axes, title: str, warning: str) -> None:
-    """The panel's title, and under it in red a warning that a reader must see first."""
+    """Write the panel's title, and under it in red a warning that a reader must see first."""
     # the title is lifted by one line if there is a warning below it
     axes.set_title(title, pad=3 + bool(warning) * (FONT_POINTS + 0.5))
     if warning:
@@ -232,8 +232,8 @@ def _explain_figure(
 
 def _explain_lines(config: FigureConfig, curves: pandas.DataFrame) -> Iterator[str]:
     """Sentences on bands, dotted lines and lines that are cut off, if there are any."""
-    # only visible points are explained: those between the ends of x
     panels_and_points = [(panel, select_points(panel, curves)) for panel in config.panels]
+    # what lies beyond the ends of x is not drawn, and so not explained
     visible_points = pandas.concat(
         panel_points[panel_points["x"].between(*(panel.x_limits or (0, np.inf)))]
         for panel, panel_points in panels_and_points

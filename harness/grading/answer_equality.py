@@ -116,7 +116,7 @@ def _same_answer(answer: str, target: str) -> bool:
         # the order counts, because `x=1,y=2` is (1,2) and not (2,1)
         return same_in_order(coordinates(answers), coordinates(targets), _same_element)
     if max(len(answers), len(targets)) > 1:
-        # None: `x<1 or x>3` is a set, but `1 or 3` is a list of numbers
+        # `x<1 or x>3` is a set; the result is None for a list of numbers such as `1 or 3`
         are_same_sets = same_sets(without_set_braces(answer), without_set_braces(target))
         if are_same_sets is not None:
             return are_same_sets

@@ -26,12 +26,12 @@ MARKER_BY_FORM = {
 }
 """The marker before an answer, by the name of its form, in the order in which they are tried."""
 _ANSWER_AFTER_MARKER = re.compile(
-    # display mathematics, `$$5$$` or `\[5\]`, or an option, `(C)`
+    # display mathematics such as `$$5$$` and `\[5\]`, or an option such as `(C)`
     r"[\s*`]*(?:\$\$([^$]+)\$\$|\\\[(.+?)\\\]|(\([A-Z]\))"
-    # or the text up to the end of bold type or code, `5**`, of the line or the completion, before a
-    # tag, `5</answer>`, or `5<|end|>`, at the end of the sentence, or at Minerva's closing words
+    # Or the text up to the end of bold type, code, the line, the completion or the sentence, up to
+    # a tag, as in `5</answer>`, or up to Minerva's closing words `I hope it is correct`.
     r"|(\S[^\n]*?(?=\*\*|`|\n|\.?(?:\Z|<(?:/\w|\|\w+\|>))|\.\s| I hope it is"
-    # or up to a reason or conclusion, `5, because`
+    # the text also ends before a reason or a conclusion, as in `5, because`
     r"|,? (?:and )?(?:because|since|so|thus)\b)))",
     re.DOTALL,
 )

@@ -77,7 +77,7 @@ def rewrite(answer: str) -> str:
         text = sides[1]
     # `\sqrt3` is `\sqrt{3}`; of `\sqrt 3` the blank gets the braces before all blanks are removed
     text = _brace_fractions(_brace_roots(text).replace(" ", ""))
-    # their only decimal that is read as a fraction
+    # 0.5 is the only decimal that the rule reads as a fraction
     if text == "0.5":
         return "\\frac{1}{2}"
     # a quotient of two integers is a fraction: `1/2` is `\frac{1}{2}`

@@ -65,7 +65,7 @@ so that functions can change it."""
 
 
 def begin_comparison() -> None:
-    """Restore the full budget."""
+    """Restore the full budget, before an answer is compared with its gold answers."""
     _remaining_budget[0] = COMPARISON_BUDGET
 
 
@@ -106,6 +106,7 @@ def constant_ratio(answer: str, target: str) -> float:
 
 def has_value(formula: str) -> bool:
     """Whether a formula can be read and computed."""
+    # 0 stands for the second formula, which is not needed
     try:
         return any(value is not None for value, _ in _values_at_points(formula, "0"))
     except TooLarge:
@@ -309,7 +310,7 @@ class Evaluator:
         return self.limit_size(_refuse_tiny(value))
 
     def root(self, value: Value, degree: Value, *, has_letters: bool) -> Value:
-        """A root.
+        """The root of a value.
 
         The square root of a negative number is imaginary. At a point where a letter makes the
         radicand negative, the formula has no value instead, because the letter may mean a positive
@@ -329,7 +330,7 @@ class Evaluator:
         if is_combinatorial and all(map(_is_natural, arguments)):
             # of n! there is only n, so k is n too and is not used
             n, k = int(arguments[0]), int(arguments[-1])
-            # the number of factors up to n that are multiplied
+            # n! has n factors, and a binomial the fewer of k and n - k
             factor_count = n if name == "!" else min(k, n - k)
             if factor_count * n.bit_length() > MOST_EXACT_BITS:
                 raise TooLarge("factorial too large")

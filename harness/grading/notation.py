@@ -88,9 +88,9 @@ _REWRITING_RULES = tuple(
         # remove its backslash too.
         (r"\\\Z", r"\\ "),
         (
-            # All of these print as a blank or as nothing: `5\,cm`, `5~cm`, `5\quad cm`,
+            # All of these print as a blank or as nothing: `5\,cm`, `5~cm`, `5\quad cm`.
             r"\\[,;:> ]|~|\\(?:q?quad|enspace|thinspace|space)(?![A-Za-z])"
-            # `5\hspace{1mm}cm`, `5  cm`.
+            # The length of a space means nothing either: `5\hspace{1mm}cm`, `5  cm`.
             r"|\\[hv](?:space|phantom)\*?\{[^{}]*\}| +",
             " ",
         ),
@@ -99,11 +99,11 @@ _REWRITING_RULES = tuple(
         # The signs around a formula are not part of it: `$5$`, `\(5\)`.
         (r"\$|\\[()]", ""),
         (
-            # These do not change an answer: the check mark of `5\checkmark`, the sign of
-            # `\therefore 5`,
+            # A check mark and a sign of conclusion do not change an answer: `5\checkmark`,
+            # `\therefore 5`.
             r"(?<=[^ ]) *\\checkmark(?![A-Za-z]) ?|\A\\therefore(?![A-Za-z]) *"
-            # the words of `\text{the answer is }5`. The hedge in `\text{not: }5` does change it,
-            # and the letter in `\text{A: }5` names a choice, so they stay.
+            # Nor do the words of `\text{the answer is }5`. But a hedge does, as in `\text{not: }5`,
+            # and the letter in `\text{A: }5` names a choice, so these stay.
             rf"|\A\\text\{{(?![^{{}}]*\b(?:{HEDGES})\b|[A-E]:)[^{{}}]*(?: is|:) ?\}}(?=.)",
             "",
         ),
@@ -144,9 +144,9 @@ _REWRITING_RULES = tuple(
         (r"<=", r"\\le "),
         (r">=", r"\\ge "),
         (
-            # The degree sign has many spellings: `30^{\circ}`, `30^\circ`, `30\degree`,
+            # The degree sign has many spellings: `30^{\circ}`, `30^\circ`, `30\degree`.
             r"\^ ?(?:\{ ?\\(?:circ|degree) ?\}|\\(?:circ|degree)(?![A-Za-z]))|\\degree(?![A-Za-z])"
-            # and a raised letter o: `30^o`, `30^{\text{o}}`.
+            # A raised letter o is typed for it too: `30^o`, `30^{\text{o}}`.
             r"|(?<=\d)\^(?:o|\{o\}|\{?\\(?:text|mathrm)\{o\}\}?)(?![A-Za-z])",
             r"\\degree ",
         ),
@@ -162,12 +162,12 @@ _REWRITING_RULES = tuple(
         # Plain TeX writes the binomial `\binom{5}{2}` as `{5 \choose 2}`.
         (r"\{?(\w+) ?\\choose ?(\w+)\}?", r"\\binom{\1}{\2}"),
         (
-            # Colours, boxes and fonts mean nothing: `\textcolor{red}{5}`, `\boxed{5}`,
+            # Colours and boxes mean nothing: `\textcolor{red}{5}`, `\boxed{5}`.
             r"\\(?:text)?color ?\{[^{}]*\}|\\(?:boxed|fbox) ?(?=\{)"
-            # `\text{\frac12}` and `\text{x=5}`, which are formulas,
+            # A text command around a formula means nothing: `\text{\frac12}`, `\text{x=5}`.
             rf"|\\(?:{'|'.join(_TEXT_COMMANDS)}) ?(?=\{{(?:[-\d ]*\\(?:frac|sqrt)|[a-z] ?=))"
-            # `\mathbf{x+1}`. But the font of `\mathrm{cm}` stays, because `_rename_command` reads
-            # letters, digits or a unit as a name or as text.
+            # The font of `\mathbf{x+1}` means nothing. That of `\mathrm{cm}` stays, because
+            # `_rename_command` reads letters, digits or a unit as a name or as text.
             rf"|\\(?:{'|'.join(_FONT_COMMANDS)}) ?(?=\{{)(?!\{{(?:[A-Za-z ./]*(?:\^.)?|\d*)\}})",
             "",
         ),
@@ -314,17 +314,19 @@ def _match_outside_brackets(plain_text: str) -> Iterator[re.Match[str]]:
 
 
 def brackets(plain_text: str) -> tuple[str, str]:
-    """The pair of brackets around a text ("" if there is none), and the text inside."""
+    """The pair of brackets around a text, and the text inside: `()` and `1,2` for `(1,2)`.
+
+    The pair is "" if there are no such brackets, and the text is returned as it is.
+    """
     opening_match = re.match(r"[(\[]|\\\{|\\langle ?", plain_text)
     closing_match = re.search(r"(?:[)\]]|\\\}|\\rangle)\Z", plain_text)
     if not opening_match or not closing_match:
         return "", plain_text
-    # the first bracket of `(1)+(2)` closes before the end, so the last one is not its partner
+    # in `(1)+(2)` the first bracket closes before the end, so it and the last one are not a pair
     if any(match.end() < len(plain_text) for match in _match_outside_brackets(plain_text)):
         return "", plain_text
-    return opening_match.group().strip(" ") + closing_match.group(), plain_text[
-        opening_match.end() : closing_match.start()
-    ]
+    content = plain_text[opening_match.end() : closing_match.start()]
+    return opening_match.group().strip(" ") + closing_match.group(), content
 
 
 def _in_ascii(text: str) -> str:

@@ -409,6 +409,6 @@ class _NumberLine:
             raise Unreadable("no number, or too many")
         if bound not in self.value_by_bound:
             self.value_by_bound[bound] = self.evaluator.real_value(bound, self.point_index)
-        # the index of a bound among the sorted ones, times 2, is its position
+        # the bound with the index i among the sorted ones has the position 2 * i
         bound_position = 2 * bisect_left(self.bounds, self.value_by_bound[bound])
         return bool(_COMPARISON_BY_OPERATOR[operator](self.position, bound_position))

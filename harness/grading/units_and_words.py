@@ -270,7 +270,7 @@ def _extend_group(group_value: int | None, word: str) -> int | None:
         return addend
     # `twenty` may be followed by `five`, but `ten` may not
     follows_tens = group_value % 10 == 0 and group_value % 100 >= 20 and addend < 10
-    # nothing follows `zero`, and `zero` follows nothing
+    # `zero` stands alone: nothing follows it, and it follows nothing
     can_follow = group_value and addend and (group_value % 100 == 0 or follows_tens)
     return group_value + addend if can_follow else None
 
@@ -360,7 +360,7 @@ def _spell_unit(unit: str) -> str:
             power = int(word[-1])
         else:
             name_words.append(_singular(word))
-    # the word `unit` became ""
+    # the word `unit` has become "", which is left out
     unit_name = " ".join(filter(None, name_words)).replace(" / ", "/").replace("mi/h", "mph")
     return unit_name + (f"^{power}" if power > 1 else "")
 
