@@ -88,7 +88,8 @@ def _draw_panel(axes: Axes, panel: Panel, panel_points: pandas.DataFrame) -> Non
         # a row with NaN for each missing position, because matplotlib breaks a line only at NaN
         curve = curve.reindex(range(curve.index[0], curve.index[-1] + 1))
         is_reached = _is_reached(curve)
-        x, mean, colour, line_name = curve.index, curve["mean"], look.colour, panel.name(condition)
+        x, mean = curve.index, curve["mean"]
+        colour, line_name = look.colour, panel.line_name(condition)
         # the dotted line runs below the solid one; a name that begins with "_" is not in the legend
         axes.plot(x, mean, color=colour, linewidth=0.5, linestyle=":", label=f"_{line_name}")
         axes.plot(

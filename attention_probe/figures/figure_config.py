@@ -135,7 +135,7 @@ class Panel(NamedTuple):
     look_by_condition: dict[str, Look]
     x_limits: Limits | None
 
-    def name(self, condition: str) -> str:
+    def line_name(self, condition: str) -> str:
         """The name of a condition's line in the legend."""
         return self.row_config.series[condition].label or label(condition)
 
@@ -202,8 +202,12 @@ class FigureConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _refuse_other_keys(self) -> Self:
-        """Refuse keys that the kind of the figure does not use, and those that no figure uses."""
+    def _refuse_keys_of_another_kind(self) -> Self:
+        """Refuse keys that the kind of the figure does not use, or lacks.
+
+        Curves need `heads` and `rows`. Activations need `models`; they are not read from stored
+        traces, and their problems have any outcome. No figure shows controls.
+        """
         if self.kind == "curves":
             if self.models or not (self.heads and self.rows):
                 raise ValueError("kind: curves needs `heads` and `rows`, and these only")
@@ -221,7 +225,10 @@ class FigureConfig(Strict):
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """Every condition that must be measured, the baseline first."""
+        """Every condition that must be measured, the baseline first.
+
+        Rows name those of curves. Activations are compared without filler and with Mless.
+        """
         names = list(chain.from_iterable(row.series for row in self.rows)) or [STUDY_CONDITION]
         return tuple(dict.fromkeys((BASELINE, *names)))
 
@@ -238,7 +245,10 @@ class FigureConfig(Strict):
 
     @property
     def title(self) -> str:
-        """The model's name if all panels are of one model; otherwise the panels name it."""
+        """The model's name if all panels are of one model; otherwise the panels name it.
+
+        In a figure with bars the panels name it too, because a title would be read as that of bars.
+        """
         model_names = {self._model_name(head) for head in self.heads}
         return model_names.pop() if len(model_names) == 1 and self.bars is None else ""
 

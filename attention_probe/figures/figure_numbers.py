@@ -50,7 +50,7 @@ def read_curves(config: FigureConfig, model: str, traces: AttentionTraces) -> pa
                     row=panel.row,
                     kind="curve",
                     on_outcome=traces.header.flip is not None,
-                    legend=panel.name(condition),
+                    legend=panel.line_name(condition),
                     model=model,
                     panel=panel.title,
                     column=panel.column,
