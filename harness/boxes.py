@@ -64,8 +64,8 @@ def _find_boxes(text: str) -> list[_Span]:
     first_box_position = text.find("box")
     if first_box_position < 0:
         return spans
-    # The text before the first box is skipped, because its braces close no box. The longest token,
-    # `\\fbox`, has three characters before `box`.
+    # The search begins at the first box, because no brace before it belongs to a box. Its token may
+    # begin three characters before `box`, as in `\\fbox`.
     for match in _BOX_TOKEN.finditer(text, max(0, first_box_position - 3)):
         token = match.group()
         is_doubled = token.startswith("\\\\")

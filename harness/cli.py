@@ -120,10 +120,9 @@ def main() -> None:
     try:
         with report_slow_start():
             # shells leave the `~` of `--output=~/x` as it is
-            home_replacement = rf"\1{Path.home()}"
             app(
                 [
-                    re.sub(r"^(--[\w-]+=)~(?=/|$)", home_replacement, argument)
+                    re.sub(r"^(--[\w-]+=)~(?=/|$)", rf"\1{Path.home()}", argument)
                     for argument in sys.argv[1:]
                 ]
             )

@@ -218,7 +218,7 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
     try:
         document = json.loads(text)
     except ValueError:
-        # several lines of JSON, or a fault, which `_decode` explains
+        # lines of JSON are not JSON as a whole; a fault is explained by `_decode` below
         document = None
     if isinstance(document, dict) and "\n" in text.strip():
         raise DataError(

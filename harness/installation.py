@@ -90,7 +90,7 @@ def check_version(package_name: str) -> Check:
 
 def remark_on_versions() -> None:
     """Print a line for each package of a version that was not tested."""
-    # a package that is not installed has no version
+    # `package_version` is None if a package is not installed
     for package_name in filter(package_version, TESTED_PACKAGES):
         check = check_version(package_name)
         if check.fix:

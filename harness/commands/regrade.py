@@ -66,7 +66,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     if len(log_grades):
         listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
         title = "The first on which they differ"
-        # without this, the two shares would be of different samples
+        # our share among the samples that the log judges, to be compared with the log's share
         if len(log_grades) < len(grades):
             summary += (
                 f"; of {len(log_grades)} that the log judges {log_grades['by_mless'].mean():.1%}"
@@ -77,8 +77,7 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         )
     lines = [f"{summary}."]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
-        count_by_name = grades[column].value_counts()
-        count_texts = [f"{name} {count}" for name, count in count_by_name.items()]
+        count_texts = [f"{name} {count}" for name, count in grades[column].value_counts().items()]
         lines.append(f"{heading}: {', '.join(count_texts)}.")
     if (grades["form"] == NO_FORM).any():
         lines.append(

@@ -32,7 +32,8 @@ class HeldReplies:
     3. All differences are equal, or a chat server has one count for all prompts, which is more than
        was sent for some. Such a server does not count. Replies are stored.
 
-    In case 3 replies are still held back until one of them is a whole completion.
+    A reply without a count is not compared. In case 3 replies are still held back until one of them
+    is a whole completion.
 
     Args:
         plan: The plan of the run.
@@ -41,6 +42,7 @@ class HeldReplies:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._has_whole_reply = False
+        """Whether a reply was a whole completion, and not a part that an error ended."""
         self._server_counts: set[int | None] = set()
         self._sample_by_difference: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""

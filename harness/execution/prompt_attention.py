@@ -153,7 +153,7 @@ def attention(
     result = PromptAttention(
         average_weights(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
-    # a set of a single query has its weights
+    # the sum over a set of one query is the weight of that query
     result.rows = [
         sums[:, SETS_WITHOUT_OWN_TOKEN : SETS_WITHOUT_OWN_TOKEN + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)

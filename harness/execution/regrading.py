@@ -56,7 +56,8 @@ def regrade(files: RunFiles) -> str:
         with explain_write_errors(folder):
             unpack_files(folder, excluded_names=(JOURNAL, PROMPTS))
         old_verdicts = {}
-        with suppress(JournalError):  # damaged scores are replaced
+        # damaged scores are replaced, and have no verdicts that could change
+        with suppress(JournalError):
             old_verdicts = {key: score.verdict for key, score in files.scores.items()}
         # a regrading that was killed may have had another grader, so it is not continued
         new_scores_path.unlink(missing_ok=True)
@@ -97,6 +98,7 @@ def _describe_changes(
     """The number of changed verdicts, by change, and the first samples that have them."""
     count_by_change: Counter[str] = Counter()
     sample_lines = []
+    # a sample without an old score has no change
     for sample in samples:
         old_verdict, new_verdict = old_verdicts.get(sample.key), scores[sample.key].verdict
         if old_verdict not in (None, new_verdict):
@@ -212,9 +214,7 @@ def _make_jobs(
     golds_by_question: dict[str, tuple[str, str]] = {}
     hidden_start = find_hidden_start([entry.completion for entry in logged_completions])
     gold_lists = read_gold_column(
-        [(entry.location, entry.gold_cell) for entry in logged_completions],
-        path,
-        decimal_sign,
+        [(entry.location, entry.gold_cell) for entry in logged_completions], path, decimal_sign
     )
     for entry, golds in zip(logged_completions, gold_lists, strict=True):
         refuse_other_golds(golds_by_question, entry.question, golds, entry.location)

@@ -72,7 +72,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engine_choice: int | str =
     if is_finished(RunFiles(output), identity, prompts):
         print_message(f"{output} is finished, nothing was left to do")
         return output
-    # The open folder is locked, so that no two processes generate the same samples.
+    # the open folder is locked, so that no two processes generate the same samples.
     with RunFolder(output, identity, prompts) as folder:
         try:
             generate_and_grade(plan, sampling, folder, quiet=quiet, engine_choice=engine_choice)
@@ -152,6 +152,7 @@ def describe_folder(plan: Plan, output: Path) -> str:
     if not files.has_sample:
         return f"{output}, new"
     sampling = plan.config.resolve_sampling(_generation_config(plan))
+    # when a finished run is extended, its contrasts are tested once more: another look
     looks = extend_identity(files, run_identity(plan, sampling), stored_prompts(plan)).looks
     remark = f"; the table will be look {looks}" if looks > 1 else ""
     return (
@@ -258,7 +259,7 @@ def finish(files: RunFiles) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    # reading them raises an error if one is missing
+    # this raises an error if a sample or a score is missing
     graded_samples = chain.from_iterable(files.graded_samples_of_prompts)
     stored_receipt: JsonObject = {}
     with suppress(RunError):

@@ -60,7 +60,7 @@ class _Session:
     Attributes:
         missing_requests: The requests to send, as they have no sample yet: one for each answer
             whose log-probability is measured.
-        timing: The content of the journal's note on the session's duration.
+        timing: The content of the journal's note on the session's duration and amount of work.
 
     Raises:
         JournalError: the journal holds samples that are not in the plan.
@@ -85,7 +85,8 @@ class _Session:
                 self.missing_requests += request.split_by_answer()
         self.timing: JsonObject = {"samples": 0, "tokens": 0}
         self._answer_scores: defaultdict[str, dict[int, TokenScores]] = defaultdict(dict)
-        """Log-probabilities by the sample's key and the answer's index."""
+        """Log-probabilities of answers, by the sample's key and the answer's index, until all
+        answers of the sample are scored."""
         self._has_unexpected_reasoning = False
         """Whether a completion has reasoning although the model is not known to reason."""
         self._held_replies = HeldReplies(plan)
@@ -108,7 +109,7 @@ class _Session:
             self._progress.count_recorded(self._line_by_task[sample.task])
             # new replies must agree with the server's count of tokens in the recorded ones
             self._held_replies.inspect(sample)
-            # a sample that has its score is skipped there
+            # `submit` skips a sample that has its score
             scorer.submit(sample)
             # samples are graded while this loop runs, so now and then their scores are shown
             if index % 64 == 0:

@@ -96,7 +96,7 @@ def filler(**metadata: Any) -> DocumentsBySplit:
     if condition_settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
     names_filler = any(key in KIND_BY_FILLER for key in condition_settings)
-    # without a template the placement is the place
+    # without a template, the placement says where the filler stands
     has_place = "{filler}" in condition_settings.get("template", "{filler}")
     if has_place and not names_filler:
         condition_settings["unit"] = "/"  # the filler of the study

@@ -94,7 +94,7 @@ def _make_fillers(conditions: Sequence[Condition], model: str | None) -> Iterato
         [Problem(id="problem", problem=_PLACEHOLDER, answer="?")],
         [NAMED_CONDITIONS[BASELINE], *conditions],
         PromptSettings(),
-        # None without a model
+        # without a model there is no tokenizer, and tokens are not counted
         ModelTokenizer.from_arguments({"pretrained": model}),
         max_gen_toks=0,
     )
