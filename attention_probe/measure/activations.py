@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEAR_ZERO_FACTORS = (0.1, 0.13, 0.32)
-"""The study's values of c on MATH-500: |a| below 1.4826 MAD c is near zero."""
+"""The values of c in the source's analysis of MATH-500: |a| below 1.4826 MAD c is near zero."""
 NORMAL_CONSISTENCY = 1.4826
 """Multiplied by the median absolute deviation, it estimates the standard deviation of normal
 values."""
@@ -79,7 +79,7 @@ class ActivationReference(NamedTuple):
     """Threshold and bins of the prompt without filler, which its other conditions share.
 
     Attributes:
-        mad: Median of | |a| - m |, with m the median of |a|.
+        mad: Median absolute deviation: the median of | |a| - m |, with m the median of |a|.
         histogram_end: Upper end of the equal bins of |a|, which begin at 0.
     """
 

@@ -114,11 +114,13 @@ def _record_states(loaded_model: LoadedModel, capture: Capture) -> Iterator[None
     """Record the first MLP's activations and the norms of hidden states, if they are requested."""
 
     def record_activations(_module: nn.Module, _inputs: Any, activations: Tensor) -> None:
+        """A forward hook of the module whose output is the first MLP's activations."""
         # most architectures give activations a leading axis of size 1
         capture.activations = activations.flatten(0, -2)
         capture.stop_if_complete()
 
     def record_norms(layer_index: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        """A forward hook of each requested layer, whose output is its hidden states."""
         # some architectures also return weights, or a cache
         hidden_states = output[0] if isinstance(output, tuple) else output
         capture.norms[layer_index] = hidden_states.float().norm(dim=-1).flatten()

@@ -73,6 +73,7 @@ def open_engines(
         int(arguments.get(f"{kind}_parallel_size") or 1) for kind in ("tensor", "pipeline")
     )
     carrier = RayCarrier(arguments, has_sampled_requests, gpus_per_engine, log_path)
+    # the GPUs of an engine are on one machine, so each machine is divided by itself
     if carrier.gpu_counts:
         most_engines = sum(gpu_count // gpus_per_engine for gpu_count in carrier.gpu_counts)
         auto_count = most_engines

@@ -29,7 +29,7 @@ class _Engine:
 
     Attributes:
         handle: The carrier's object for the engine.
-        call: The call in flight; None between two calls.
+        call: The carrier's object for the call that runs; None between two calls.
         facts: The engine's facts; empty while it loads.
         requests: Its unfinished requests, by number.
         token_counts: The number of tokens of each unfinished request.
@@ -184,6 +184,7 @@ class EnginePool:
         self, engine: _Engine, completions: Sequence[Completion]
     ) -> FinishedRequests:
         """Remove finished requests from their engine, and return them with their completions."""
+        # the start of an engine that gives its first sample ends the row of fruitless starts
         if completions and not engine.has_finished_samples:
             self._fruitless_starts = 0
             engine.has_finished_samples = True
@@ -201,6 +202,7 @@ class EnginePool:
         self._drop([engine])
         # `extendleft` reverses, so the requests keep their order
         self._waiting.extendleft(reversed(engine.requests.items()))
+        # an engine that gave samples before it was lost shows that the engines can work
         if engine.has_finished_samples:
             self._fruitless_starts = 0
         else:

@@ -113,6 +113,7 @@ def started_processes() -> Iterator[list[BaseProcess]]:
     original_start = BaseProcess.start
 
     def start_and_note(process: BaseProcess) -> None:
+        """Stands in for `BaseProcess.start` within the context."""
         original_start(process)
         processes.append(process)
 
@@ -138,6 +139,7 @@ class WorkerFacts:
         from vllm.platforms import current_platform
 
         def attention_backends() -> list[str]:
+            """The names of vLLM's attention kernels in all layers, each once."""
             layers = self.vllm_config.compilation_config.static_forward_context.values()
             return sorted(
                 {
@@ -148,6 +150,7 @@ class WorkerFacts:
             )
 
         def compute_capability() -> Any:
+            """The version of a GPU's instructions, such as 9.0, or the name of a CPU's."""
             capability = current_platform.get_device_capability(self.local_rank)
             if capability:
                 return capability.as_version_str()

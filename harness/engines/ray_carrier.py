@@ -32,7 +32,7 @@ FRUITLESS_EXCHANGE_SECONDS = 2.0
 
 @contextmanager
 def _explained_errors() -> Iterator[None]:
-    """Errors of actors and of Ray become errors of one line.
+    """Turn errors of actors and of Ray within the context into errors with a message of one line.
 
     Raises:
         HarnessError: the engine's own, with its message.
@@ -86,8 +86,8 @@ class EngineActor:
     ) -> tuple[list[Completion], list[int]]:
         """Take requests and work until EXCHANGE_SECONDS are over and a completion has finished.
 
-        It ends earlier if all requests are finished. Without any completion it ends after
-        FRUITLESS_EXCHANGE_SECONDS.
+        This ends earlier if all requests are finished, and after FRUITLESS_EXCHANGE_SECONDS if no
+        request is.
 
         Returns:
             The completions that have finished, and `VLLMEngine.token_counts`.
@@ -100,6 +100,7 @@ class EngineActor:
         deadline = start_time + FRUITLESS_EXCHANGE_SECONDS
         while len(completions) < self._unfinished_count and time.monotonic() < deadline:
             completions += self._engine.step()
+            # both limits count from the start of the call
             if completions:
                 deadline = start_time + EXCHANGE_SECONDS
         self._unfinished_count -= len(completions)
@@ -108,6 +109,12 @@ class EngineActor:
 
 class RayCarrier:
     """Starts the engines of an `EnginePool` and carries calls to them. Each answer is read once.
+
+    Args:
+        arguments: lm-eval's model arguments, for each engine.
+        has_sampled_requests: Whether any request will be sampled.
+        gpus_per_engine: The number of GPUs of an engine where there are GPUs.
+        log_path: A file for the messages of the engines' libraries.
 
     Attributes:
         gpu_counts: The number of GPUs of each machine that has any. Those of an engine must be on

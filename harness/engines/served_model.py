@@ -167,6 +167,7 @@ class ServedModel:
                 free_count = self._arguments.num_concurrent - len(request_by_call)
                 for request in islice(unsent_requests, free_count):
                     request_by_call[loop.create_task(self._generate(request))] = request
+                # every request has its completion or its error
                 if not request_by_call:
                     break
                 completions = []
@@ -262,16 +263,18 @@ class ServedModel:
             if completion and read_reason(completion.finish_reason) != "broken":
                 self._last_reply_time = clock()
                 return completion
+            # the same request would be refused again
             if status not in RETRIED_STATUSES:
                 break
             if pause_seconds > 0 and not completion:
-                # the server is busy, not broken
+                # the server is busy, so it may take as long as the limit of an answer
                 pause_end = clock() + pause_seconds
                 if pause_end > self._last_reply_time + self._arguments.timeout:
                     break
                 await asyncio.sleep(max(pause_seconds, 1.0))
             else:
                 most_retries = self._arguments.max_retries
+                # the user's limit is for a broken server; here the server works
                 if completion:
                     most_retries = min(most_retries, MOST_INCOMPLETE_RETRIES)
                 if retry_count >= most_retries:

@@ -150,6 +150,7 @@ class VLLMEngine:
         options = ENGINE_DEFAULTS | options
 
         def load() -> Any:
+            """Start vLLM's engine; `_load` has this done in the thread of the calls."""
             # LLM_CLASS: vLLM chooses its numbers of sequences and tokens in a step as for its own
             # offline `LLM`, not as for a server
             return LLMEngine.from_engine_args(
@@ -364,9 +365,10 @@ def device_type() -> str | None:
 
 
 def _choose_kernels(options: dict[str, Any]) -> None:
-    """Set the variables that choose kernels.
+    """Set the variables and the engine argument that choose kernels.
 
-    `batch_invariant` is removed from the engine arguments, because it is not an argument of vLLM's.
+    `options` are changed: `batch_invariant` is removed, because it is not an argument of vLLM's,
+    and with it `compilation_config` gets vLLM's own kernel for RMSNorm.
     """
     if options.get("dtype") == "float32":
         # vLLM's attention for float32 is a Triton kernel. Its default on NVIDIA GPUs is tf32,
