@@ -208,7 +208,7 @@ def weight_blocks(
         key_count = queries.stop - first_key
         scores = buffer[: head_count * query_count * key_count].view(len(key), -1, key_count)
         grouped_queries = query[:, queries].reshape(len(key), -1, head_dim)
-        # scores = scaling * queries @ keys; `beta` ignores what the memory contains
+        # scores = scaling * queries @ keys; `beta=0` ignores what the memory contains
         torch.baddbmm(scores, grouped_queries, key[:, keys].mT, beta=0, alpha=scaling, out=scores)
         # Softmax in float32, as in eager attention. This copies only if the model has another type.
         scores = scores.view(head_count, query_count, key_count).float()
