@@ -159,7 +159,7 @@ def _draw_marks(
     lower axes is the change, at x.
     """
     level_axes, change_axes = axes_pair
-    baseline_look, studied_look = figure_style.looks(_CONDITIONS).values()
+    baseline_look, studied_look = figure_style.choose_looks(_CONDITIONS).values()
     for axes, condition, look, positions in (
         (level_axes, BASELINE, baseline_look, x - shift),
         (level_axes, STUDY_CONDITION, studied_look, x + shift),

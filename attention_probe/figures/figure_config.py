@@ -10,7 +10,7 @@ from pydantic import Field, StrictInt, model_validator
 from attention_probe.measure.activations import NEAR_ZERO_FACTORS
 from attention_probe.prompts.prompts_config import PromptsConfig
 from harness.constants import BASELINE, STUDY_CONDITION, CurveDefinition, CurveView
-from harness.display.figures.figure_style import Look, looks
+from harness.display.figures.figure_style import Look, choose_looks
 from harness.display.value_texts import label
 from harness.experiment.model_settings import label_model
 from harness.experiment.prompts.tokenizer import load_model_config
@@ -259,7 +259,7 @@ class FigureConfig(Strict):
     @property
     def panels(self) -> list[Panel]:
         """All panels of curves, row by row."""
-        look_by_condition, panels = looks(self.conditions), []
+        look_by_condition, panels = choose_looks(self.conditions), []
         for row_index, row_config in enumerate(self.rows):
             # a figure that reproduces one of the study's shows as many positions as the study does
             last_position = 120 if row_config.view == "full" else 60

@@ -171,6 +171,7 @@ class Progress:
         speed_text = f"{generated_tokens / max(seconds, 1e-9):,.0f} tokens/s"
         finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
         if not (generated_tokens or finished_samples):
+            # no work is finished from which the time left follows
             return speed_text
         remaining_samples = total.remaining or 0
         # the remaining work as a multiple of the finished work
@@ -181,6 +182,7 @@ class Progress:
             remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
             remaining_ratio = remaining_tokens / generated_tokens
         else:
+            # the backend reports no tokens
             remaining_ratio = remaining_samples / finished_samples
         # the last samples are longer than the mean, so the estimate can fall below 0
         if remaining_ratio <= 0:

@@ -69,7 +69,7 @@ _SPARE_LOOKS, _SPARE_MARKERS = [*LOOKS.values()][4:], "hpDXP"
 """Colours and dashes, and markers, of conditions that are not in LOOKS."""
 
 
-def looks(conditions: Iterable[Any]) -> dict[str, Look]:
+def choose_looks(conditions: Iterable[Any]) -> dict[str, Look]:
     """The look of each condition, in their order.
 
     The colour of a condition that is not in LOOKS follows from its name alone, so it is the same

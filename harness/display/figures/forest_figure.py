@@ -22,11 +22,11 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
         text_rows: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
     table = table[table["role"] != "reference"]
-    looks = figure_style.looks(table["condition"])
+    look_by_condition = figure_style.choose_looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
     for setting, contrasts in split_settings(table).items():
-        rows += _make_setting_rows(setting, contrasts, looks, text_rows)
+        rows += _make_setting_rows(setting, contrasts, look_by_condition, text_rows)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL_TEXT} intervals, not adjusted. "
         "Filled: p < 0.05, adjusted (Holm). "
@@ -48,7 +48,10 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
 
 
 def _make_setting_rows(
-    setting: str, table: pandas.DataFrame, looks: Mapping[str, Look], text_rows: Sequence[Row]
+    setting: str,
+    table: pandas.DataFrame,
+    look_by_condition: Mapping[str, Look],
+    text_rows: Sequence[Row],
 ) -> Iterator[FigureRow]:
     """The rows of one model and layout.
 
@@ -66,7 +69,7 @@ def _make_setting_rows(
         yield FigureRow(
             f"{wrapped_label(row['condition'])} (A/A)",
             cells,
-            looks[row["condition"]],
+            look_by_condition[row["condition"]],
             row["aa_difference"],
             is_filled=False,
         )
@@ -88,7 +91,7 @@ def _make_setting_rows(
         yield FigureRow(
             wrapped_label(row["condition"]),
             cells,
-            looks[row["condition"]],
+            look_by_condition[row["condition"]],
             value,
             low,
             high,

@@ -61,7 +61,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         conditions: The conditions of the configs, by name.
     """
     sweeps = find_sweeps(conditions)
-    looks = figure_style.looks(conditions)
+    look_by_condition = figure_style.choose_looks(conditions)
     rows_by_setting = figure_style.split_settings(table)
     # the distance between intervals at the same length, 1.2 % of the axis
     shift_step = 0.012 * max(map(max, sweeps.values()))
@@ -88,7 +88,7 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
                     figure_style.spell_filler(part) for part in legend_parts if part
                 )
                 # a line looks like its first condition, which has this look in all figures
-                look = looks[next(iter(sweep.values()))]
+                look = look_by_condition[next(iter(sweep.values()))]
                 points = _select_points(rows, sweep, shift)
                 _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))
         figure.axes[-1].set_xlabel("Tokens of filler")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.constants import JsonObject
-from harness.display.figures.figure_style import LOOKS, looks
+from harness.display.figures.figure_style import LOOKS, choose_looks
 from harness.display.report.page_template import fill_template
 from harness.display.report.report_samples import pack
 from harness.display.value_texts import label
@@ -40,7 +40,7 @@ def describe_conditions(names: Sequence[str]) -> list[JsonObject]:
     """Name, label and colour (`slot`) of each condition, in their order."""
     return [
         {"name": name, "label": label(name), "slot": PALETTE.index(look.colour)}
-        for name, look in looks(names).items()
+        for name, look in choose_looks(names).items()
     ]
 
 
@@ -84,8 +84,8 @@ def make_page(views: Sequence[AttentionView]) -> str:
 
 def describe_prompt(
     tokens: Sequence[str],
-    means: NDArray[Any],
-    rows: NDArray[Any],
+    mean_weights: NDArray[Any],
+    row_weights: NDArray[Any],
     roles: NDArray[np.int8],
     original_positions: NDArray[Any],
 ) -> JsonObject:
@@ -99,15 +99,15 @@ def describe_prompt(
 
     Args:
         tokens: Their texts, from `token_texts`.
-        means: [layer, head, key] The weights of the mean query; NaN where there is no later query.
-        rows: [layer, head, query, key] The weights of the last queries; no layer without queries.
+        mean_weights: [layer, head, key] Those of the mean query; NaN where there is no later query.
+        row_weights: [layer, head, query, key] Those of the last queries; no layer without queries.
         roles: Indices into TOKEN_ROLES.
         original_positions: The number that a token shares with the same token under other
             conditions; below 0 if there is none.
     """
     elements = list(_list_elements(tokens, roles))
     starts, ends = np.array(elements).T
-    row_count = rows.shape[2]
+    row_count = row_weights.shape[2]
     key_positions = np.arange(len(tokens))
     # the mean sees every key, as if its query came after the prompt
     query_positions = np.array([len(tokens), *key_positions[len(tokens) - row_count :]])
@@ -116,11 +116,11 @@ def describe_prompt(
     # [key, region] 1 where the region has the key, else 0
     region_masks = np.eye(len(TOKEN_REGIONS))[find_region_indices(roles)]
     packed_layers, region_sums = [], []
-    for layer, layer_means in enumerate(means):
+    for layer, layer_means in enumerate(mean_weights):
         # [head, query, key]
         raw_weights = layer_means[:, None]
         if row_count:
-            raw_weights = np.concatenate([raw_weights, rows[layer]], axis=1)
+            raw_weights = np.concatenate([raw_weights, row_weights[layer]], axis=1)
         is_missing = is_later_key | np.isnan(raw_weights)
         weights = np.where(is_missing, 0, raw_weights.astype(np.float64))
         # [head, query, key + 1] With 0 in front, the sum of an element's tokens is the cumulated
