@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from harness.array_types import Integers
 from harness.constants import SEPARATOR
 from harness.experiment.intervention_settings import ResolvedChange
-from harness.experiment.prompts.chat_template import RoleSpan, apply_chat_template, find_segments
+from harness.experiment.prompts.chat_template import (
+    RoleSpan,
+    apply_chat_template,
+    find_segments,
+    place_segments,
+)
 from harness.experiment.prompts.prompt import (
     Layout,
     Prompt,
@@ -136,38 +141,39 @@ class BuiltPrompt:
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
-    """The positions of the tokens of a prompt by role, and of parts that are more than a role.
+    """The positions of the tokens of each part of a prompt.
 
-    These are the `first` token, `examples` with the separators between them, and all `inserted`
-    tokens, which are the fillers with their separators. There are no fillers if the prompt without
-    them is not the baseline.
+    Parts are the roles, the `first` token, the `inserted` tokens, which are the fillers with their
+    separators, and the `examples` with the separators between them. `inserted` and `filler` are
+    empty if the prompt without its inserted tokens is not the baseline.
     """
-    parts = {}
+    parts = {"first": [0]}
     for index, role in enumerate(TOKEN_ROLES):
         parts[role] = np.flatnonzero(prompt.token_roles == index).tolist()
-    is_inserted = find_originals(prompt, baseline) == ABSENT
-    parts["inserted"] = np.flatnonzero(is_inserted).tolist()
-    # The prompt lacks tokens of the baseline, for instance because they merged with the filler. So
-    # it is not the baseline with something inserted.
-    if (~is_inserted).sum() < len(baseline.token_ids or ()):
-        parts["inserted"] = parts["filler"] = []
-    example_positions = parts["demonstration"]
-    if example_positions:
-        # with the separators between the examples
-        example_positions = [
-            position
-            for position in range(example_positions[0], example_positions[-1] + 1)
-            if position not in parts["inserted"]
-        ]
-    return parts | {"first": [0], "examples": example_positions}
+    originals = find_originals(prompt, baseline)
+    parts["inserted"] = np.flatnonzero(originals == ABSENT).tolist()
+    # The prompt lacks a token of the baseline, for instance because it merged with the filler. So
+    # the prompt is not the baseline with something inserted.
+    if np.count_nonzero(originals != ABSENT) < len(baseline.token_ids or ()):
+        parts |= {"inserted": [], "filler": []}
+    # all tokens from the first to the last one of an example, so also the separators between them
+    demonstration = parts["demonstration"]
+    example_range = range(demonstration[0], demonstration[-1] + 1) if demonstration else ()
+    # a filler may be inserted there
+    parts["examples"] = [
+        position for position in example_range if position not in parts["inserted"]
+    ]
+    return parts
 
 
 def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int32]:
     """The position of the same token in the baseline's prompt, for each token of a prompt.
 
-    It is ABSENT for inserted tokens, which are those of a filler and of its separator: of two equal
-    separators the first is the baseline's. Tokens of the baseline may remain where the tokenizer
-    merged tokens across the filler's edge. Then tokens are paired by longest matching blocks.
+    It is ABSENT for inserted tokens: those of a filler and of the separator after it. Tokens are
+    paired in order: each one that equals the next unpaired token of the baseline is paired with it,
+    so of two equal separators the first is the baseline's. This leaves tokens of the baseline
+    unpaired where the tokenizer merged tokens across the filler's edge. Then all tokens are paired
+    anew, by longest matching blocks.
     """
     # with roles, because a filler's separator must not be paired with equal blanks of the problem
     tokens, baseline_tokens = (
@@ -175,22 +181,22 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
         for built_prompt in (prompt, baseline)
     )
     originals = np.full(len(tokens), ABSENT, np.int32)
-    # each token that equals the baseline's next unpaired token is paired with it
+    # also the position of the next unpaired token of the baseline
     paired_count = 0
     for position, token in enumerate(tokens):
         # a slice, because there may be no further token
         if baseline_tokens[paired_count : paired_count + 1] == [token]:
             originals[position] = paired_count
             paired_count += 1
-    # a token of the baseline has no equal, so the pairs so far may be wrong as well
-    if paired_count < len(baseline_tokens):
-        originals[:] = ABSENT
-        # `autojunk` would ignore the tokens that occur most often in a long prompt
-        matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
-        for baseline_start, start, block_size in matcher.get_matching_blocks():
-            originals[start : start + block_size] = np.arange(
-                baseline_start, baseline_start + block_size
-            )
+    if paired_count == len(baseline_tokens):
+        return originals
+    # one pair may be wrong if its token equals another one, so all are made anew
+    originals[:] = ABSENT
+    # `autojunk` would ignore the tokens that occur most often in a long prompt
+    matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
+    for baseline_start, start, block_size in matcher.get_matching_blocks():
+        block = slice(start, start + block_size)
+        originals[block] = np.arange(baseline_start, baseline_start + block_size)
     return originals
 
 
@@ -248,25 +254,24 @@ def measure_prompt(
     requested_text = prompt.text
     if model is not None and settings.layout is Layout.CHAT:
         requested_text = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
-    text = requested_text
-    if prompt.answer:
-        if settings.layout is not Layout.CHAT:
-            text += SEPARATOR
-        # An answer that begins inside open reasoning would be read as part of it.
-        _, end_marker = find_open_reasoning(requested_text, settings.thinking)
-        if end_marker:
-            text += f"\n{end_marker}\n\n"
-    position = len(text)
-    text += join_texts(prompt.answer)
-    built_prompt = BuiltPrompt(prompt=prompt, text=text, answer_prefix=text[len(requested_text) :])
+    answer_separator = ""
+    if prompt.answer and settings.layout is not Layout.CHAT:
+        answer_separator = SEPARATOR
+    # An answer that begins inside open reasoning would be read as part of it.
+    _, end_marker = find_open_reasoning(requested_text, settings.thinking)
+    if prompt.answer and end_marker:
+        answer_separator += f"\n{end_marker}\n\n"
+    answer_prefix = answer_separator + join_texts(prompt.answer)
+    built_prompt = BuiltPrompt(
+        prompt=prompt, text=requested_text + answer_prefix, answer_prefix=answer_prefix
+    )
     if model is None:
         return built_prompt
-    spans = find_segments(prompt, requested_text)
-    for segment in prompt.answer:
-        end = position + len(segment.text)
-        if segment.role == "filler":
-            spans.append((segment.role, (position, end)))
-        position = end
+    answer_start = len(requested_text + answer_separator)
+    answer_spans = place_segments(prompt.answer, answer_start)
+    # the rest of the answer's beginning counts as template
+    filler_spans = [span for span in answer_spans if span[0] == "filler"]
+    spans = find_segments(prompt, requested_text) + filler_spans
     return tokenize(built_prompt, spans, model.tokenizer)
 
 

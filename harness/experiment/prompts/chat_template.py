@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, quote_error
-from harness.experiment.prompts.prompt import Prompt, Role, join_texts
+from harness.experiment.prompts.prompt import Prompt, Role, Segment, join_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -153,25 +153,32 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
         turn_text = join_texts(turn)
         if not turn_text.strip():
             continue
-        found_text = turn_text if text.find(turn_text, previous_end) >= 0 else turn_text.strip()
-        # without an earlier turn with a text, the first occurrence is taken
-        is_last = bool(spans) and turn_number == len(turns)
-        turn_start = _find_turn(found_text, text, previous_end, is_last=is_last)
-        previous_end = turn_start + len(found_text)
-        # segments are counted from where the turn would begin if the template had not trimmed it
-        position = turn_start - turn_text.index(found_text)
-        for segment in turn:
-            end = position + len(segment.text)
+        searched_text = turn_text if turn_text in text[previous_end:] else turn_text.strip()
+        # The template's own text between two turns may contain a short problem, so the last turn is
+        # the last occurrence of its text. Without a turn before it, it is the first occurrence.
+        takes_last = bool(spans) and turn_number == len(turns)
+        turn_start = _find_turn(searched_text, text, previous_end, takes_last=takes_last)
+        previous_end = turn_end = turn_start + len(searched_text)
+        # where the turn would begin if the template had not trimmed it
+        untrimmed_start = turn_start - turn_text.index(searched_text)
+        for role, (start, stop) in place_segments(turn, untrimmed_start):
             # the part of the segment that was not trimmed
-            start, stop = max(position, turn_start), min(end, previous_end)
+            start, stop = max(start, turn_start), min(stop, turn_end)
             # a trimmed filler is kept with an empty range, so that the checks expect its tokens
-            if segment.role != "turn" and (start < stop or segment.role != "separator"):
-                spans.append((segment.role, (start, stop)))
-            position = end
+            if role != "turn" and (start < stop or role != "separator"):
+                spans.append((role, (start, stop)))
     return spans
 
 
-def _find_turn(turn_text: str, text: str, start: int, *, is_last: bool) -> int:
+def place_segments(segments: Sequence[Segment], start: int) -> Iterator[RoleSpan]:
+    """Yield the role and the range of each segment of a text whose segments begin at `start`."""
+    for segment in segments:
+        stop = start + len(segment.text)
+        yield segment.role, (start, stop)
+        start = stop
+
+
+def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> int:
     """Find the first or the last occurrence of a turn from `start` on, if possible of entire words.
 
     Raises:
@@ -192,4 +199,4 @@ def _find_turn(turn_text: str, text: str, start: int, *, is_last: bool) -> int:
         )
     # Entire words first: the problem 2 must not be found in the 12 of an example.
     candidates = entire_positions or positions
-    return candidates[-1] if is_last else candidates[0]
+    return candidates[-1] if takes_last else candidates[0]

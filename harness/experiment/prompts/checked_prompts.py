@@ -105,26 +105,26 @@ def build_checked_prompts(
     build_reference = cache(build)
     for index, condition in enumerate(conditions):
         references = build_reference(condition.without_filler())
-        prompts = build(condition) if condition.filler else references
         condition_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
-            prompts=prompts,
+            prompts=build(condition) if condition.filler else references,
             draw=settings.draw,
             sample_number=settings.sample_number,
         )
-        if model is not None:
-            condition_prompts = _check_prompts(condition_prompts, references, model)
-            # once, because all conditions have the same problems
-            if index == 0:
-                problem_notes = _find_control_tokens([*problems, *settings.examples], model)
-                notes = (*problem_notes, *condition_prompts.notes)
-                condition_prompts = replace(condition_prompts, notes=notes)
-            if settings.scored_form is not None:
-                condition_prompts = _add_answers(condition_prompts, settings, model)
-            _refuse_long_prompts(condition_prompts, model, max_gen_toks)
-        yield condition_prompts
+        if model is None:
+            yield condition_prompts
+            continue
+        checked_prompts = _check_prompts(condition_prompts, references, model)
+        # only once, because all conditions have the same problems
+        if index == 0:
+            problem_notes = _note_control_tokens([*problems, *settings.examples], model)
+            checked_prompts = _prepend_notes(checked_prompts, problem_notes)
+        if settings.scored_form is not None:
+            checked_prompts = _add_answers(checked_prompts, settings, model)
+        _refuse_long_prompts(checked_prompts, model, max_gen_toks)
+        yield checked_prompts
 
 
 def _build_prompts(
@@ -171,21 +171,19 @@ def _add_answers(
     count_by_remark = Counter[str]()
     for problem, prompt in zip(condition_prompts.problems, condition_prompts.prompts, strict=True):
         label, end = _find_label_and_end(prompt, settings)
-        bare_label = label.rstrip(" ")
         other_answers = settings.other_answers.get(problem.id, ())
         answers, remarks = [], set()
         for text in map(str.strip, (problem.answer, *problem.alternatives, *other_answers)):
-            answer_tokens = AnswerTokens(encode(label), encode(text + end))
-            # the tokenizer merges label and answer
-            if encode(label + text + end) != answer_tokens.label + answer_tokens.answer:
-                answer_tokens = AnswerTokens(
-                    encode(bare_label), encode(label[len(bare_label) :] + text + end)
-                )
-                # without a blank at the label's end, label and answer still merge
-                if bare_label == label:
+            answer_label, answer = label, text + end
+            if encode(label + answer) != encode(label) + encode(answer):
+                # the tokenizer merges label and answer, so a blank moves from label to answer
+                answer_label = label.rstrip(" ")
+                answer = label[len(answer_label) :] + answer
+                # there was no such blank, so they still merge
+                if answer_label == label:
                     remarks.add(MERGED_REMARK)
-            answers.append(answer_tokens)
-            if text in other_answers and len(answer_tokens.answer) != len(answers[0].answer):
+            answers.append(AnswerTokens(encode(answer_label), encode(answer)))
+            if text in other_answers and len(answers[-1].answer) != len(answers[0].answer):
                 remarks.add(OTHER_LENGTH_REMARK)
         count_by_remark.update(remarks)
         prompts.append(replace(prompt, answers=tuple(answers), other_answers=other_answers))
@@ -193,25 +191,31 @@ def _add_answers(
         f"{count} of {len(prompts)} gold answers {remark}."
         for remark, count in count_by_remark.items()
     ]
-    return replace(
-        condition_prompts, prompts=tuple(prompts), notes=(*sorted(notes), *condition_prompts.notes)
-    )
+    return _prepend_notes(replace(condition_prompts, prompts=tuple(prompts)), sorted(notes))
+
+
+def _prepend_notes(condition_prompts: ConditionPrompts, notes: Iterable[str]) -> ConditionPrompts:
+    """The prompts of a condition with further notes before their own."""
+    return replace(condition_prompts, notes=(*notes, *condition_prompts.notes))
 
 
 def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
-    """The texts between prompt and answer, and after the answer: the end of its box or line."""
+    """The label between prompt and answer, and the end of the answer's box or line after it."""
     _, box_label, box_content = prompt.answer_prefix.rpartition(BOX_LABEL)
-    # the prompt has already opened the box
+    # the answer's beginning has a box that is still open
     if box_label and "}" not in box_content:
         return "", "}"
-    _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
+    label = prompt.prompt.blank
     # open reasoning is ended first, because an answer inside it would be part of it
-    label = f"\n{end_marker}\n\n" if end_marker else ""
-    label += prompt.prompt.blank
-    return (label + BOX_LABEL, "}") if settings.scored_form == "box" else (label, prompt.prompt.end)
+    _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
+    if end_marker:
+        label = f"\n{end_marker}\n\n{label}"
+    if settings.scored_form == "box":
+        return label + BOX_LABEL, "}"
+    return label, prompt.prompt.end
 
 
-def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
+def _note_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> Iterator[str]:
     """Yield a note on each problem or example in whose text the tokenizer reads a control token."""
     added_tokens = model.tokenizer.added_tokens_decoder.values()
     token_patterns = [re.escape(token.content) for token in added_tokens if token.special]
@@ -224,7 +228,7 @@ def _find_control_tokens(problems: Iterable[Problem], model: ModelTokenizer) -> 
 def _check_prompts(
     condition_prompts: ConditionPrompts, references: Sequence[BuiltPrompt], model: ModelTokenizer
 ) -> ConditionPrompts:
-    """Add notes and interventions to the prompts of one condition.
+    """Check the prompts of one condition, and add notes on faults, and interventions.
 
     `references` are the prompts of the same problems without a filler.
 
@@ -242,21 +246,29 @@ def _check_prompts(
             if is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
                 raise _make_error(condition_prompts, model, sentence)
             notes[sentence] = None
-        if condition.intervention:
-            parts = find_parts(prompt, reference)
-            try:
-                changes = resolve_interventions(
-                    condition.intervention, parts, prompt.token_ids or ()
-                )
-            except PromptMismatchError as error:
-                raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
-            _, gap_size = find_gap(changes)
-            # With a gap the prompt is that without the filler, and only positions are moved.
-            if gap_size:
-                prompt = reference
-            prompt = replace(prompt, intervention=changes)
-        prompts.append(prompt)
+        try:
+            prompts.append(_add_intervention(condition, prompt, reference))
+        except PromptMismatchError as error:
+            raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
+
+
+def _add_intervention(
+    condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
+) -> BuiltPrompt:
+    """The prompt that is sent, with the changes that the condition's intervention makes in it.
+
+    Raises:
+        PromptMismatchError: the intervention does not fit the prompt.
+    """
+    if not condition.intervention:
+        return prompt
+    parts = find_parts(prompt, reference)
+    changes = resolve_interventions(condition.intervention, parts, prompt.token_ids or ())
+    _, gap_size = find_gap(changes)
+    # with a gap the filler is left out, and only the positions after it are moved
+    sent_prompt = reference if gap_size else prompt
+    return replace(sent_prompt, intervention=changes)
 
 
 def _find_faults(
@@ -264,9 +276,13 @@ def _find_faults(
 ) -> Iterator[tuple[bool, str]]:
     """Yield each broken guarantee of a prompt: whether it is a violation, and a sentence about it.
 
-    A violation is refused, except in the layout `as_published`; any other fault is only reported. A
-    wrong number of filler tokens, or one that is shared with other text, is a violation only if the
-    condition promises an exact number. `reference` is the prompt without a filler.
+    A violation is refused, except in the layout `as_published`; any other fault is only reported.
+    `reference` is the prompt without a filler. The guarantees are, in this order:
+
+    - No token covers filler and other text. A violation if the condition promises an exact number.
+    - The filler has the stated number of tokens. A violation as before.
+    - The problem has the tokens of `reference`: always a violation.
+    - The prompt has a filler if the condition has one: always a violation.
     """
     filler_tokens, is_exact = prompt.filler_tokens, condition.filler_tokens is not None
     if prompt.straddling_tokens:
@@ -275,20 +291,19 @@ def _find_faults(
             f"{location}: {prompt.straddling_tokens} tokens cover both filler and neighbouring "
             "text.",
         )
-    if condition.stated_token_count is not None:
-        expected_tokens = condition.stated_token_count * len(prompt.filler_ranges)
-        if filler_tokens != expected_tokens:
+    # a template may have the filler at several positions; 0 if no number is stated
+    expected_tokens = (condition.stated_token_count or 0) * len(prompt.filler_ranges)
+    if condition.stated_token_count is not None and filler_tokens != expected_tokens:
+        reason = remedy = ""
+        if isinstance(condition, UnitCondition):
             verb = "splits" if filler_tokens > expected_tokens else "merges"
-            reason = ""
-            if isinstance(condition, UnitCondition):
-                reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
-            remedy = ""
-            if is_exact:
-                remedy = " To allow any number of tokens, write the filler as `text`."
-            yield (
-                is_exact,
-                f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
-            )
+            reason = f"the tokenizer {verb} the unit {condition.unit!r}: "
+        if is_exact:
+            remedy = " To allow any number of tokens, write the filler as `text`."
+        yield (
+            is_exact,
+            f"{reason}expected {expected_tokens} filler tokens, got {filler_tokens}.{remedy}",
+        )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
         examples = " or its examples'" if "demonstration" in roles else ""
@@ -304,14 +319,17 @@ def _find_faults(
 def _refuse_long_prompts(
     condition_prompts: ConditionPrompts, model: ModelTokenizer, max_gen_toks: int
 ) -> None:
-    """Raise PromptMismatchError if the context is too short."""
+    """Raise PromptMismatchError if the longest prompt and its completion exceed the context."""
+    if model.context_length is None:
+        return
     most_tokens = max((prompt.request_length for prompt in condition_prompts.prompts), default=0)
-    if model.context_length is not None and most_tokens + max_gen_toks > model.context_length:
+    excess = most_tokens + max_gen_toks - model.context_length
+    if excess > 0:
         fault = (
             f"{most_tokens} tokens in the longest prompt and max_gen_toks {max_gen_toks} "
-            f"exceed the context length of {model.context_length} by "
-            f"{most_tokens + max_gen_toks - model.context_length}. Raise max_model_len, or lower "
-            "max_gen_toks (for lm_eval in --metadata, such as '{\"max_gen_toks\": 64}')."
+            f"exceed the context length of {model.context_length} by {excess}. Raise "
+            "max_model_len, or lower max_gen_toks (for lm_eval in --metadata, such as "
+            "'{\"max_gen_toks\": 64}')."
         )
         raise _make_error(condition_prompts, model, fault)
 

@@ -1,4 +1,4 @@
-"""Fillers of an exact number of tokens: a cut sentence, random words."""
+"""Fillers with an exact number of tokens: a cut sentence, or random words."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -14,23 +14,26 @@ PADDING_WORDS = ("and", "so", "in", "a", "he", "the", "to", "on")
 
 
 def cut_sentence(words: list[str], token_count: int, count_tokens: Callable[[str], int]) -> str:
-    """Cut a sentence to a number of tokens, and append short words if no cut has this number."""
-    # The longest cut comes first, so that few words are appended.
+    """Cut a sentence to exactly this number of tokens.
+
+    If the longest cut that is not too long has too few tokens, PADDING_WORDS are appended to it.
+    Each of them is tried as the first. If none gives the exact number, the next shorter cut is
+    tried.
+    """
+    # no word has less than one token
     for word_count in range(min(len(words), token_count), 0, -1):
-        missing_count = token_count - count_tokens(_as_sentence(words[:word_count]))
+        cut = words[:word_count]
+        missing_count = token_count - count_tokens(_as_sentence(cut))
         if missing_count < 0:
             continue
-        # each padding word is tried as the first
         for first_index in range(len(PADDING_WORDS)):
             padding = list(islice(cycle(PADDING_WORDS), first_index, first_index + missing_count))
-            # a padding word may be several tokens: then fewer words fit
-            for padding_size in range(missing_count, -1, -1):
-                sentence = _as_sentence(words[:word_count] + padding[:padding_size])
-                sentence_length = count_tokens(sentence)
-                if sentence_length == token_count:
-                    return sentence
-                if sentence_length < token_count:
-                    break
+            # a padding word may have several tokens: then the last ones are left out
+            while padding and count_tokens(_as_sentence(cut + padding)) > token_count:
+                padding.pop()
+            sentence = _as_sentence(cut + padding)
+            if count_tokens(sentence) == token_count:
+                return sentence
     raise ConfigError(
         f"No cut of the sentence has exactly {token_count} tokens in this tokenizer. "
         "Choose another count."
@@ -43,18 +46,15 @@ def draw_words(
     count_tokens: Callable[[str], int],
     generator: random.Random,
 ) -> str:
-    """Draw random words with this number of tokens. The first word follows no blank."""
+    """Draw random words whose text, joined by blanks, has exactly this number of tokens."""
     for _ in range(DRAW_ATTEMPTS if words else 0):
         drawn_words = generator.choices(words, k=token_count)
-        # words of several tokens make the text too long: the last words are then dropped
-        while drawn_words:
-            text = " ".join(drawn_words)
-            text_length = count_tokens(text)
-            if text_length == token_count:
-                return text
-            if text_length < token_count:
-                break
+        # a word may have several tokens: then the last ones are left out
+        while count_tokens(" ".join(drawn_words)) > token_count:
             drawn_words.pop()
+        text = " ".join(drawn_words)
+        if count_tokens(text) == token_count:
+            return text
     raise ConfigError(
         f"No draw of random words has exactly {token_count} tokens in this tokenizer. "
         "Choose another count."

@@ -14,7 +14,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import chain, cycle, groupby
@@ -30,6 +30,7 @@ from harness.experiment.prompts.template_parser import (
     FILLER,
     PROBLEM,
     ParsedTemplate,
+    Piece,
     Pieces,
     fill_columns,
     parse_template,
@@ -222,49 +223,65 @@ def build_prompt(
     row, layout = problem.row, settings.layout
     separator = Segment("separator", "" if layout is Layout.AS_PUBLISHED else SEPARATOR)
     parsed_example, parsed_question = settings.parse_templates(condition, problem)
-    is_raw = layout is Layout.RAW
     instruction = fill_columns(settings.choose_instruction(condition), row)
-    system_segments = [Segment("instruction", instruction), separator]
-    body_segments = []
+    system = [Segment("instruction", instruction), separator]
+    body = []
     for example in settings.examples:
-        body_segments += _fill_example(parsed_example, example, filler_text, layout)
-    body_segments += _fill(parsed_question.question, problem, filler_text)
+        body += _fill_example(parsed_example, example, filler_text, layout)
+    body += _fill(parsed_question.question, problem, filler_text)
     answer = [Segment("separator", fill_columns(condition.answer_prefix, row))]
-    if isinstance(condition, FilledCondition) and FILLER not in (
-        *parsed_example.pieces,
-        *parsed_question.pieces,
-    ):
-        # a filler that no template mentions, with the separator after it
+    template_pieces = (*parsed_example.pieces, *parsed_question.pieces)
+    # a filler that no template mentions is inserted where its condition places it
+    if isinstance(condition, FilledCondition) and FILLER not in template_pieces:
         insertion = [Segment("filler", fill_columns(filler_text, row)), separator]
         match condition.placement:
             case Placement.BEFORE_SYSTEM:
-                system_segments = insertion + system_segments
+                system = insertion + system
             case Placement.RANDOM:
-                _insert_at_random(
-                    system_segments, body_segments, insertion, f"{condition.seed}:{problem.id}"
-                )
+                seed = f"{condition.seed}:{problem.id}"
+                system, body = _insert_at_random(system, body, insertion, seed)
             case Placement.ANSWER:
-                # the separator stands only between the filler and an answer prefix
+                # without an answer prefix nothing comes after the filler, so no separator either
                 answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
             case _:
                 # before the first example, or before the question if there are no examples
-                body_segments = insertion + body_segments
-    merged_system = _merge_same_role(system_segments)
-    # the examples show this literal text after their answers, so the model writes it after its own
-    answer_ending = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
+                body = insertion + body
+    system_segments = _merge_same_role(system)
+    is_raw = layout is Layout.RAW
+    end = "\n"
+    # the examples show this text after their answers, so the model writes it after its own
+    if is_raw and settings.examples:
+        literals = [piece.text for piece in parsed_example.answer if piece.kind != "name"]
+        end = "".join(literals) + parsed_example.end
     return Prompt(
-        segments=(*merged_system, *_merge_same_role(body_segments)),
-        system_size=len(merged_system) if settings.has_system_turn else 0,
+        segments=(*system_segments, *_merge_same_role(body)),
+        system_size=len(system_segments) if settings.has_system_turn else 0,
         answer=_merge_same_role(answer),
         blank=parsed_question.blank if is_raw else "",
-        end="".join(answer_ending) + parsed_example.end if is_raw and settings.examples else "\n",
+        end=end,
     )
+
+
+def _choose_role(piece: Piece, pieces: Pieces, *, is_example: bool) -> Role:
+    """The role of the text that replaces one of these pieces of a template."""
+    if piece == FILLER:
+        return "filler"
+    if piece.kind == "gap":
+        return "separator"
+    if is_example:
+        return "demonstration"
+    if piece in (PROBLEM, CHOICES):
+        return "problem"
+    # in a template without `{problem}`, the columns are the problem
+    if piece.kind == "name" and PROBLEM not in pieces:
+        return "problem"
+    return "format"
 
 
 def _fill(
     pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
 ) -> list[Segment]:
-    """The segments of pieces of a template for one problem."""
+    """The segments of pieces of a template, with the texts of a problem in place of the names."""
     text_by_name = {f"row.{column}": text for column, text in problem.row.items()}
     text_by_name |= {
         "problem": problem.problem,
@@ -274,18 +291,8 @@ def _fill(
     }
     segments = []
     for piece in pieces:
-        role: Role = "format"
-        if piece == FILLER:
-            role = "filler"
-        elif piece.kind == "gap":
-            role = "separator"
-        elif is_example:
-            role = "demonstration"
-        # in a template without `{problem}`, columns take its role
-        elif piece in (PROBLEM, CHOICES) or (piece.kind == "name" and PROBLEM not in pieces):
-            role = "problem"
         text = text_by_name[piece.text] if piece.kind == "name" else piece.text
-        segments.append(Segment(role, text))
+        segments.append(Segment(_choose_role(piece, pieces, is_example=is_example), text))
     return segments
 
 
@@ -312,33 +319,31 @@ def _merge_same_role(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def _insert_at_random(
-    system_segments: list[Segment],
-    body_segments: list[Segment],
-    insertion: Sequence[Segment],
-    seed: str,
-) -> None:
-    """Insert segments at a word boundary, drawn uniformly from those of instruction and problem.
+    system: list[Segment], body: list[Segment], insertion: list[Segment], seed: str
+) -> tuple[list[Segment], list[Segment]]:
+    """The system and the body of a prompt with a filler at a boundary that is drawn uniformly.
 
-    The lists `system_segments` and `body_segments` are changed.
-
-    A boundary is a single blank between two words, since a cut there does not change the tokens on
-    either side, or the boundary after the instruction.
+    The boundaries are the one after the instruction, and each single blank between two words of the
+    instruction or of the problem: a cut there does not change the tokens on either side.
     """
-    problem_segment_index = [segment.role for segment in body_segments].index("problem")
-    # Each has a list of segments, the index of a segment and a position in its text. The first is
-    # the boundary after the instruction.
-    boundaries = [(body_segments, 0, 0)]
-    for segments, index in ((system_segments, 0), (body_segments, problem_segment_index)):
-        for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", segments[index].text):
-            boundaries.append((segments, index, match.start()))
-    split_segments, split_index, position = random.Random(seed).choice(boundaries)
-    if not position:
-        body_segments[:0] = insertion
-        return
-    role, text = split_segments[split_index].role, split_segments[split_index].text
-    head, tail = Segment(role, text[:position]), Segment(role, text[position:])
-    # `insertion` ends with a separator; another one stands before the filler
-    split_segments[split_index : split_index + 1] = [head, insertion[-1], *insertion, tail]
+    problem_index = [segment.role for segment in body].index("problem")
+    # system and body for each boundary, first for the one after the instruction
+    candidates = [(system, insertion + body)]
+    candidates += [(split_system, body) for split_system in _split(system, 0, insertion)]
+    candidates += [(system, split_body) for split_body in _split(body, problem_index, insertion)]
+    return random.Random(seed).choice(candidates)
+
+
+def _split(
+    segments: list[Segment], index: int, insertion: list[Segment]
+) -> Iterator[list[Segment]]:
+    """Yield the segments with a filler at each single blank between two words of one segment."""
+    role, text = segments[index].role, segments[index].text
+    for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", text):
+        head, tail = Segment(role, text[: match.start()]), Segment(role, text[match.start() :])
+        # `insertion` ends with a separator; another one stands before the filler
+        split_segments = [head, insertion[-1], *insertion, tail]
+        yield segments[:index] + split_segments + segments[index + 1 :]
 
 
 _DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}

@@ -1,5 +1,6 @@
-r"""Parses templates, the form of examples and questions: `Q: {problem}\n{filler}\nA: {answer}`.
+r"""Parses templates, which give examples and questions their form.
 
+An example is `Q: {problem}\n{filler}\nA: {answer}`.
 Names in braces are replaced, and a literal brace is doubled. In the other texts of a config only
 `{row.COLUMN}` is replaced, so LaTeX needs no doubled braces there.
 """
@@ -18,8 +19,9 @@ TEMPLATE_NAMES = ("problem", "filler", "choices", "answer")
 """The names of a template, besides those of columns."""
 _ROW_COLUMN = re.compile(r"\{row\.([^{}]+)\}")
 """The name of a column of the data in a text, such as `{row.hint}`."""
-# The first group that fits is the kind of the piece. A gap stands after a filler, or before one
-# that ends the template. A brace that no earlier group takes is an error.
+# The first group that matches is the kind of the piece: see `Piece`. A gap stands after a filler or
+# before a filler that ends the template; a text stops before the latter. A brace that no earlier
+# group matches is an error.
 _PIECE = re.compile(
     r"(?P<gap>(?<=\{filler\})\s+|\s+(?=\{filler\}\Z))"
     r"|\{(?P<name>[^{}]+)\}"
@@ -80,18 +82,7 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
         ValueError: a name is unknown, a brace is neither doubled nor around a name, the answer
             occurs twice, or the question, which ends before the answer, lacks the problem.
     """
-    pieces = []
-    for match in _PIECE.finditer(template):
-        kind = str(match.lastgroup)
-        text = match[kind]
-        if kind == "brace":
-            raise ValueError(f"expected a name in braces or a doubled brace, got {template!r}")
-        if kind == "text":
-            text = text.replace("{{", "{").replace("}}", "}")
-        elif kind == "name" and text not in TEMPLATE_NAMES and not _ROW_COLUMN.fullmatch(match[0]):
-            names = ", ".join(f"{{{name}}}" for name in (*TEMPLATE_NAMES, "row.COLUMN"))
-            raise ValueError(f"expected a name of {names}, got {match[0]}")
-        pieces.append(Piece(kind, text))
+    pieces = [_read_piece(match) for match in _PIECE.finditer(template)]
     if pieces.count(ANSWER) > 1:
         raise ValueError(f"expected {{answer}} once, got {template!r}")
     if not has_filler:
@@ -102,17 +93,45 @@ def parse_template(template: str, has_filler: bool = True) -> ParsedTemplate:
     question_names = {piece.text for piece in question if piece.kind == "name"}
     if not question_names - {"filler", "choices"}:
         raise ValueError(f"the question needs {{problem}} or {{row.COLUMN}}, got {template!r}")
-    # a template with nothing after the answer states no end, and examples need one
-    return ParsedTemplate(question, blank, answer, SEPARATOR if answer == (ANSWER,) else end)
+    # The template has nothing after the answer, so it does not say what ends an example.
+    if answer == (ANSWER,):
+        end = SEPARATOR
+    return ParsedTemplate(question, blank, answer, end)
+
+
+def _read_piece(match: re.Match[str]) -> Piece:
+    """The piece of a template that a match of _PIECE has.
+
+    Raises:
+        ValueError: a name is unknown, or a brace is neither doubled nor around a name.
+    """
+    kind = str(match.lastgroup)
+    text = match[kind]
+    if kind == "brace":
+        raise ValueError(f"expected a name in braces or a doubled brace, got {match.string!r}")
+    if kind == "text":
+        return Piece(kind, text.replace("{{", "{").replace("}}", "}"))
+    if kind == "name" and text not in TEMPLATE_NAMES and not _ROW_COLUMN.fullmatch(match[0]):
+        names = ", ".join(f"{{{name}}}" for name in (*TEMPLATE_NAMES, "row.COLUMN"))
+        raise ValueError(f"expected a name of {names}, got {match[0]}")
+    return Piece(kind, text)
 
 
 def _cut_end(pieces: Sequence[Piece], characters: str | None) -> tuple[Pieces, str]:
-    """Cut these characters, by default blanks, off the end of pieces, and return both parts."""
+    """Cut these characters off the end of the last piece.
+
+    Args:
+        pieces: Consecutive pieces. A name at their end is not cut.
+        characters: The characters; None for all blanks and line breaks.
+
+    Returns:
+        The pieces without what was cut, and what was cut.
+    """
     if not pieces or pieces[-1].kind == "name":
         return tuple(pieces), ""
-    *first_pieces, (kind, text) = pieces
+    *earlier_pieces, (kind, text) = pieces
     remaining_text = text.rstrip(characters)
-    return (*first_pieces, Piece(kind, remaining_text)), text[len(remaining_text) :]
+    return (*earlier_pieces, Piece(kind, remaining_text)), text[len(remaining_text) :]
 
 
 def _check_template(template: str) -> str:

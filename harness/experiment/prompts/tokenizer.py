@@ -63,42 +63,56 @@ class ModelTokenizer:
             ConfigError: the context length is not a number, or is missing where it is required; no
                 chat template has the requested name, or it does not read a switch.
         """
-        weights_name = arguments.get("pretrained")
-        if not weights_name:
-            served_name = str(arguments.get("model") or "")
-            weights_name = served_name if served_name and Path(served_name).is_dir() else None
+        weights_name = arguments.get("pretrained") or None
+        served_name = str(arguments.get("model") or "")
+        if not weights_name and served_name and Path(served_name).is_dir():
+            weights_name = served_name
         name = arguments.get("tokenizer") or weights_name
         if not isinstance(name, str) or not isinstance(weights_name, str | None):
             return None
         tokenizer = load_tokenizer(name, arguments)
         templates = tokenizer.chat_template
         tokenizer.chat_template = choose_template(name, templates, arguments.get("chat_template"))
-        context_length = _stated_length(arguments)
-        # The model's own limit counts too, except where overrides of its config, such as those of
-        # RoPE, come with a stated length. With another model's tokenizer the limit is unknown.
-        if weights_name == name and not (context_length and arguments.get("hf_overrides")):
-            model_config = load_model_config(name, arguments)
-            lengths = (context_length, getattr(model_config, "max_position_embeddings", None))
-            context_length = min(filter(None, lengths), default=None)
-        switches = template_switches(arguments)
         model = cls(
             name=name,
             tokenizer=tokenizer,
-            context_length=context_length,
-            switches=switches,
+            context_length=_find_context_length(name, weights_name, arguments),
+            switches=template_switches(arguments),
             template_names=sorted(templates) if isinstance(templates, Mapping) else (),
         )
-        for switch in switches:
+        for switch in model.switches:
             if not re.search(rf"\b{re.escape(switch)}\b", model.template):
                 raise ConfigError(f"The chat template of {name} reads no switch {switch!r}.")
         return model
 
 
-def _stated_length(arguments: Mapping[str, Any]) -> int | None:
-    """The context length that the arguments state.
+def _find_context_length(
+    name: str, weights_name: str | None, arguments: Mapping[str, Any]
+) -> int | None:
+    """The stated context length, or the limit of the model's config if this is smaller.
 
-    Without `max_length`, lm-eval assumes 2048 for a completions API, reserves 2047 for prompt and
-    completion, and cuts the front of longer prompts. So it must be stated there.
+    `name` is that of the tokenizer. None: neither is known.
+    """
+    stated_length = _stated_length(arguments)
+    # with another model's tokenizer the model's limit is unknown
+    if weights_name != name:
+        return stated_length
+    # overrides of the config, such as those of RoPE, can extend the model's limit
+    if stated_length and arguments.get("hf_overrides"):
+        return stated_length
+    model_config = load_model_config(name, arguments)
+    lengths = (stated_length, getattr(model_config, "max_position_embeddings", None))
+    return min(filter(None, lengths), default=None)
+
+
+def _stated_length(arguments: Mapping[str, Any]) -> int | None:
+    """The context length that the arguments state; None if they state none.
+
+    Of a completions API it must be stated. Otherwise lm-eval assumes 2048 tokens, of which 2047 are
+    for prompt and completion, and cuts the front of longer prompts.
+
+    Raises:
+        ConfigError: the length is not a number, or is missing where it is required.
     """
     context_length = arguments.get("max_model_len", arguments.get("max_length"))
     base_url = str(arguments.get("base_url") or "").rstrip("/")
@@ -112,7 +126,8 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
             f"expected a whole number above 0, got {context_length!r}."
         )
     # lm-eval's client for completions APIs reserves one token
-    return int(str(context_length)) - is_completions_api
+    reserved_count = int(is_completions_api)
+    return int(str(context_length)) - reserved_count
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
