@@ -308,7 +308,9 @@ def test_a_run_that_cannot_have_interventions_is_refused_before_the_model_is_loa
 
 
 def test_layers_with_windows_have_a_block_table_of_their_own():
-    chunk = Chunk(0, 1, first_index=5, request_index=0, changes=[ON], recording=None, first_query=0)
+    chunk = Chunk(
+        0, 1, first_index=5, request_index=0, changes=[ON], recording=None, queries=range(0)
+    )
     group = Group([[ON]])
     group.start_step([chunk], torch.device("cpu"))
     for blocks in ([3, 7], [2, 9]):
@@ -403,10 +405,7 @@ def test_requests_of_a_batch_have_their_changes_in_the_order_of_their_lists(line
     worker._activation, worker._groups, worker.applied_rows = torch.relu, {}, 0
     worker._new_outputs, worker._outputs_by_source = None, {(7,): {0: torch.tensor([0.0, 9.0])}}
     worker._chunks = [
-        Chunk(
-            row, 1, first_index=5, request_index=row, changes=changes, recording=None, first_query=0
-        )
-        for row, changes in enumerate(lists)
+        Chunk(row, 1, 5, row, changes, None, range(0)) for row, changes in enumerate(lists)
     ]
     worker._group_chunks()
     activations, outputs = torch.zeros(3, 1), torch.ones(3, 2)

@@ -57,24 +57,26 @@ def tabulate_changes(changes: Sequence[Change], device: torch.device) -> Attenti
         changes: One for each sequence of the batch, in their order; equal ones may recur.
         device: The device of the tensors.
     """
+    phantom_counts = [len(change.get("phantom", ())) for change in changes]
     filler_rows = []
-    for change in changes:
-        phantom_count, start = len(change.get("phantom", ())), change.get("start", 0)
+    for change, phantom_count in zip(changes, phantom_counts, strict=True):
+        start = change.get("start", 0)
+        # a filler with phantom keys has no tokens in the prompt
         end = start if phantom_count else start + change.get("size", 0)
         filler_rows.append(
             (start, end, phantom_count, change.get("scale", True), change.get("bias", True))
         )
     range_lists = [change.get("weights", []) for change in changes]
-    range_count = max(map(len, range_lists))
+    most_ranges = max(map(len, range_lists))
     # padded by ranges without tokens, whose weight of 1 would change nothing
-    padded_lists = [ranges + [[0, 0, 0, 1]] * (range_count - len(ranges)) for ranges in range_lists]
-    # [sequence, range, value]; float32 represents positions exactly
-    range_table = np.array(padded_lists, np.float32).reshape(len(changes), range_count, 4)
+    padded_lists = [ranges + [[0, 0, 0, 1]] * (most_ranges - len(ranges)) for ranges in range_lists]
+    # [sequence, range, 4]; float32 represents positions exactly
+    range_table = np.array(padded_lists, np.float32).reshape(len(changes), most_ranges, 4)
     with np.errstate(divide="ignore"):  # the logarithm of weight 0 is -inf, which hides a token
         range_table[..., 3] = np.log(range_table[..., 3])
     return AttentionChanges(
         filler=copy_to(device, filler_rows).T[:, :, None, None],
-        most_phantoms=max(phantom_count for _, _, phantom_count, *_ in filler_rows),
+        most_phantoms=max(phantom_counts),
         ranges=copy_to(device, range_table).permute(1, 2, 0)[..., None, None],
     )
 
@@ -136,6 +138,7 @@ def changed_weights(
     queries = query_indices[:, :, None]  # [sequence, token, 1]
     keys = torch.arange(key.shape[1] - changes.most_phantoms, device=query.device)
     phantoms = torch.arange(changes.most_phantoms, device=query.device)
+    # each [sequence, 1, 1]; the switches `has_scale` and `has_bias` are 0 or 1
     start, end, phantom_counts, has_scale, has_bias = changes.filler
     # all these masks are [sequence, token, position]
     is_after_filler = queries >= end
@@ -146,13 +149,14 @@ def changed_weights(
         has_weight = (keys >= first) & (keys < stop) & (queries >= first_later)
         log_weights = torch.where(has_weight, log_weight, log_weights)
     phantom_log_weights = torch.where(is_phantom, 0.0, -torch.inf)
+    # the weights with the filler and with all phantoms of a sequence
     weights = plain_weights(
         query, key, score_factor, torch.cat([log_weights, phantom_log_weights], -1)[:, None, None]
     )
     is_filler = torch.cat([is_in_filler, is_phantom], -1)[:, None, None]
     weights = weights.masked_fill_(is_filler & (has_bias == 0)[:, None, None], 0)
     original_sum = weights.masked_fill(is_filler, 0).sum(-1, keepdim=True)
-    # Without `scale`, the original tokens share a sum of 1, as they would without the filler.
+    # Without `scale`, the weights of original tokens add up to 1, as they would without the filler.
     divisor = torch.where(has_scale[:, None, None] == 1, 1, original_sum)
     return torch.where(is_filler, weights, weights / divisor)
 
@@ -199,25 +203,36 @@ def change_outputs(outputs: Tensor, is_changed: Tensor, change: Change, source: 
         source: [unit] or [token, unit] The output in the same layer of the last token of the
             change's `source`.
     """
-    own_outputs, source_outputs = outputs.float(), source.float()
-    source_norm = source_outputs.norm(dim=-1, keepdim=True)
-    # the same numbers for all tokens: those of position 0
-    position = torch.zeros(1, device=source.device, dtype=torch.long)
-    (random_numbers,) = draw_numbers(position, source.shape[-1], change["seed"])
-    random_order = random_numbers.argsort(stable=True)
-    replacement = source_outputs
-    if change["from"] == "random":
-        # A vector of normal numbers has no preferred direction. 0 and 1 would become infinite.
-        direction = torch.special.ndtri(random_numbers.clamp(1e-6, 1 - 1e-6))
-        replacement = direction * source_norm / direction.norm()
-    elif change["from"] == "permuted":
-        replacement = source_outputs[..., random_order]
-    elif change["from"] == "permuted_own":
-        replacement = own_outputs[:, random_order]
-    elif change["from"] == "removed":
-        dot_products = (own_outputs * source_outputs).sum(-1, keepdim=True)
-        replacement = own_outputs - dot_products / source_norm**2 * source_outputs
+    replacement = _make_replacement(outputs.float(), source.float(), change)
     return torch.where(is_changed[:, None], replacement.to(outputs.dtype), outputs)
+
+
+def _make_replacement(own_outputs: Tensor, source_outputs: Tensor, change: Change) -> Tensor:
+    """What replaces outputs [token, unit] of an MLP: [unit] or [token, unit].
+
+    It is made of the source's outputs or of the token's own ones, as the change's `from` says.
+    """
+    source_norm: Tensor = source_outputs.norm(dim=-1, keepdim=True)
+    # the numbers of position 0 serve all tokens
+    position = torch.zeros(1, device=source_outputs.device, dtype=torch.long)
+    (random_numbers,) = draw_numbers(position, source_outputs.shape[-1], change["seed"])
+    random_order = random_numbers.argsort(stable=True)
+    match change["from"]:
+        case "random":
+            # A vector of normal numbers has no preferred direction. The function `ndtri` makes
+            # normal numbers of uniform ones; 0 and 1 would become infinite.
+            direction = torch.special.ndtri(random_numbers.clamp(1e-6, 1 - 1e-6))
+            return torch.div(direction * source_norm, direction.norm())
+        case "permuted":
+            return source_outputs[..., random_order]
+        case "permuted_own":
+            return own_outputs[:, random_order]
+        case "removed":
+            # the own outputs without their projection on the source's
+            dot_products = (own_outputs * source_outputs).sum(-1, keepdim=True)
+            return own_outputs - dot_products / source_norm**2 * source_outputs
+        case _:
+            return source_outputs
 
 
 def redistribute(
@@ -244,20 +259,19 @@ def redistribute(
         activations.amin(-1, keepdim=True),
     )
     steps = torch.where(is_small, outer_ends * fractions - activations, 0)
-    if sham is not None:
-        # a sham moves the units with the largest of these numbers
-        ranks = magnitudes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
-        is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
-        # only proportions of these steps matter, because their norm is replaced below
-        sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
-        if sham == "inward":
-            sham_steps = -sham_steps
-        sham_norms = sham_steps.norm(dim=-1, keepdim=True)
-        # Activations that are zero have no sign, so all sham steps of a token may be zero. The
-        # division by their norm gives infinity or NaN, which nan_to_num makes finite: the product
-        # with the steps is then zero.
-        steps = sham_steps * (steps.norm(dim=-1, keepdim=True) / sham_norms).nan_to_num()
-    return activations + steps
+    if sham is None:
+        return activations + steps
+    # the units that a sham moves have the largest of these numbers
+    ranks = magnitudes if sham == "inward" else draw_numbers(positions, unit_count, seed + 1)
+    is_moved = ranks > ranks.kthvalue(unit_count - small_count, -1, keepdim=True).values
+    # only proportions of these steps matter, because their norm is replaced below
+    sham_steps = torch.where(is_moved, activations.sign() * (0.5 + fractions), 0)
+    if sham == "inward":
+        sham_steps = -sham_steps
+    norm_ratios: Tensor = steps.norm(dim=-1, keepdim=True) / sham_steps.norm(dim=-1, keepdim=True)
+    # Activations that are zero have no sign, so all sham steps of a token may be zero. Its ratio is
+    # then infinity or NaN, which nan_to_num makes finite: the product with the steps is zero.
+    return activations + sham_steps * norm_ratios.nan_to_num()
 
 
 def draw_numbers(positions: Tensor, unit_count: int, seed: int) -> Tensor:
@@ -266,7 +280,8 @@ def draw_numbers(positions: Tensor, unit_count: int, seed: int) -> Tensor:
     They depend on the seed, the position and the unit alone.
     """
     units = torch.arange(unit_count, device=positions.device)
-    # an integer hash, because torch's generators give other numbers on other devices
+    # An integer hash, because torch's generators give other numbers on other devices. Its constants
+    # only have to be large and odd.
     hashes = (positions[:, None] + 1) * 40503 + units * 104729 + (seed + 1) * 12345
     for shift in (13, 16, 11):
         hashes = ((hashes ^ (hashes >> shift)) * 1274126177) & 0x7FFFFFFF

@@ -3,7 +3,7 @@
 `intervention_check.ask_reference` runs it in a separate process.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from harness.engines.interventions.arithmetic import (
+    Change,
     add_gap,
     attend_with_changes,
     change_activations,
@@ -45,8 +46,8 @@ class ReferenceModel:
     def __init__(
         self, model_name: str, dtype: str, layers: Sequence[int], revision: str | None = None
     ) -> None:
-        self._changes: Sequence[Mapping[str, Any]] = ()
-        """The changes of the prompt that is being answered."""
+        self._changes: Sequence[Change] = ()
+        """The changes of the prompt that is being answered; empty while a source is computed."""
         self._indices = self._positions = torch.zeros(0)
         """[token] The indices of a pass's tokens in the prompt, and their positions after gaps."""
         self._phantom_states: Sequence[Tensor] = ()
@@ -80,16 +81,28 @@ class ReferenceModel:
     def generate(
         self,
         token_ids: Sequence[int],
-        intervention: Sequence[Mapping[str, Any]] | None,
+        intervention: Sequence[Change] | None,
         token_count: int,
     ) -> dict[str, Any]:
-        """The greedy answer, its log-probabilities, and their leads over the next best token."""
-        self._changes = ()  # sources are computed without changes
+        """Answer a prompt greedily.
+
+        Args:
+            token_ids: The prompt.
+            intervention: Its changes; None for nothing.
+            token_count: The number of tokens of the answer.
+
+        Returns:
+            Of each token of the answer: `tokens`, its id; `logprobs`, its log-probability; and
+            `leads`, by how much this exceeds that of the next best token.
+        """
+        # sources and phantoms are computed without changes
+        self._changes = ()
         for change in intervention or ():
-            if source := change.get("source") or change.get("phantom"):
-                self._compute_source(source, change.get("start", 0))
+            if earlier_ids := change.get("source") or change.get("phantom"):
+                self._compute_states(earlier_ids, change.get("start", 0))
         self._changes = intervention or ()
         reply: dict[str, list[Any]] = {"tokens": [], "logprobs": [], "leads": []}
+        # the tokens of the next pass, the states of all tokens before them, and their number
         ids, past_states, start = torch.tensor([list(token_ids)], device=self.model.device), None, 0
         for _ in range(token_count):
             self._indices = start + torch.arange(ids.shape[1], device=ids.device)
@@ -107,14 +120,15 @@ class ReferenceModel:
             reply["tokens"].append(int(top_two.indices[0]))
             reply["logprobs"].append(float(top_two.values[0]))
             reply["leads"].append(float(top_two.values[0] - top_two.values[1]))
-            # the next pass has this token alone; `past_states` has all earlier ones
+            # the next pass has the new token alone
             ids = top_two.indices[:1][None]
         return reply
 
-    def _compute_source(self, token_ids: Sequence[int], start: int) -> None:
-        """Store the MLP outputs, and Layer 1's keys and values, of a source or a phantom.
+    def _compute_states(self, token_ids: Sequence[int], start: int) -> None:
+        """Store the states of a source or a phantom, whose first token has the position `start`.
 
-        Either change uses only its own kind of states. `start` is the position of the first token.
+        These are the MLP outputs, which only a change with a source uses, and the first layer's
+        keys and values, which only a change with a phantom uses.
         """
         ids = torch.tensor([token_ids], device=self.model.device)
         positions = start + torch.arange(ids.shape[1], device=ids.device)
@@ -155,24 +169,31 @@ class ReferenceModel:
         scaling: float,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """The registered attention function, changed if the intervention changes the layer's."""
+        """The registered attention function, changed if the intervention changes the layer's.
+
+        Query, key and value are [1, head, token, unit]. The result is [1, token, head, unit], and
+        no weights.
+        """
         layer: Any = module.layer_idx
-        if changes := select_changes(self._changes, layer, "attention"):
-            key_count = key.shape[2]
-            indices = torch.arange(key_count - query.shape[2], key_count, device=query.device)[None]
-            query, key, value = (states.transpose(1, 2) for states in (query, key, value))
-            # A layer has at most one change of attention. Phantom keys come last because
-            # `changed_weights` expects them there; it hides them from queries before the filler's
-            # place. Their order has no effect, as keys contain their positions.
-            if changes[0].get("phantom"):
-                key = torch.cat([key, self._phantom_states[0]], 1)
-                value = torch.cat([value, self._phantom_states[1]], 1)
-            tabulated = tabulate_changes(changes, query.device)
-            attended = attend_with_changes(query, key, value, scaling, indices, tabulated)
-            return attended.to(query.dtype), None
-        attended, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
-        return attended, None
+        changes = select_changes(self._changes, layer, "attention")
+        if not changes:
+            attended, _ = sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
+            return attended, None
+        # in a pass for the answer, the queries are the last tokens
+        key_count = key.shape[2]
+        indices = torch.arange(key_count - query.shape[2], key_count, device=query.device)[None]
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+        # A layer has at most one change of attention. Phantom keys come last because
+        # `changed_weights` expects them there; it hides them from queries before the filler's
+        # end. Their order has no effect, as keys contain their positions.
+        if changes[0].get("phantom"):
+            key = torch.cat([key, self._phantom_states[0]], 1)
+            value = torch.cat([value, self._phantom_states[1]], 1)
+        attended = attend_with_changes(
+            query, key, value, scaling, indices, tabulate_changes(changes, query.device)
+        )
+        return attended.to(query.dtype), None
 
 
 load_reference = cache(ReferenceModel)
-"""Makes a `ReferenceModel`, only once for the same arguments: each arm is a separate call."""
+"""Loads a `ReferenceModel`, but only once for the same arguments: each arm is a separate call."""

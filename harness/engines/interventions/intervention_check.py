@@ -9,6 +9,7 @@ import math
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from typing import Any
 
 from harness.constants import JsonObject
@@ -23,8 +24,8 @@ from harness.errors import EngineError, ModelError, quote_error
 from harness.experiment.plan import Plan, hash_json
 
 MOST_ARM_PROMPTS, ANSWER_TOKENS = 8, 8
-"""The most prompts of an arm that Hugging Face answers too, and the tokens of each answer. 12 arms
-of SmolLM2 take a minute."""
+"""The most prompts of an arm that Hugging Face answers too, and the number of tokens of each
+answer. 12 arms of SmolLM2 take a minute."""
 CHECKED_SHARE = 0.25
 """The share of an arm's prompts that Hugging Face answers in small runs, but at least 2 prompts."""
 FLOAT32_BOUND, HALF_PRECISION_BOUND = 1e-3, 0.2
@@ -40,7 +41,8 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
         advance: Called with the number of answered arms, and with that of all arms.
 
     Returns:
-        Questions and answers as plain values.
+        As plain values: `questions`, those of `_make_questions`, and `answers`, by arm those of
+        `ReferenceModel.generate`.
 
     Raises:
         ModelError: Hugging Face cannot load the model or answer.
@@ -90,23 +92,25 @@ def count_checked(prompt_count: int) -> int:
 
 
 def _make_questions(plan: Plan) -> JsonObject:
-    """The first prompts of every condition of the config."""
+    """The first prompts of every condition of the config by arm, and the model that answers them.
+
+    `count_checked` says how many prompts an arm has.
+    """
     config, arguments = plan.config, plan.model_arguments
     questions_by_arm: dict[str, list[JsonObject]] = {
         condition.name: [] for condition in config.conditions
     }
     for _, task, _, prompt in plan.rows:
-        # a reference condition, such as a positive control, is not in the config
+        # a reference condition, such as a positive control, is no arm: it is not in the config
         arm_questions = questions_by_arm.get(task.condition.name)
-        if arm_questions is not None and len(arm_questions) < count_checked(len(task.prompts)):
-            arm_questions.append(
-                {"token_ids": prompt.token_ids, "intervention": prompt.intervention}
-            )
+        if arm_questions is None or len(arm_questions) == count_checked(len(task.prompts)):
+            continue
+        arm_questions.append({"token_ids": prompt.token_ids, "intervention": prompt.intervention})
     return {
         "model": arguments["pretrained"],
         "revision": arguments.get("revision"),
         "dtype": arguments["dtype"],
-        # Attention and outputs are hooked in all layers of the reference, activations in these.
+        # only for activations does `ReferenceModel` have to know the layers
         "layers": opened_layers(config.interventions)["activations"],
         "arms": questions_by_arm,
     }
@@ -132,10 +136,10 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
     """Have the engine answer the questions of Hugging Face, all arms in one batch.
 
     Returns:
-        As `compare_with_reference`.
+        The agreement of its answers: see `compare_with_reference`.
 
     Raises:
-        EngineError: as `compare_with_reference`.
+        EngineError: an arm does not answer as in Hugging Face.
     """
     questions_by_arm = reference["questions"]["arms"]
     for arm_name, arm_questions in questions_by_arm.items():
@@ -151,7 +155,7 @@ def check_engine(engine: Any, reference: JsonObject) -> JsonObject:
                     "tokens": completion.token_ids,
                     "logprobs": [logprobs[token].logprob for logprobs, token in steps],
                 }
-    # raises if a scheduled row was not changed
+    # it raises an error if a row that an intervention must change was skipped
     engine.collective_rpc("mless_check_rows")
     replies_by_arm = {
         arm_name: [reply_by_id[f"{arm_name} {index}"] for index in range(len(arm_questions))]
@@ -182,17 +186,22 @@ def _submit_question(engine: Any, request_id: str, question: JsonObject) -> None
 def logprob_distance(
     reply: Mapping[str, Sequence[Any]], expected_reply: Mapping[str, Sequence[Any]], bound: float
 ) -> float:
-    """The largest difference of a log-probability of two greedy answers.
+    """The largest difference of a log-probability of two greedy answers, step by step.
 
-    It is taken up to the first token that differs. There the expected reply must have a near-tie:
-    its token leads the next best one by `bound` or less. The distance is infinite if it has none.
+    After the first step with different tokens nothing can be compared, because the further tokens
+    depend on them. In this step the expected reply must have a near-tie: its token leads the next
+    best one by `bound` or less. The distance is infinite if it leads by more.
     """
     largest_difference = 0.0
-    expected_columns = [expected_reply[name] for name in ("tokens", "logprobs", "leads")]
-    steps = zip(reply["tokens"], reply["logprobs"], *expected_columns, strict=True)
+    steps = zip(
+        reply["tokens"],
+        reply["logprobs"],
+        expected_reply["tokens"],
+        expected_reply["logprobs"],
+        expected_reply["leads"],
+        strict=True,
+    )
     for token, logprob, expected_token, expected_logprob, lead in steps:
-        # After two different tokens the answers have different prompts, so nothing more can be
-        # compared.
         if token != expected_token:
             return largest_difference if lead <= bound else math.inf
         if math.isnan(logprob):  # `max` would drop it, because no comparison with NaN is true
@@ -217,14 +226,13 @@ def compare_with_reference(
     Raises:
         EngineError: an arm does not answer as in Hugging Face.
     """
-    is_float32 = reference["questions"]["dtype"] == "float32"
-    bound = FLOAT32_BOUND if is_float32 else HALF_PRECISION_BOUND
-    prompt_count_by_arm, disagreements, largest_difference = {}, [], 0.0
+    bound = FLOAT32_BOUND if reference["questions"]["dtype"] == "float32" else HALF_PRECISION_BOUND
+    distances_by_arm, disagreements = {}, []
     for arm_name, arm_replies in replies_by_arm.items():
         reply_pairs = zip(arm_replies, reference["answers"][arm_name], strict=True)
-        distances = [logprob_distance(reply, expected, bound) for reply, expected in reply_pairs]
-        prompt_count_by_arm[arm_name] = len(distances)
-        largest_difference = max([largest_difference, *distances])
+        distances_by_arm[arm_name] = distances = [
+            logprob_distance(reply, expected_reply, bound) for reply, expected_reply in reply_pairs
+        ]
         agreeing_count = sum(distance <= bound for distance in distances)
         if agreeing_count < len(distances):
             disagreements.append(f"{arm_name} {agreeing_count} of {len(distances)}")
@@ -233,7 +241,11 @@ def compare_with_reference(
             "vLLM does not answer as Hugging Face under interventions. Prompts that agree: "
             f"{', '.join(disagreements)}."
         )
-    return {"prompts": prompt_count_by_arm, "bound": bound, "largest": largest_difference}
+    return {
+        "prompts": {arm_name: len(replies) for arm_name, replies in replies_by_arm.items()},
+        "bound": bound,
+        "largest": max(chain.from_iterable(distances_by_arm.values()), default=0.0),
+    }
 
 
 def describe_agreement(agreement: JsonObject) -> str:

@@ -10,6 +10,7 @@ from harness.engines.engine_options import compilation_settings
 from harness.engines.engine_processes import CHANGE_OPERATION, PLUGIN_NAME
 from harness.errors import ConfigError
 from harness.experiment.intervention_settings import TARGET_BY_KIND, Intervention
+from harness.experiment.prompts.chat_template import ModelArguments
 from harness.experiment.prompts.tokenizer import load_model_config, trusts_code
 from harness.experiment.run_config import RunConfig
 
@@ -34,9 +35,9 @@ _UNUSED_VALUES = (None, False, 1, "1", "auto")
 
 
 def opened_layers(interventions: Mapping[str, Sequence[Intervention]]) -> JsonObject:
-    """The layers, from 0, that the interventions of conditions need open.
+    """The layers, from 0, that the interventions of conditions change, by what they change there.
 
-    `attention`, `activations` and `outputs` of MLPs are the layers in which these are changed.
+    The keys are the targets of TARGET_BY_KIND: `attention`, `activations`, and `outputs` of MLPs.
     """
     layers_by_target: dict[str, set[int]] = {target: set() for target in TARGET_BY_KIND.values()}
     for intervention in chain.from_iterable(interventions.values()):
@@ -66,7 +67,7 @@ def refuse_interventions(config: RunConfig) -> None:
     _refuse_arguments(arguments, opened_layers(config.interventions))
 
 
-def refuse_to_open(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> None:
+def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None:
     """Refuse a model whose layers cannot be opened, before it is loaded.
 
     Raises:
@@ -90,8 +91,10 @@ def refuse_to_open(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> N
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)
+    # a model without `model.layers` has no module for any layer, and `_find_obstacle` says so
     blocks = getattr(decoder, "layers", [None] * layer_count)
-    # the output that replaces one of an MLP comes from a pass through all layers
+    # The output that replaces one of an MLP is computed by a pass of other tokens, in which the
+    # attention of all layers is replaced: see `WorkerInterventions._compute_sources`.
     checked_layers = range(layer_count) if layers_by_use.get("outputs") else sorted(layers)
     for layer in checked_layers:
         if obstacle := _find_obstacle(config, layer, blocks[layer], arguments, layers_by_use):
@@ -102,42 +105,39 @@ def refuse_to_open(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> N
 
 
 def _find_obstacle(
-    config: Any, layer: int, block: Any, arguments: Mapping[str, Any], layers_by_use: JsonObject
+    config: Any, layer: int, block: Any, arguments: ModelArguments, layers_by_use: JsonObject
 ) -> str | None:
     """The property of a layer that excludes opening it; None if there is none.
 
     `block` is the layer's module, and None if the model has no `model.layers`.
     """
-    attention = getattr(block, "self_attn", None)
+    attention, mlp = getattr(block, "self_attn", None), getattr(block, "mlp", None)
+    if attention is None:
+        return "no `self_attn` in `model.layers`"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "soft-capped attention"
+    if hasattr(attention, "sinks"):
+        return "attention sinks"
+    if hasattr(attention, "kv_lora_rank"):
+        return "latent attention"
+    if layer in layers_by_use.get("outputs", ()) and mlp is None:
+        return "no `mlp`, whose output is changed"
+    if layer in layers_by_use["activations"] and not hasattr(mlp, "act_fn"):
+        return "no `mlp.act_fn`, which changed activations need"
+    # in chunked attention no token sees a chunk before its own, so a chunk is a window
+    window = getattr(config, "attention_chunk_size", None)
+    # a config may name a window that the switch `use_sliding_window` turns off
+    if not window and getattr(config, "use_sliding_window", True):
+        window = getattr(config, "sliding_window", None)
+    length = int(arguments.get("max_model_len") or config.max_position_embeddings)
+    # recorded attention may have windows, changed attention may not
     has_changes = any(layers_by_use.get(target) for target in TARGET_BY_KIND.values())
-    max_length = int(arguments.get("max_model_len") or config.max_position_embeddings)
-    # a config may name a window that this switch turns off
-    has_windows = getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if has_windows else None
-    # in chunked attention no token sees a chunk before its own
-    window = getattr(config, "attention_chunk_size", None) or window
-    mlp = getattr(block, "mlp", None)
-    is_present_by_obstacle = {
-        "no `self_attn` in `model.layers`": attention is None,
-        "soft-capped attention": getattr(config, "attn_logit_softcapping", None),
-        "attention sinks": hasattr(attention, "sinks"),
-        "latent attention": hasattr(attention, "kv_lora_rank"),
-        "no `mlp`, whose output is changed": (
-            layer in layers_by_use.get("outputs", ()) and mlp is None
-        ),
-        "no `mlp.act_fn`, which changed activations need": (
-            layer in layers_by_use["activations"] and not hasattr(mlp, "act_fn")
-        ),
-        f"sliding windows of {window} tokens, and model.model_args.max_model_len is {max_length}": (
-            has_changes and window and window < max_length
-        ),
-    }
-    return next(
-        (obstacle for obstacle, is_present in is_present_by_obstacle.items() if is_present), None
-    )
+    if has_changes and window and window < length:
+        return f"sliding windows of {window} tokens, and model.model_args.max_model_len is {length}"
+    return None
 
 
-def _refuse_arguments(arguments: Mapping[str, Any], layers_by_use: JsonObject) -> None:
+def _refuse_arguments(arguments: ModelArguments, layers_by_use: JsonObject) -> None:
     """Refuse model arguments that exclude open layers, or changed activations.
 
     Raises:
@@ -145,7 +145,7 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers_by_use: JsonObject) -
     """
     for name, feature in _FEATURE_BY_ARGUMENT.items():
         value = arguments.get(name)
-        # in Python True equals 1, but 1 is a default of sizes, not of switches
+        # True is in _UNUSED_VALUES, because it equals 1. But 1 is unused as a size only.
         if value is True or value not in _UNUSED_VALUES:
             raise ConfigError(
                 f"model.model_args.{name} is {value!r}: interventions and recording cannot go with "
@@ -158,7 +158,7 @@ def _refuse_arguments(arguments: Mapping[str, Any], layers_by_use: JsonObject) -
 
 
 def open_layers(options: JsonObject, layers_by_use: JsonObject) -> None:
-    """Fill in the engine arguments that interventions need.
+    """Fill in vLLM's engine arguments `options` with those that open layers need.
 
     A compiled model is stored under a hash of the arguments, in which only `additional_config` has
     these layers. No Python runs in a CUDA graph, so steps in which rows are changed or recorded use

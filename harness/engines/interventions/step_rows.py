@@ -23,19 +23,39 @@ class Recording:
     added twice.
 
     Attributes:
-        sets: Sets of queries [set, token]; see `Request.query_sets`.
+        sets: [set, token] 1 for the queries of each set, else 0; see `Request.query_sets`.
         token_count: The number of tokens of the prompt.
         query_count: The number of queries that have come.
-        sums: [layer, set, head, key] The sums over these queries, on the device.
+        sums: [layer, set, head, key] The sums over these queries, on the device; empty until the
+            first call of `add_sums`.
     """
 
     def __init__(self, sets: Sequence[Sequence[int]], layer_count: int) -> None:
         self.sets, self.query_count = np.array(sets, dtype=np.float32), 0
         self.token_count = self.sets.shape[1]
-        # `add_sums` replaces it, as it knows the other sizes and the device of the sums
         self.sums = torch.empty(layer_count, 0)
         self._keys_by_layer: dict[int, Tensor] = {}
         """The keys [token, head, unit] of the tokens so far, of prompts in several chunks."""
+
+    def take_queries(self, first_index: int, token_count: int) -> range:
+        """Count the new queries among the tokens of a step, and return their indices.
+
+        Args:
+            first_index: The index of the step's first token in its sequence.
+            token_count: The number of the step's tokens.
+
+        Raises:
+            RuntimeError: tokens before these came out of a cache, so they were no queries.
+        """
+        if first_index > self.query_count:
+            raise RuntimeError(
+                f"the attention of {first_index - self.query_count} tokens was not recorded, they "
+                "came out of a cache"
+            )
+        # empty if all these tokens came before their prompt was preempted, or were generated
+        queries = range(self.query_count, min(first_index + token_count, self.token_count))
+        self.query_count += len(queries)
+        return queries
 
     def add_keys(self, layer: int, new_keys: Tensor, start: int) -> Tensor:
         """Store the keys of the tokens from `start` on; return all keys of the prompt so far."""
@@ -69,8 +89,8 @@ class Chunk:
         first_index: The index of the first token in its sequence.
         request_index: The request's index in the batch.
         changes: The changes of the request's intervention.
-        recording: The prompt's recording if any tokens are queries that have not come before.
-        first_query: The index of the first such query.
+        recording: The prompt's recording, if its attention is recorded.
+        queries: The indices of the tokens whose attention is added to it; empty without one.
     """
 
     first_row: int
@@ -79,13 +99,16 @@ class Chunk:
     request_index: int
     changes: Sequence[Change]
     recording: Recording | None
-    first_query: int
+    queries: range
 
 
 class RecordedQueries:
-    """Queries of a chunk whose attention is recorded at once, from `first` up to `stop`.
+    """Queries of a chunk whose attention is recorded at once.
 
     Attributes:
+        chunk: The chunk.
+        first: The index of the first query in its sequence.
+        stop: The index after that of the last query.
         rows: The rows of the queries in the batch.
         indices: [query] The index of each query in its sequence.
         sets: [set, query] Whether the query is in the set.
@@ -94,9 +117,9 @@ class RecordedQueries:
     def __init__(self, chunk: Chunk, first: int, stop: int, device: torch.device) -> None:
         assert chunk.recording
         self.chunk, self.first, self.stop = chunk, first, stop
-        # the row that the first token of the sequence has or would have
-        sequence_row = chunk.first_row - chunk.first_index
-        self.rows = slice(sequence_row + first, sequence_row + stop)
+        # in a chunk, row - first_row = index - first_index
+        row_offset = chunk.first_row - chunk.first_index
+        self.rows = slice(first + row_offset, stop + row_offset)
         self.indices = torch.arange(first, stop, device=device)
         self.sets = copy_to(device, chunk.recording.sets[:, first:stop])
 
@@ -104,7 +127,8 @@ class RecordedQueries:
 class Group:
     """Requests with the same number of tokens in a step, for which a change is computed together.
 
-    While the same requests decode, their group is kept, and only its rows and indices change.
+    While the same requests decode, their group is used again: `start_step` sets the rows and
+    indices of each step.
 
     Attributes:
         changes: The change that is made for each request, of the same target in the same layers.
@@ -131,27 +155,35 @@ class Group:
         return tabulate_changes(self.changes, self.rows.device)
 
     def start_step(self, chunks: Sequence[Chunk], device: torch.device) -> None:
-        """Set the tokens of a step; all layers use the same tensors."""
-        starts = [(chunk.first_row, chunk.first_index, chunk.request_index) for chunk in chunks]
-        first_rows, first_indices, self._request_indices = copy_to(device, starts).T
-        token_count = chunks[0].token_count  # that of all chunks
+        """Set the rows and indices of a step, which all layers use.
+
+        `chunks` has the step's tokens of each request, all with the same number of tokens.
+        """
+        # [request, 3] in one copy to the device
+        chunk_rows = [(chunk.first_row, chunk.first_index, chunk.request_index) for chunk in chunks]
+        first_rows, first_indices, self._request_indices = copy_to(device, chunk_rows).T
+        token_count = chunks[0].token_count
         offsets = torch.arange(token_count, device=device)
         self.rows = first_rows[:, None] + offsets
         self.indices = first_indices[:, None] + offsets
         # a position for each token so far, of the longest sequence
         self._position_count = max(chunk.first_index for chunk in chunks) + token_count
+        # the slots of the last step are outdated
         self._block_table: Tensor | None = None
 
     def slots(self, block_table: Tensor, block_size: int) -> Tensor:
         """[request, position] The slots of the keys of all positions in the layers of this table.
 
-        A slot is the place of one token's keys and values in vLLM's cache. Layers with sliding
-        windows have another table than those without.
+        A slot is the place of one token's keys and values in vLLM's cache. Its number is block
+        times `block_size` plus the position in the block. Sequences shorter than the longest one
+        have slots without meaning at their end. Layers with sliding windows have another table than
+        those without.
         """
+        # The layers that share a table share its slots.
         if self._block_table is not block_table:
             self._block_table = block_table
             positions = torch.arange(self._position_count, device=block_table.device)
-            # vLLM's cache has pages: the table names the block of each position
+            # the table has the number of the block for each `block_size` positions of a request
             blocks = block_table[self._request_indices].long()[:, positions // block_size]
             self._slots = blocks * block_size + positions % block_size
         return self._slots

@@ -26,6 +26,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers.activations import ACT2FN
 
+from harness.constants import JsonObject
 from harness.engines.engine_processes import (
     CHANGE_OPERATION,
     PLUGIN_NAME,
@@ -60,7 +61,7 @@ class WorkerInterventions:
         applied_rows: The number of those that were changed or recorded.
     """
 
-    def __init__(self, worker: Any, layers_by_use: Mapping[str, Any]) -> None:
+    def __init__(self, worker: Any, layers_by_use: JsonObject) -> None:
         self.expected_rows = self.applied_rows = 0
         self._chunks: list[Chunk] = []
         """The tokens of the current step that are changed or recorded, by request."""
@@ -80,7 +81,7 @@ class WorkerInterventions:
         self._recorded_queries: list[RecordedQueries] = []
         """The recorded queries of the current step."""
         self._complete_names: set[str] = set()
-        """Names of recordings that were sent."""
+        """Names of recordings whose sums were written."""
         self._location_by_name: dict[str, Any] = {}
         """The arguments of `numpy.memmap` for the sums of each recording."""
         self._writer = ThreadPoolExecutor(1)
@@ -96,13 +97,22 @@ class WorkerInterventions:
         self._block_size = self._config.cache_config.block_size
         text_config = self._config.model_config.hf_text_config
         self._layer_count = text_config.num_hidden_layers
-        self._hook_runner()
         self._changed_layers = {*layers_by_use["attention"]}
         self._recorded_layers = layers_by_use.get("recorded", ())
         self._head_count = self._config.model_config.get_num_attention_heads(
             self._config.parallel_config
         )
         self._set_count = layers_by_use.get("set_count", 0)
+        self._hook_runner()
+        self._hook_layers(layers_by_use, text_config)
+        _installed[:] = [self]
+
+    def _hook_layers(self, layers_by_use: JsonObject, text_config: Any) -> None:
+        """Have the layers call this object when their attention or MLP is computed.
+
+        Raises:
+            RuntimeError: vLLM's model has no MLP where one is needed.
+        """
         for layer in sorted(self._changed_layers.union(self._recorded_layers)):
             self._open_attention(layer)
         for layer in layers_by_use["activations"]:
@@ -118,7 +128,6 @@ class WorkerInterventions:
                     f"vLLM's {text_config.model_type} has no `mlp`, whose output is changed"
                 )
             block.mlp = _ChangedModule(block.mlp, layer, is_activation=False)
-        _installed[:] = [self]
 
     def _hook_runner(self) -> None:
         """Have vLLM call `prepare` and `may_use_full_graph` in every step."""
@@ -136,9 +145,9 @@ class WorkerInterventions:
         """
         recording_bytes = self._count_recording_bytes() if self._recorded_layers else 0
         if recording_bytes and available_bytes <= recording_bytes:
-            sizes = f"{recording_bytes / 2**30:.2f} GiB of {available_bytes / 2**30:.2f} GiB"
             raise RuntimeError(
-                f"attention recorded in {len(self._recorded_layers)} layers takes up to {sizes}"
+                f"attention recorded in {len(self._recorded_layers)} layers takes up to "
+                f"{recording_bytes / 2**30:.2f} GiB of {available_bytes / 2**30:.2f} GiB"
             )
         # A changed layer's keys and values are stored twice: in vLLM's cache and here.
         stored_layer_count = self._layer_count + len(self._changed_layers)
@@ -147,11 +156,11 @@ class WorkerInterventions:
     def prepare(self, scheduled: Any, token_counts: np.ndarray) -> Any:
         """List the changes and recordings of the next step, and move positions after gaps.
 
-        First the rows of the last step are checked, and sums of complete prompts are written. vLLM
-        gets the inputs that its own method makes, which this one replaces.
+        First the rows of the last step are checked, and sums of complete prompts are written. This
+        method replaces vLLM's `_prepare_inputs`, calls it and returns its inputs.
         """
         self.check_rows()
-        self._send_sums()
+        self._write_sums()
         inputs = self._prepare_as_vllm(scheduled, token_counts)
         self._list_chunks(token_counts)
         self._compute_sources()
@@ -165,15 +174,19 @@ class WorkerInterventions:
     ) -> bool:
         """Whether vLLM may run the next step as a full CUDA graph, in which no Python runs.
 
-        vLLM calls this after `prepare`. While it captures graphs it sets `force_uniform_decode`.
+        It may not if rows of the step are changed or recorded. vLLM calls this after `prepare`.
+        While it captures graphs it sets `force_uniform_decode`: then no step follows.
         """
         if self._chunks and force_uniform_decode is None:
             return False
-        options["force_uniform_decode"] = force_uniform_decode
-        return bool(self._is_uniform_decode(*arguments, **options))
+        return bool(
+            self._is_uniform_decode(
+                *arguments, force_uniform_decode=force_uniform_decode, **options
+            )
+        )
 
     def _list_chunks(self, token_counts: np.ndarray) -> None:
-        """List the requests of the step that have an intervention or are recorded.
+        """List the chunks of the step's requests that have an intervention or are recorded.
 
         The rows that each must change or record are added to `expected_rows`.
         """
@@ -189,10 +202,10 @@ class WorkerInterventions:
             if not extra_arguments:
                 continue
             changes = extra_arguments.get(PLUGIN_NAME, ())
-            recording, first_query = self._advance_recording(
+            recording, queries = self._advance_recording(
                 extra_arguments.get(RECORD_KEY), first_index, token_count
             )
-            if changes or recording:
+            if changes or queries:
                 self._chunks.append(
                     Chunk(
                         first_row,
@@ -201,12 +214,14 @@ class WorkerInterventions:
                         request_index,
                         changes,
                         recording,
-                        first_query,
+                        queries,
                     )
                 )
                 # a layer counts once for each change that is made in it
                 changed_layer_count = sum(len(change["layers"]) for change in changes)
-                self.expected_rows += token_count * changed_layer_count
+                self.expected_rows += token_count * changed_layer_count + len(queries) * len(
+                    self._recorded_layers
+                )
 
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose changes can be computed together.
@@ -214,29 +229,34 @@ class WorkerInterventions:
         Changes of attention must be in the same layers. Other changes must be equal, with those
         that come before them in the lists of their requests. A longer chunk is a separate group, so
         that memory is that of one prompt.
+
+        A group's key has three numbers: that of its change in the lists of the requests, from 1;
+        the index in `shared_values` of what its members share; and the first row of a longer chunk,
+        or -1.
         """
-        # what the members of a group share; a list, because mappings have no hash for a set
+        # the layers or the changes that members share; a list, because mappings have no hash
         shared_values: list[Any] = []
+        # with each chunk the changes of its request up to the group's
         members_by_key: dict[Any, list[tuple[Chunk, Sequence[Change]]]] = {}
         for chunk in self._chunks:
-            for list_size, change in enumerate(chunk.changes, 1):
+            for change_number, change in enumerate(chunk.changes, 1):
                 # without layers a change is only a gap, which `_move_positions` makes
                 if not change["layers"]:
                     continue
-                change_list = chunk.changes[:list_size]
+                change_list = chunk.changes[:change_number]
                 is_of_attention = TARGET_BY_KIND[change["kind"]] == "attention"
                 shared_value = change["layers"] if is_of_attention else change_list
                 if shared_value not in shared_values:
                     shared_values.append(shared_value)
-                # no other chunk has this row, so a longer chunk has a key of its own
                 separate_row = -1 if chunk.token_count == 1 else chunk.first_row
-                key = list_size, shared_values.index(shared_value), separate_row
+                key = change_number, shared_values.index(shared_value), separate_row
                 members_by_key.setdefault(key, []).append((chunk, change_list))
         last_groups, self._groups = self._groups, {}
         # sorted, because a request's changes are made in the order of its list
         for key, members in sorted(members_by_key.items()):
             chunks, change_lists = zip(*members, strict=True)
             group = last_groups.get(key)
+            # a group of the last step is used again, because its tensors of changes are ready
             if not group or group.change_lists != change_lists:
                 group = Group(change_lists)
             group.start_step(chunks, self._runner.device)
@@ -249,18 +269,21 @@ class WorkerInterventions:
         """
         self._recorded_queries = []
         for chunk in self._chunks:
-            if chunk.recording:
-                end = min(chunk.first_index + chunk.token_count, chunk.recording.token_count)
-                most_queries = max(1, WEIGHTS_AT_ONCE // (self._head_count * end))
-                self._recorded_queries += [
-                    RecordedQueries(
-                        chunk, first, min(first + most_queries, end), self._runner.device
-                    )
-                    for first in range(chunk.first_query, end, most_queries)
-                ]
+            queries = chunk.queries
+            if not queries:
+                continue
+            # a query has a weight for each head and each key, of which there are at most `stop`
+            most_queries = max(1, WEIGHTS_AT_ONCE // (self._head_count * queries.stop))
+            self._recorded_queries += [
+                RecordedQueries(
+                    chunk, first, min(first + most_queries, queries.stop), self._runner.device
+                )
+                for first in queries[::most_queries]
+            ]
 
     def _move_positions(self, token_counts: np.ndarray) -> None:
-        """Move the positions of tokens that come after a gap of their request."""
+        """Move the positions of tokens that come after a gap of their request: see `find_gap`."""
+        # [request, 2] start and size
         gaps = [(0, 0)] * len(token_counts)
         for chunk in self._chunks:
             gaps[chunk.request_index] = find_gap(chunk.changes)
@@ -272,31 +295,18 @@ class WorkerInterventions:
 
     def _advance_recording(
         self, options: Mapping[str, Any] | None, first_index: int, token_count: int
-    ) -> tuple[Recording | None, int]:
-        """Count the new queries of a step in their prompt's recording.
+    ) -> tuple[Recording | None, range]:
+        """The recording of a request, and the new queries of a step: see `Recording.take_queries`.
 
-        Returns:
-            The recording, None if the step has no new query for it, and the first new query.
+        `options` has the recording's name and sets of queries. None: the request is not recorded,
+        or its prompt is complete.
         """
         if not options or options["name"] in self._complete_names:
-            return None, 0
-        if first_index >= len(options["sets"][0]):  # a generated token, which is not recorded
-            return None, 0
+            return None, range(0)
         recording = self._recordings.setdefault(
             options["name"], Recording(options["sets"], len(self._recorded_layers))
         )
-        first_query = recording.query_count
-        stop = min(first_index + token_count, recording.token_count)
-        if first_index > first_query:
-            raise RuntimeError(
-                f"the attention of {first_index - first_query} tokens was not recorded, they came "
-                "out of a cache"
-            )
-        if stop <= first_query:  # all these tokens came before their prompt was preempted
-            return None, first_query
-        recording.query_count = stop
-        self.expected_rows += (stop - first_query) * len(self._recorded_layers)
-        return recording, first_query
+        return recording, recording.take_queries(first_index, token_count)
 
     def _count_recording_bytes(self) -> int:
         """The most memory that recording may take.
@@ -347,6 +357,9 @@ class WorkerInterventions:
     ) -> None:
         """Record a layer's attention in this step, and write the changed rows over its output.
 
+        For changed attention, keys and values of a step are first stored by slot. Then all keys and
+        values of each sequence are read, and those of phantoms are put after them.
+
         Args:
             layer: The layer, from 0.
             states: Query, key and value [row, head, unit] of the step.
@@ -366,9 +379,9 @@ class WorkerInterventions:
             key, value = (stored[slots] for stored in self._stored_states[layer])
             if group.attention_changes.most_phantoms:
                 group.phantoms = group.phantoms or self._pad_phantoms(group.changes, key)
-                # the keys with those of phantoms, then the values with theirs
-                states_and_phantoms = zip((key, value), group.phantoms, strict=True)
-                key, value = (torch.cat(tensors, 1) for tensors in states_and_phantoms)
+                phantom_key, phantom_value = group.phantoms
+                key = torch.cat([key, phantom_key], 1)
+                value = torch.cat([value, phantom_value], 1)
             score_factor = self._attention_module(layer).impl.scale
             attended = attend_with_changes(
                 query[group.rows], key, value, score_factor, group.indices, group.attention_changes
@@ -393,20 +406,27 @@ class WorkerInterventions:
             stored[slot_mapping[rows]] = tensor[rows]
 
     def _record(self, layer: int, query: Tensor, key: Tensor, queries: RecordedQueries) -> None:
-        """Add the attention of queries of this step, changed by their intervention."""
+        """Add the attention of queries of this step, changed by their intervention, to its sums.
+
+        Args:
+            layer: The layer, from 0.
+            query: [row, head, unit] Those of the step.
+            key: [row, head, unit] Those of the step.
+            queries: The queries.
+        """
         chunk, recording = queries.chunk, queries.chunk.recording
         assert recording
         # without the keys of generated tokens, if the chunk has any
-        key_count = min(chunk.token_count, recording.token_count - chunk.first_index)
+        key_count = chunk.queries.stop - chunk.first_index
         new_keys = key[chunk.first_row : chunk.first_row + key_count]
-        # [1, token, head, unit]
+        # both [1, token, head, unit]; no query sees a key at or after `stop`
         recorded_query = query[None, queries.rows]
         keys = recording.add_keys(layer, new_keys, chunk.first_index)[None, : queries.stop]
         weights = self._recorded_weights(layer, recorded_query, keys, queries)
         # [head, query, key] without phantoms, which come after the keys of the prompt
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
         sums_with_own_token = queries.sets[SETS_WITHOUT_OWN_TOKEN:] @ weights
-        # the diagonal has each query's weight for its own token
+        # Query i has the index first + i, so the weights for own tokens are diagonal `first`.
         weights.diagonal(queries.first, dim1=-2, dim2=-1).zero_()
         sums_without_own_token = queries.sets[:SETS_WITHOUT_OWN_TOKEN] @ weights
         # [set, head, key]
@@ -417,11 +437,14 @@ class WorkerInterventions:
     def _recorded_weights(
         self, layer: int, query: Tensor, keys: Tensor, queries: RecordedQueries
     ) -> Tensor:
-        """The weights of recorded queries, in the shape of those of `changed_weights`."""
+        """The weights of recorded queries, in the shape of those of `changed_weights`.
+
+        They are changed if the layer's attention is. Otherwise a layer may have a sliding window.
+        """
         attention = self._attention_module(layer)
         score_factor, window = attention.impl.scale, attention.sliding_window
         if changes := select_changes(queries.chunk.changes, layer, "attention"):
-            # no window is shorter than these prompts: see `open_layers`
+            # `open_layers` refuses changes in a model with a window shorter than its prompts
             keys = torch.cat([keys, self._pad_phantoms(changes, keys)[0]], 1)
             tabulated = tabulate_changes(changes, keys.device)
             return changed_weights(query, keys, score_factor, queries.indices[None], tabulated)
@@ -432,10 +455,11 @@ class WorkerInterventions:
             is_visible &= distances < window
         return plain_weights(query, keys, score_factor, torch.where(is_visible, 0.0, -torch.inf))
 
-    def _send_sums(self) -> None:
+    def _write_sums(self) -> None:
         """Have a thread write the sums of complete prompts to a file, while the next step runs.
 
-        The file is in memory and has no name, so it ends with this process.
+        The sums follow each other in the file, and `_location_by_name` gets the place of each. The
+        file is in memory and has no name, so it ends with this process.
         """
         complete_names = [
             name
@@ -454,7 +478,7 @@ class WorkerInterventions:
             flat_sums.append(sums.flatten())
         # a preempted request may come again, and is not recorded again
         self._complete_names.update(complete_names)
-        # one copy, from a GPU to pinned memory
+        # One copy; from a GPU it goes to pinned memory and ends later, at the event `copy_end`.
         copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
         copy_end = torch.cuda.current_stream().record_event() if copy.is_pinned() else None
 
@@ -471,7 +495,7 @@ class WorkerInterventions:
 
         The arguments of `numpy.memmap`, by the recordings' names.
         """
-        self._send_sums()
+        self._write_sums()
         # the files stay open, so that their paths lead somewhere, until the next call
         self._files = [write.result() for write in self._writes]
         self._writes.clear()
@@ -481,8 +505,8 @@ class WorkerInterventions:
     def _pad_phantoms(self, changes: Sequence[Change], key: Tensor) -> Sequence[Tensor]:
         """Phantom keys and values [request, token, head, unit], padded to the longest filler.
 
-        They have the shape and type of `key`: see
-        `experiment.intervention_settings.FillerIntervention.resolve`.
+        Each change is that of a request. `key` gives the type, the device, and the numbers of heads
+        and units. `FillerIntervention.resolve` says which fillers have phantoms.
         """
         fillers = [(change.get("start", 0), tuple(change.get("phantom", ()))) for change in changes]
         # each is padded once, because many requests share one
@@ -492,12 +516,18 @@ class WorkerInterventions:
         states_by_filler = [
             self._phantom_states.get(filler, (empty, empty)) for filler in distinct_fillers
         ]
-        # the keys of all fillers, and their values
+        # from a pair for each filler to the keys of all fillers, and the values of all
         keys_and_values = map(list, zip(*states_by_filler, strict=True))
         return [pad_sequence(states, batch_first=True)[indices] for states in keys_and_values]
 
     def change_rows(self, gate_up: Tensor, out: Tensor, layer: int) -> None:
-        """Write the changed activations of a layer, times `up`, over their rows."""
+        """Write the changed activations of a layer, times `up`, over their rows.
+
+        Args:
+            gate_up: [row, 2 x unit] The inputs of the activation, and the factors of its outputs.
+            out: [row, unit] The unchanged products, changed in place.
+            layer: The layer, from 0.
+        """
         for group in self._select_groups(layer, "activations"):
             rows = group.rows.flatten()
             gate, up = gate_up[rows].chunk(2, -1)
@@ -509,8 +539,10 @@ class WorkerInterventions:
             self.applied_rows += len(rows)
 
     def change_outputs(self, out: Tensor, layer: int) -> None:
-        """Write the changed outputs of a layer's MLP over their rows."""
-        # in the pass of a source: see `_compute_sources`
+        """Write the changed outputs [row, unit] of a layer's MLP over their rows.
+
+        In the pass of `_compute_sources`, which changes nothing, the last output is stored.
+        """
         if self._new_outputs is not None:
             self._new_outputs[layer] = out[-1].clone()
         for group in self._select_groups(layer, "outputs"):
@@ -526,16 +558,19 @@ class WorkerInterventions:
 
         The outputs are those of the last token of a source: the first token of a prompt, or a
         beginning whose states may be cached or in another chunk. Phantoms are not in the prompt. So
-        both are computed by themselves, without interventions and without vLLM's cache.
+        the tokens of a source or of a phantom are computed by themselves, without interventions and
+        without vLLM's cache. Either way both kinds of states are stored: the MLP outputs in
+        `_outputs_by_source`, and the first layer's keys and values in `_phantom_states`.
         """
         from vllm.forward_context import set_forward_context
 
         for change in chain.from_iterable(chunk.changes for chunk in self._chunks):
             token_ids = tuple(change.get("source") or change.get("phantom", ()))
             start = change.get("start", 0)
+            # the change needs none, or they were computed in an earlier step
             if not token_ids or (start, token_ids) in self._phantom_states:
                 continue
-            # Without groups, nothing is changed here. `change_outputs` fills `_new_outputs`.
+            # Without groups nothing is changed. `change_outputs` fills `_new_outputs` if it is set.
             self._new_outputs, self._groups = {}, {}
             ids = copy_to(self._runner.device, token_ids)
             blocks = self._decoder.layers
@@ -551,7 +586,7 @@ class WorkerInterventions:
             self._outputs_by_source[token_ids], self._new_outputs = self._new_outputs, None
 
     def _select_groups(self, layer: int, target: str) -> list[Group]:
-        """The groups whose change is of this target: one of TARGET_BY_KIND, and in this layer.
+        """The groups whose change is in this layer, and of this target: one of TARGET_BY_KIND.
 
         The first request's change decides, as all requests of a group share target and layers.
         """
@@ -568,6 +603,7 @@ _installed: list[WorkerInterventions] = []
 
 @torch.library.custom_op(CHANGE_OPERATION, mutates_args=("out",))
 def _change_rows(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
+    """Change rows of an activation's product `out`, or of an MLP's output if `gate_up` is None."""
     # a view, without the batch dimension that outputs of Transformers' classes have
     out = out.flatten(0, -2)
     for interventions in _installed:
@@ -583,7 +619,13 @@ def _(gate_up: Tensor | None, out: Tensor, layer: int) -> None:
 
 
 class _ChangedModule(nn.Module):
-    """An MLP's activation and product with `up`, or a whole MLP, whose output may be changed."""
+    """An MLP's activation and product with `up`, or a whole MLP, whose output may be changed.
+
+    Attributes:
+        module: vLLM's module, which computes the unchanged output.
+        layer: The layer, from 0.
+        is_activation: Whether it is the activation and product.
+    """
 
     def __init__(self, module: nn.Module, layer: int, is_activation: bool) -> None:
         super().__init__()

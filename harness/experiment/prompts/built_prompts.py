@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 from harness.array_types import Integers
 from harness.constants import SEPARATOR
 from harness.experiment.intervention_settings import ResolvedChange
-from harness.experiment.prompts.chat_template import (
-    RoleSpan,
-    apply_chat_template,
-    find_segments,
-    place_segments,
-)
+from harness.experiment.prompts.chat_template import RoleSpan, apply_chat_template, find_segments
 from harness.experiment.prompts.prompt import (
     Layout,
     Prompt,
@@ -132,12 +127,11 @@ class BuiltPrompt:
         of its visible characters, or of most of its blanks if it has only blanks.
         """
         assert self.offsets is not None  # because all callers know the tokenizer
-        counts = count_characters(self.text, self.spans, self.offsets)
-        visible_counts = count_characters(self.text, self.spans, self.offsets, with_blanks=False)
         # One visible character outweighs all blanks of the text, so blanks decide only in a token
         # without visible characters.
-        roles = (visible_counts * len(self.text) + counts).argmax(axis=1)
-        return np.where(counts[:, FILLER_INDEX], FILLER_INDEX, roles).astype(np.int8)
+        counts = count_characters(self.text, self.spans, self.offsets, len(self.text) + 1)
+        roles = np.where(counts[:, FILLER_INDEX], FILLER_INDEX, counts.argmax(axis=1))
+        return roles.astype(np.int8)
 
 
 def find_parts(prompt: BuiltPrompt, baseline: BuiltPrompt) -> dict[str, list[int]]:
@@ -195,8 +189,9 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     # `autojunk` would ignore the tokens that occur most often in a long prompt
     matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
     for baseline_start, start, block_size in matcher.get_matching_blocks():
-        block = slice(start, start + block_size)
-        originals[block] = np.arange(baseline_start, baseline_start + block_size)
+        originals[start : start + block_size] = np.arange(
+            baseline_start, baseline_start + block_size
+        )
     return originals
 
 
@@ -210,7 +205,7 @@ def find_region_indices(roles: NDArray[np.int8]) -> Integers:
 
 
 def count_characters(
-    text: str, spans: Sequence[RoleSpan], offsets: NDArray[np.int32], *, with_blanks: bool = True
+    text: str, spans: Sequence[RoleSpan], offsets: NDArray[np.int32], visible_weight: int = 1
 ) -> Integers:
     """Count the characters of each role in every token: [token, role].
 
@@ -218,15 +213,14 @@ def count_characters(
         text: The prompt.
         spans: The positions of its segments.
         offsets: The characters of each token.
-        with_blanks: Whether blanks count.
+        visible_weight: How many times a character counts that is not blank.
     """
     # role 0 is that of the chat template, which wrote the text outside all segments
     roles = np.zeros(len(text), np.int8)
     for role, (start, end) in spans:
         roles[start:end] = TOKEN_ROLES.index(role)
-    has_role = np.eye(len(TOKEN_ROLES), dtype=np.int32)[roles]
-    if not with_blanks:
-        has_role[[character.isspace() for character in text]] = 0
+    has_role = np.eye(len(TOKEN_ROLES), dtype=np.int64)[roles]
+    has_role[[not character.isspace() for character in text]] *= visible_weight
     # [character + 1, role]: a token's counts are the difference of two running sums
     running_sums = np.pad(has_role.cumsum(axis=0), ((1, 0), (0, 0)))
     starts, ends = offsets.T
@@ -254,24 +248,27 @@ def measure_prompt(
     requested_text = prompt.text
     if model is not None and settings.layout is Layout.CHAT:
         requested_text = apply_chat_template(model.tokenizer, prompt.messages, model.switches)
-    answer_separator = ""
-    if prompt.answer and settings.layout is not Layout.CHAT:
-        answer_separator = SEPARATOR
-    # An answer that begins inside open reasoning would be read as part of it.
-    _, end_marker = find_open_reasoning(requested_text, settings.thinking)
-    if prompt.answer and end_marker:
-        answer_separator += f"\n{end_marker}\n\n"
-    answer_prefix = answer_separator + join_texts(prompt.answer)
+    # the text between the prompt and the answer's beginning
+    gap = ""
+    if prompt.answer:
+        if settings.layout is not Layout.CHAT:
+            gap = SEPARATOR
+        # An answer that begins inside open reasoning would be read as part of it.
+        _, end_marker = find_open_reasoning(requested_text, settings.thinking)
+        if end_marker:
+            gap += f"\n{end_marker}\n\n"
+    answer_prefix = gap + join_texts(prompt.answer)
     built_prompt = BuiltPrompt(
         prompt=prompt, text=requested_text + answer_prefix, answer_prefix=answer_prefix
     )
     if model is None:
         return built_prompt
-    answer_start = len(requested_text + answer_separator)
-    answer_spans = place_segments(prompt.answer, answer_start)
-    # the rest of the answer's beginning counts as template
-    filler_spans = [span for span in answer_spans if span[0] == "filler"]
-    spans = find_segments(prompt, requested_text) + filler_spans
+    spans = find_segments(prompt, requested_text)
+    answer_start = len(requested_text + gap)
+    # a filler in the answer is its first segment; the rest of its beginning counts as template
+    for segment in prompt.answer[:1]:
+        if segment.role == "filler":
+            spans.append((segment.role, (answer_start, answer_start + len(segment.text))))
     return tokenize(built_prompt, spans, model.tokenizer)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import ConfigError, ModelError, PromptMismatchError, quote_error
-from harness.experiment.prompts.prompt import Prompt, Role, Segment, join_texts
+from harness.experiment.prompts.prompt import Prompt, Role, join_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+ModelArguments = Mapping[str, Any]
+"""The arguments of a model, as lm-eval takes them."""
 RoleSpan = tuple[Role, tuple[int, int]]
 """The role of a segment, and its half-open range of characters in a text."""
 PINNED_DATE = date(2024, 7, 26)
@@ -47,7 +49,7 @@ _INSIDE_WORD = re.compile(r"(?<=[^\W_])[^\W_]")
 """Matches between two letters or digits."""
 
 
-def template_switches(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def template_switches(arguments: ModelArguments) -> dict[str, Any]:
     """Read a chat template's variables from `chat_template_args` and `enable_thinking` of lm-eval.
 
     Raises:
@@ -158,24 +160,18 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
         # the last occurrence of its text. Without a turn before it, it is the first occurrence.
         takes_last = bool(spans) and turn_number == len(turns)
         turn_start = _find_turn(searched_text, text, previous_end, takes_last=takes_last)
-        previous_end = turn_end = turn_start + len(searched_text)
+        previous_end = turn_start + len(searched_text)
         # where the turn would begin if the template had not trimmed it
-        untrimmed_start = turn_start - turn_text.index(searched_text)
-        for role, (start, stop) in place_segments(turn, untrimmed_start):
+        position = turn_start - turn_text.index(searched_text)
+        for segment in turn:
+            end = position + len(segment.text)
             # the part of the segment that was not trimmed
-            start, stop = max(start, turn_start), min(stop, turn_end)
+            start, stop = max(position, turn_start), min(end, previous_end)
             # a trimmed filler is kept with an empty range, so that the checks expect its tokens
-            if role != "turn" and (start < stop or role != "separator"):
-                spans.append((role, (start, stop)))
+            if segment.role != "turn" and (start < stop or segment.role != "separator"):
+                spans.append((segment.role, (start, stop)))
+            position = end
     return spans
-
-
-def place_segments(segments: Sequence[Segment], start: int) -> Iterator[RoleSpan]:
-    """Yield the role and the range of each segment of a text whose segments begin at `start`."""
-    for segment in segments:
-        stop = start + len(segment.text)
-        yield segment.role, (start, stop)
-        start = stop
 
 
 def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> int:

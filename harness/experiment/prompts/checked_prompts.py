@@ -100,31 +100,29 @@ def build_checked_prompts(
         settings = replace(
             settings, has_system_turn=has_system_turn(model.tokenizer, model.switches)
         )
+    # only the first condition has notes on problems, because all conditions have the same problems
+    notes = tuple(_note_control_tokens([*problems, *settings.examples], model)) if model else ()
     build = partial(_build_prompts, problems, settings=settings, model=model)
     # conditions with the same other changes share their prompts without a filler
     build_reference = cache(build)
-    for index, condition in enumerate(conditions):
+    for condition in conditions:
         references = build_reference(condition.without_filler())
         condition_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
             prompts=build(condition) if condition.filler else references,
+            notes=notes,
             draw=settings.draw,
             sample_number=settings.sample_number,
         )
-        if model is None:
-            yield condition_prompts
-            continue
-        checked_prompts = _check_prompts(condition_prompts, references, model)
-        # only once, because all conditions have the same problems
-        if index == 0:
-            problem_notes = _note_control_tokens([*problems, *settings.examples], model)
-            checked_prompts = _prepend_notes(checked_prompts, problem_notes)
-        if settings.scored_form is not None:
-            checked_prompts = _add_answers(checked_prompts, settings, model)
-        _refuse_long_prompts(checked_prompts, model, max_gen_toks)
-        yield checked_prompts
+        notes = ()
+        if model is not None:
+            condition_prompts = _check_prompts(condition_prompts, references, model)
+            if settings.scored_form is not None:
+                condition_prompts = _add_answers(condition_prompts, settings, model)
+            _refuse_long_prompts(condition_prompts, model, max_gen_toks)
+        yield condition_prompts
 
 
 def _build_prompts(
@@ -191,12 +189,9 @@ def _add_answers(
         f"{count} of {len(prompts)} gold answers {remark}."
         for remark, count in count_by_remark.items()
     ]
-    return _prepend_notes(replace(condition_prompts, prompts=tuple(prompts)), sorted(notes))
-
-
-def _prepend_notes(condition_prompts: ConditionPrompts, notes: Iterable[str]) -> ConditionPrompts:
-    """The prompts of a condition with further notes before their own."""
-    return replace(condition_prompts, notes=(*notes, *condition_prompts.notes))
+    return replace(
+        condition_prompts, prompts=tuple(prompts), notes=(*sorted(notes), *condition_prompts.notes)
+    )
 
 
 def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[str, str]:
@@ -236,7 +231,7 @@ def _check_prompts(
         PromptMismatchError: a guarantee is broken, or an intervention does not fit a prompt.
     """
     condition = condition_prompts.condition
-    notes: dict[str, None] = {}  # a dict, because a set would lose the order
+    notes = dict.fromkeys(condition_prompts.notes)  # a dict, because a set would lose the order
     prompts = []
     for problem, prompt, reference in zip(
         condition_prompts.problems, condition_prompts.prompts, references, strict=True
@@ -246,29 +241,20 @@ def _check_prompts(
             if is_violation and condition_prompts.layout is not Layout.AS_PUBLISHED:
                 raise _make_error(condition_prompts, model, sentence)
             notes[sentence] = None
-        try:
-            prompts.append(_add_intervention(condition, prompt, reference))
-        except PromptMismatchError as error:
-            raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
+        if condition.intervention:
+            parts = find_parts(prompt, reference)
+            try:
+                changes = resolve_interventions(
+                    condition.intervention, parts, prompt.token_ids or ()
+                )
+            except PromptMismatchError as error:
+                raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
+            _, gap_size = find_gap(changes)
+            # with a gap the filler is left out, and only the positions after it are moved
+            sent_prompt = reference if gap_size else prompt
+            prompt = replace(sent_prompt, intervention=changes)
+        prompts.append(prompt)
     return replace(condition_prompts, prompts=tuple(prompts), notes=tuple(notes))
-
-
-def _add_intervention(
-    condition: Condition, prompt: BuiltPrompt, reference: BuiltPrompt
-) -> BuiltPrompt:
-    """The prompt that is sent, with the changes that the condition's intervention makes in it.
-
-    Raises:
-        PromptMismatchError: the intervention does not fit the prompt.
-    """
-    if not condition.intervention:
-        return prompt
-    parts = find_parts(prompt, reference)
-    changes = resolve_interventions(condition.intervention, parts, prompt.token_ids or ())
-    _, gap_size = find_gap(changes)
-    # with a gap the filler is left out, and only the positions after it are moved
-    sent_prompt = reference if gap_size else prompt
-    return replace(sent_prompt, intervention=changes)
 
 
 def _find_faults(

@@ -82,6 +82,10 @@ class Segment:
     text: str
 
 
+Segments = list[Segment]
+"""Consecutive segments."""
+
+
 def join_texts(segments: Iterable[Segment]) -> str:
     """The text of consecutive segments."""
     return "".join(segment.text for segment in segments)
@@ -238,8 +242,9 @@ def build_prompt(
             case Placement.BEFORE_SYSTEM:
                 system = insertion + system
             case Placement.RANDOM:
-                seed = f"{condition.seed}:{problem.id}"
-                system, body = _insert_at_random(system, body, insertion, seed)
+                system, body = _insert_at_random(
+                    system, body, insertion, f"{condition.seed}:{problem.id}"
+                )
             case Placement.ANSWER:
                 # without an answer prefix nothing comes after the filler, so no separator either
                 answer = (insertion if condition.answer_prefix else insertion[:1]) + answer
@@ -262,7 +267,7 @@ def build_prompt(
     )
 
 
-def _choose_role(piece: Piece, pieces: Pieces, *, is_example: bool) -> Role:
+def _choose_role(piece: Piece, pieces: Pieces, is_example: bool) -> Role:
     """The role of the text that replaces one of these pieces of a template."""
     if piece == FILLER:
         return "filler"
@@ -280,7 +285,7 @@ def _choose_role(piece: Piece, pieces: Pieces, *, is_example: bool) -> Role:
 
 def _fill(
     pieces: Pieces, problem: Problem, filler_text: str, *, is_example: bool = False
-) -> list[Segment]:
+) -> Segments:
     """The segments of pieces of a template, with the texts of a problem in place of the names."""
     text_by_name = {f"row.{column}": text for column, text in problem.row.items()}
     text_by_name |= {
@@ -292,13 +297,13 @@ def _fill(
     segments = []
     for piece in pieces:
         text = text_by_name[piece.text] if piece.kind == "name" else piece.text
-        segments.append(Segment(_choose_role(piece, pieces, is_example=is_example), text))
+        segments.append(Segment(_choose_role(piece, pieces, is_example), text))
     return segments
 
 
 def _fill_example(
     parsed: ParsedTemplate, example: Problem, filler_text: str, layout: Layout
-) -> list[Segment]:
+) -> Segments:
     """The segments of an example, with the separator or the turns that end it."""
     question, answer = (
         _fill(pieces, example, filler_text, is_example=True)
@@ -319,8 +324,8 @@ def _merge_same_role(segments: Iterable[Segment]) -> tuple[Segment, ...]:
 
 
 def _insert_at_random(
-    system: list[Segment], body: list[Segment], insertion: list[Segment], seed: str
-) -> tuple[list[Segment], list[Segment]]:
+    system: Segments, body: Segments, insertion: Segments, seed: str
+) -> tuple[Segments, Segments]:
     """The system and the body of a prompt with a filler at a boundary that is drawn uniformly.
 
     The boundaries are the one after the instruction, and each single blank between two words of the
@@ -334,18 +339,19 @@ def _insert_at_random(
     return random.Random(seed).choice(candidates)
 
 
-def _split(
-    segments: list[Segment], index: int, insertion: list[Segment]
-) -> Iterator[list[Segment]]:
+def _split(segments: Segments, index: int, insertion: Segments) -> Iterator[Segments]:
     """Yield the segments with a filler at each single blank between two words of one segment."""
     role, text = segments[index].role, segments[index].text
     for match in re.finditer(r"(?<=\w) (?=[A-Za-z])", text):
-        head, tail = Segment(role, text[: match.start()]), Segment(role, text[match.start() :])
+        position = match.start()
+        head, tail = Segment(role, text[:position]), Segment(role, text[position:])
         # `insertion` ends with a separator; another one stands before the filler
         split_segments = [head, insertion[-1], *insertion, tail]
         yield segments[:index] + split_segments + segments[index + 1 :]
 
 
+Document = Mapping[str, Any]
+"""A document of an lm-eval task: a problem and, in tasks of mless, its prompt."""
 _DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}
 """The fields that `make_document` adds to a problem, besides those of a reference condition."""
 
@@ -367,7 +373,7 @@ def make_document(
     }
 
 
-def document_prompt(document: Mapping[str, Any]) -> Prompt:
+def document_prompt(document: Document) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     system_size, length = 0, 0
@@ -378,12 +384,12 @@ def document_prompt(document: Mapping[str, Any]) -> Prompt:
     return Prompt(segments=segments, system_size=system_size)
 
 
-def is_ours(document: Mapping[str, Any]) -> bool:
+def is_ours(document: Document) -> bool:
     """Whether a document is of a task of mless."""
     return _DOCUMENT_FIELDS <= document.keys()
 
 
-def hash_problem(document: Mapping[str, Any], target: str | None) -> str:
+def hash_problem(document: Document, target: str | None) -> str:
     """Hash of a problem and its gold answer. It is the same under all conditions of a task.
 
     Args:

@@ -112,8 +112,10 @@ def _read_piece(match: re.Match[str]) -> Piece:
     if kind == "text":
         return Piece(kind, text.replace("{{", "{").replace("}}", "}"))
     if kind == "name" and text not in TEMPLATE_NAMES and not _ROW_COLUMN.fullmatch(match[0]):
-        names = ", ".join(f"{{{name}}}" for name in (*TEMPLATE_NAMES, "row.COLUMN"))
-        raise ValueError(f"expected a name of {names}, got {match[0]}")
+        raise ValueError(
+            "expected a name of {problem}, {filler}, {choices}, {answer}, {row.COLUMN}, got "
+            f"{match[0]}"
+        )
     return Piece(kind, text)
 
 

@@ -21,7 +21,11 @@ from harness.experiment.conditions import (
     TextCondition,
     UnitCondition,
 )
-from harness.experiment.prompts.chat_template import choose_template, template_switches
+from harness.experiment.prompts.chat_template import (
+    ModelArguments,
+    choose_template,
+    template_switches,
+)
 from harness.experiment.prompts.fillers import cut_sentence, draw_words, estimate_tokens
 
 if TYPE_CHECKING:
@@ -52,7 +56,7 @@ class ModelTokenizer:
         return self.tokenizer.chat_template or ""
 
     @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> ModelTokenizer | None:
+    def from_arguments(cls, arguments: ModelArguments) -> ModelTokenizer | None:
         """Load the tokenizer that lm-eval's model arguments name; None if they name no local one.
 
         A bare `model`, as the API backends have it, is loaded only if it is a folder: a served
@@ -87,7 +91,7 @@ class ModelTokenizer:
 
 
 def _find_context_length(
-    name: str, weights_name: str | None, arguments: Mapping[str, Any]
+    name: str, weights_name: str | None, arguments: ModelArguments
 ) -> int | None:
     """The stated context length, or the limit of the model's config if this is smaller.
 
@@ -105,7 +109,7 @@ def _find_context_length(
     return min(filter(None, lengths), default=None)
 
 
-def _stated_length(arguments: Mapping[str, Any]) -> int | None:
+def _stated_length(arguments: ModelArguments) -> int | None:
     """The context length that the arguments state; None if they state none.
 
     Of a completions API it must be stated. Otherwise lm-eval assumes 2048 tokens, of which 2047 are
@@ -125,9 +129,8 @@ def _stated_length(arguments: Mapping[str, Any]) -> int | None:
             f"The context length, model.model_args.max_model_len or max_length{reason}: "
             f"expected a whole number above 0, got {context_length!r}."
         )
-    # lm-eval's client for completions APIs reserves one token
-    reserved_count = int(is_completions_api)
-    return int(str(context_length)) - reserved_count
+    # lm-eval's client for completions APIs reserves one token: True counts as 1
+    return int(str(context_length)) - is_completions_api
 
 
 def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTokenizerBase:
@@ -170,7 +173,7 @@ def refuse_missing_folder(name: str) -> None:
 
 
 def _load_pretrained(
-    loader: Any, name: str, revision: str | None, arguments: Mapping[str, Any]
+    loader: Any, name: str, revision: str | None, arguments: ModelArguments
 ) -> Any:
     """What a class of transformers loads.
 
@@ -185,7 +188,7 @@ def _load_pretrained(
         raise ModelError(explain_hub_error(name, error)) from error
 
 
-def trusts_code(arguments: Mapping[str, Any]) -> bool:
+def trusts_code(arguments: ModelArguments) -> bool:
     """Whether a model's own code may run."""
     return arguments.get("trust_remote_code") in (True, "True", "true")
 
