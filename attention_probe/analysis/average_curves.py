@@ -31,8 +31,8 @@ BAND_LEVEL = 0.95
 """Level of a curve's band."""
 
 _SINK_FAMILIES = ("llama", "gemma")
-"""Families whose first token takes most of the attention. The study leaves it out of their curves.
-"""
+"""Families of models whose first token takes most of the attention: an attention sink. The study
+leaves it out of their curves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,10 @@ class CurveSettings:
         return int(self.exclude_first)
 
     def read_weights(self, header: TraceHeader, traces: Sequence[Trace]) -> Floats:
-        """The weights [prompt, x], NaN where a prompt has no token.
+        """The weights [prompt, x] of this layer and head, NaN where a prompt has no token.
+
+        In the aligned view x is the position of the original token, in the full view that in the
+        prompt.
 
         Raises:
             ConfigError: the layer or the head was not recorded.
@@ -76,7 +79,7 @@ class CurveSettings:
             positions = trace.original_pos
             if self.view == "full":
                 positions = np.arange(len(trace.tokens))
-            # inserted tokens have the aligned position -1, so they are left out
+            # no x is negative, so inserted tokens, whose aligned position is -1, are left out
             is_visible = positions >= self.first_x(header)
             curve = mean_weights[layer_index, head_index]
             row[positions[is_visible]] = curve[is_visible]
@@ -189,7 +192,11 @@ def chosen_problems(traces: AttentionTraces, conditions: Collection[str]) -> lis
         ConfigError: there is none.
     """
     control_ids = {entry.problem_id for entry in traces.entries() if entry.control}
-    chosen_ids = [name for name in shared_problems(traces, conditions) if name not in control_ids]
+    chosen_ids = [
+        problem_id
+        for problem_id in shared_problems(traces, conditions)
+        if problem_id not in control_ids
+    ]
     if not chosen_ids:
         raise ConfigError(f"{traces.path} holds only controls.")
     return chosen_ids
@@ -201,7 +208,7 @@ def _select_common_region(traces: Sequence[Trace]) -> list[Trace]:
     Raises:
         ConfigError: these are not more than half of the prompts.
     """
-    # as bytes, because a Counter needs values with a hash, which arrays lack
+    # as bytes, because a Counter counts values with a hash, and arrays have none
     regions = [np.flatnonzero(trace.roles == FILLER_INDEX).tobytes() for trace in traces]
     ((common_region, count),) = Counter(regions).most_common(1)
     if 2 * count <= len(traces):
@@ -240,6 +247,6 @@ def bootstrap_band(
         means = (prompt_draws @ np.where(has_value, table, 0.0)) / prompt_counts
         # a bootstrap sample without a prompt at an x has the mean NaN there, and is left out
         low, high = np.nanquantile(means, [(1 - BAND_LEVEL) / 2, (1 + BAND_LEVEL) / 2], axis=0)
-    is_of_one_cluster = [len(np.unique(clusters[column])) < 2 for column in has_value.T]
-    low[is_of_one_cluster] = high[is_of_one_cluster] = np.nan
+    has_few_clusters = [len(np.unique(clusters[is_present])) < 2 for is_present in has_value.T]
+    low[has_few_clusters] = high[has_few_clusters] = np.nan
     return low, high

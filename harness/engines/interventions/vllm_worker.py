@@ -335,10 +335,10 @@ class WorkerInterventions:
     def _open_attention(self, layer: int) -> None:
         """Have a layer's attention computed again for the rows that an intervention changes."""
         implementation = self._attention_module(layer).impl
-        original = implementation.forward
+        original_forward = implementation.forward
 
         def forward(*arguments: Any, **options: Any) -> Any:
-            result = original(*arguments, **options)
+            result = original_forward(*arguments, **options)
             # the arguments are the layer, query, key, value, KV cache and metadata
             metadata = arguments[5]
             # without metadata, vLLM only measures its memory
@@ -479,13 +479,13 @@ class WorkerInterventions:
         # a preempted request may come again, and is not recorded again
         self._complete_names.update(complete_names)
         # One copy; from a GPU it goes to pinned memory and ends later, at the event `copy_end`.
-        copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
-        copy_end = torch.cuda.current_stream().record_event() if copy.is_pinned() else None
+        sums_copy = torch.cat(flat_sums).to("cpu", non_blocking=True)
+        copy_end = torch.cuda.current_stream().record_event() if sums_copy.is_pinned() else None
 
         def write() -> BufferedWriter:
             if copy_end:
                 copy_end.synchronize()
-            copy.numpy().tofile(file)
+            sums_copy.numpy().tofile(file)
             return file
 
         self._writes.append(self._writer.submit(write))
@@ -512,9 +512,9 @@ class WorkerInterventions:
         # each is padded once, because many requests share one
         distinct_fillers = [*dict.fromkeys(fillers)]
         indices = copy_to(key.device, [distinct_fillers.index(filler) for filler in fillers])
-        empty = key.new_empty(0, *key.shape[2:])
+        no_states = key.new_empty(0, *key.shape[2:])
         states_by_filler = [
-            self._phantom_states.get(filler, (empty, empty)) for filler in distinct_fillers
+            self._phantom_states.get(filler, (no_states, no_states)) for filler in distinct_fillers
         ]
         # from a pair for each filler to the keys of all fillers, and the values of all
         keys_and_values = map(list, zip(*states_by_filler, strict=True))
@@ -642,6 +642,7 @@ class _PlainAttention(nn.Module):
     """The attention of one prompt, in place of vLLM's, which needs a cache.
 
     Attributes:
+        original: vLLM's attention, which `_compute_sources` puts back.
         states: Keys and values [token, head, unit] of the last prompt.
     """
 
@@ -650,10 +651,11 @@ class _PlainAttention(nn.Module):
         self.original = original
 
     def forward(self, *states: Tensor) -> Tensor:
-        shaped = [tensor.view(len(tensor), -1, self.original.head_size) for tensor in states]
-        query, key, value = (tensor.transpose(0, 1)[None] for tensor in shaped)
+        # query, key and value [token, head, unit]
+        head_states = [tensor.view(len(tensor), -1, self.original.head_size) for tensor in states]
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in head_states)
         attended = scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.original.impl.scale, enable_gqa=True
         )
-        self.states = shaped[1:]
+        self.states = head_states[1:]
         return attended[0].transpose(0, 1).flatten(1)

@@ -169,7 +169,8 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
     unpaired where the tokenizer merged tokens across the filler's edge. Then all tokens are paired
     anew, by longest matching blocks.
     """
-    # with roles, because a filler's separator must not be paired with equal blanks of the problem
+    # pairs of id and role, because a filler's separator must not be paired with equal blanks of the
+    # problem
     tokens, baseline_tokens = (
         list(zip(built_prompt.token_ids or (), built_prompt.token_roles.tolist(), strict=True))
         for built_prompt in (prompt, baseline)
@@ -184,7 +185,7 @@ def find_originals(prompt: BuiltPrompt, baseline: BuiltPrompt) -> NDArray[np.int
             paired_count += 1
     if paired_count == len(baseline_tokens):
         return originals
-    # one pair may be wrong if its token equals another one, so all are made anew
+    # some token was paired with an equal one that is not the same, so all pairs are made anew
     originals[:] = ABSENT
     # `autojunk` would ignore the tokens that occur most often in a long prompt
     matcher = SequenceMatcher(None, baseline_tokens, tokens, autojunk=False)
@@ -275,7 +276,11 @@ def measure_prompt(
 def tokenize(
     built_prompt: BuiltPrompt, spans: Sequence[RoleSpan], tokenizer: PreTrainedTokenizerBase
 ) -> BuiltPrompt:
-    """Add to a prompt its tokens, and the numbers that the checks need."""
+    """Add to a prompt its tokens, and the numbers that the checks need.
+
+    A token is a filler token if all its characters are of fillers, and straddles if only some are.
+    A token without width, such as an added BOS, lies in no segment.
+    """
     token_ids, ranges = encode(built_prompt.text, tokenizer)
     # reshaped, because offsets have two columns also where there is no token
     offsets = np.array(ranges, np.int32).reshape(-1, 2)
@@ -283,7 +288,6 @@ def tokenize(
     filler_characters = counts[:, FILLER_INDEX]
     widths = offsets[:, 1] - offsets[:, 0]
     has_width = widths > 0
-    # A token without width, such as an added BOS, lies in no segment.
     inner_positions = np.flatnonzero(has_width & (filler_characters == widths)).tolist()
     is_straddling = (filler_characters > 0) & (filler_characters < widths)
     is_in_problem = has_width & (counts[:, [PROBLEM_INDEX, DEMONSTRATION_INDEX]].sum(axis=1) > 0)

@@ -102,16 +102,16 @@ def build_checked_prompts(
         )
     # only the first condition has notes on problems, because all conditions have the same problems
     notes = tuple(_note_control_tokens([*problems, *settings.examples], model)) if model else ()
-    build = partial(_build_prompts, problems, settings=settings, model=model)
+    build_condition = partial(_build_prompts, problems, settings=settings, model=model)
     # conditions with the same other changes share their prompts without a filler
-    build_reference = cache(build)
+    build_reference = cache(build_condition)
     for condition in conditions:
         references = build_reference(condition.without_filler())
         condition_prompts = ConditionPrompts(
             condition=condition,
             layout=settings.layout,
             problems=tuple(problems),
-            prompts=build(condition) if condition.filler else references,
+            prompts=build_condition(condition) if condition.filler else references,
             notes=notes,
             draw=settings.draw,
             sample_number=settings.sample_number,
@@ -131,10 +131,15 @@ def _build_prompts(
     settings: PromptSettings,
     model: ModelTokenizer | None,
 ) -> tuple[BuiltPrompt, ...]:
-    """Build and tokenize the prompts of one condition."""
+    """Build and tokenize the prompts of one condition, one for each problem.
+
+    Raises:
+        ConfigError: the filler needs a tokenizer, or does not exist in this one.
+    """
     fresh = getattr(condition, "fresh", None)
     sample_number = settings.sample_number if fresh == "sample" else 0
-    # Prompts share a filler, unless it is fresh for each problem or for each sample of a problem.
+    # Prompts share a filler, unless it is fresh, that is, drawn anew for each problem or for each
+    # sample of a problem.
     fit_text = cache(partial(fit_filler, condition, model.tokenizer if model else None))
     prompts = []
     for problem in problems:
@@ -242,10 +247,10 @@ def _check_prompts(
                 raise _make_error(condition_prompts, model, sentence)
             notes[sentence] = None
         if condition.intervention:
-            parts = find_parts(prompt, reference)
+            positions_by_part = find_parts(prompt, reference)
             try:
                 changes = resolve_interventions(
-                    condition.intervention, parts, prompt.token_ids or ()
+                    condition.intervention, positions_by_part, prompt.token_ids or ()
                 )
             except PromptMismatchError as error:
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
@@ -292,8 +297,8 @@ def _find_faults(
         )
     if prompt.problem_token_ids != reference.problem_token_ids:
         roles = [segment.role for segment in prompt.prompt.segments]
-        examples = " or its examples'" if "demonstration" in roles else ""
-        yield True, f"{location}: its{examples} token ids differ from those without a filler."
+        addition = " or its examples'" if "demonstration" in roles else ""
+        yield True, f"{location}: its{addition} token ids differ from those without a filler."
     if condition.filler and not (filler_tokens or prompt.straddling_tokens):
         yield (
             True,
