@@ -66,7 +66,7 @@ class WorkerInterventions:
         self._chunks: list[Chunk] = []
         """The tokens of the current step that are changed or recorded, by request."""
         self._groups: dict[Any, Group] = {}
-        """The changes of the current step: see `_group_chunks`."""
+        """The changes of the current step by key: see `_group_chunks`."""
         self._runner = worker.model_runner
         model = self._runner.get_model()
         # a model that also reads images, such as Gemma3-4b-it, contains a language model
@@ -88,9 +88,9 @@ class WorkerInterventions:
         self._writes: list[Future[BufferedWriter]] = []
         """The files of sums that `_writer` writes, until `take_attention`."""
         self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
-        """The outputs of MLPs by tokens and layer: see `_compute_sources`."""
+        """The outputs of MLPs by a source's tokens, then by layer: see `_compute_sources`."""
         self._new_outputs: dict[int, Tensor] | None = None
-        """Those of the source that is being computed, by layer."""
+        """Those of the source that is being computed, by layer; None in all other passes."""
         self._phantom_states: dict[tuple[int, tuple[int, ...]], Sequence[Tensor]] = {}
         """By start and tokens of a filler, its keys and values in the first layer."""
         self._config = worker.vllm_config
@@ -219,9 +219,8 @@ class WorkerInterventions:
                 )
                 # a layer counts once for each change that is made in it
                 changed_layer_count = sum(len(change["layers"]) for change in changes)
-                self.expected_rows += token_count * changed_layer_count + len(queries) * len(
-                    self._recorded_layers
-                )
+                self.expected_rows += token_count * changed_layer_count
+                self.expected_rows += len(queries) * len(self._recorded_layers)
 
     def _group_chunks(self) -> None:
         """Group the requests with a single token whose changes can be computed together.
@@ -419,10 +418,9 @@ class WorkerInterventions:
         # without the keys of generated tokens, if the chunk has any
         key_count = chunk.queries.stop - chunk.first_index
         new_keys = key[chunk.first_row : chunk.first_row + key_count]
-        # both [1, token, head, unit]; no query sees a key at or after `stop`
-        recorded_query = query[None, queries.rows]
+        # [1, token, head, unit]; no query sees a key at or after `stop`
         keys = recording.add_keys(layer, new_keys, chunk.first_index)[None, : queries.stop]
-        weights = self._recorded_weights(layer, recorded_query, keys, queries)
+        weights = self._recorded_weights(layer, query[None, queries.rows], keys, queries)
         # [head, query, key] without phantoms, which come after the keys of the prompt
         weights = weights[0, ..., : queries.stop].flatten(0, 1)
         sums_with_own_token = queries.sets[SETS_WITHOUT_OWN_TOKEN:] @ weights
