@@ -350,7 +350,7 @@ def _split(segments: Segments, index: int, insertion: Segments) -> Iterator[Segm
         yield segments[:index] + split_segments + segments[index + 1 :]
 
 
-Document = Mapping[str, Any]
+TaskDocument = Mapping[str, Any]
 """A document of an lm-eval task: a problem and, in tasks of mless, its prompt."""
 _DOCUMENT_FIELDS = {"condition", "layout", "system", "user", "segments"}
 """The fields that `make_document` adds to a problem, besides those of a reference condition."""
@@ -373,7 +373,7 @@ def make_document(
     }
 
 
-def document_prompt(document: Document) -> Prompt:
+def document_prompt(document: TaskDocument) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     system_size, length = 0, 0
@@ -384,12 +384,12 @@ def document_prompt(document: Document) -> Prompt:
     return Prompt(segments=segments, system_size=system_size)
 
 
-def is_ours(document: Document) -> bool:
+def is_ours(document: TaskDocument) -> bool:
     """Whether a document is of a task of mless."""
     return _DOCUMENT_FIELDS <= document.keys()
 
 
-def hash_problem(document: Document, target: str | None) -> str:
+def hash_problem(document: TaskDocument, target: str | None) -> str:
     """Hash of a problem and its gold answer. It is the same under all conditions of a task.
 
     Args:
