@@ -33,38 +33,43 @@ def check_model(model: str) -> tuple[str, bool]:
     """
     paragraphs = []
     with TemporaryDirectory() as folder:
-        for check in (_check_answers, _check_attention):
-            try:
-                paragraphs.append(check(model, Path(folder)))
-            except HarnessError as error:
-                return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
+        run_path = Path(folder, "run")
+        try:
+            paragraphs.append(_check_answers(model, run_path))
+            paragraphs.append(_check_attention(run_path))
+        except HarnessError as error:
+            return "\n\n".join([*paragraphs, f"FAIL    {error}"]), True
     return "\n\n".join(paragraphs), False
 
 
-def _check_answers(model: str, folder: Path) -> str:
-    """Run the problems of doctor.yaml, store the run in the folder, and return its table."""
+def _check_answers(model: str, run_path: Path) -> str:
+    """Run the problems of doctor.yaml, store the run, and return its table."""
     config = load_config(
         resources.folder("configs") / "runs" / "doctor.yaml",
         {"model.model_args.pretrained": model},
     )
-    return make_table([run(config, output=folder / "run")], TableOptions(explain=False))
+    return make_table([run(config, output=run_path)], TableOptions(explain=False))
 
 
-def _check_attention(_model: str, folder: Path) -> str:
+def _check_attention(run_path: Path) -> str:
     """Compare the attention that the engine records with that of Hugging Face.
+
+    The prompts and the model are those of the stored run. The traces are stored beside it.
 
     Raises:
         ModelError: they differ by more than WEIGHT_TOLERANCE.
     """
-    # the prompts are those of the run that `_check_answers` has stored, which also names the model
     mean_weights = []
+    # no arguments: Hugging Face; none beyond those of the run: the engine
     for folder_name, engine_arguments in (("reference", None), ("engine", {})):
         settings = ProbeSettings(conditions=(BASELINE, "mless"), engine=engine_arguments)
-        prompts = PromptsConfig(run=folder / "run", n=1)
-        probe(prompts, settings, folder / folder_name, lambda finished, total: None)
-        with AttentionTraces(folder / folder_name) as traces:
+        traces_path = run_path.with_name(folder_name)
+        prompts = PromptsConfig(run=run_path, n=1)
+        probe(prompts, settings, traces_path, lambda finished, total: None)
+        with AttentionTraces(traces_path) as traces:
             mean_weights.append(traces.get(traces.problem_ids[0], "mless").mean_all)
-    difference = float(np.nanmax(np.abs(mean_weights[0] - mean_weights[1])))
+    reference_weights, engine_weights = mean_weights
+    difference = float(np.nanmax(np.abs(engine_weights - reference_weights)))
     message = f"Attention differs from that of Hugging Face by at most {difference:.1e}"
     # not `>`, which would let NaN pass
     if not difference <= WEIGHT_TOLERANCE:

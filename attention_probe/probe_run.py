@@ -95,15 +95,7 @@ def run_probe(
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": asdict(settings),
             "tokenizer": smollm2_model.name_model(tokenizer.name_or_path),
-            "source": {
-                name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")
-            },
-            "selection": {
-                # only the fields of a criterion, because a figure's criterion has further ones
-                "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
-                "outcomes": count_flips(source, criterion),
-                "problems": len(problems),
-            },
+            **_describe_prompts(source, criterion, len(problems)),
             "self_check": checks,
             **versions_and_hashes.software_facts(),
         }
@@ -113,6 +105,21 @@ def run_probe(
             refuse_differing_traces(traces, prompts_by_problem)
             add_missing_traces(traces, prompts_by_problem, measure, advance)
     return receipt
+
+
+def _describe_prompts(source: Source, criterion: Criterion, problem_count: int) -> JsonObject:
+    """The entries of a receipt that say where the prompts are from and how they were selected."""
+    return {
+        "source": {
+            name: getattr(source, name) for name in ("name", "kind", "prompts_sha256", "metric")
+        },
+        "selection": {
+            # only the fields of a criterion, because a figure's criterion has further ones
+            "criterion": criterion.model_dump(mode="json", include={*Criterion.model_fields}),
+            "outcomes": count_flips(source, criterion),
+            "problems": problem_count,
+        },
+    }
 
 
 def refuse_differing_traces(

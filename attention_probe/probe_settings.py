@@ -116,14 +116,20 @@ class ProbeSettings:
         # the run's arguments say nothing about another model
         if _locate(self.model or source.model) != _locate(source.model):
             return completed_settings
-        arguments, engine = source.model_arguments, self.engine
-        if engine is None or not source.is_vllm:  # vLLM knows no arguments of other backends
+        return completed_settings._add_arguments(source)
+
+    def _add_arguments(self, source: Source) -> ProbeSettings:
+        """The settings with the source's model and the arguments that it was run with."""
+        arguments = source.model_arguments
+        # Hugging Face loads nothing with arguments of vLLM, and vLLM nothing with those of others
+        if self.engine is None or not source.is_vllm:
             arguments = select_loader_arguments(arguments)
         return replace(
-            completed_settings,
+            self,
             model=self.model or source.model,
             arguments=arguments,
-            engine=None if engine is None else arguments | engine,
+            # None stands for Hugging Face; an argument that was named here replaces the run's
+            engine=None if self.engine is None else arguments | self.engine,
         )
 
     def _default_conditions(self, source: Source) -> list[str]:
@@ -174,26 +180,27 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
     """
     base_by_name = {name: remove_gap(name, source.conditions) for name in conditions}
     absent_names = [name for name, base in base_by_name.items() if base not in source.conditions]
+    if absent_names:
+        names = ", ".join(absent_names)
+        raise ConfigError(
+            f"{source.name} has no condition {names}: expected one of "
+            f"{list_near(names, source.conditions)}."
+        )
     answer_names = [
         name for name, base in base_by_name.items() if base in source.answer_filled_conditions
     ]
+    if answer_names:
+        raise ConfigError(
+            f"{source.name} does not record where in the answer the filler of "
+            f"{', '.join(answer_names)} stands: leave it out of --conditions."
+        )
     prompts = chain.from_iterable(problem.prompts.values() for problem in source.problems)
-    if absent_names:
-        names = ", ".join(absent_names)
-        fault = f"has no condition {names}: expected one of {list_near(names, source.conditions)}"
-    elif answer_names:
-        fault = (
-            f"does not record where in the answer the filler of {', '.join(answer_names)} stands: "
-            "leave it out of --conditions"
+    if not all(prompt.requested_prompt.segments for prompt in prompts):
+        raise ConfigError(
+            f"{source.name} does not record where fillers stand: expected a run, or logs that "
+            "`mless tasks --wrap` made."
         )
-    elif not all(prompt.requested_prompt.segments for prompt in prompts):
-        fault = (
-            "does not record where fillers stand: "
-            "expected a run, or logs that `mless tasks --wrap` made"
-        )
-    else:
-        return base_by_name.values()
-    raise ConfigError(f"{source.name} {fault}.")
+    return base_by_name.values()
 
 
 def refuse_changed_functions(
@@ -221,15 +228,17 @@ def refuse_changed_model(source: Source, model: str | None, fingerprint: JsonObj
         model: The model to load; another than the run's may have any weights.
         fingerprint: Its fingerprint.
     """
-    # pairs of a file and its digest, and the commit on the hub
-    stored_items, loaded_items = (
-        {"revision": facts.get("revision"), **(facts.get("sha256") or {})}.items()
+    if _locate(model) != _locate(source.model):
+        return
+    # digests by file; the commit on the hub is the digest of `revision`
+    stored_digests, loaded_digests = (
+        {"revision": facts.get("revision"), **(facts.get("sha256") or {})}
         for facts in (source.fingerprint, fingerprint)
     )
-    # names whose digest differs, or that the loaded model lacks
-    differing_items = stored_items - loaded_items
-    files = [name for name, digest in differing_items if digest and _MODEL_FILE.fullmatch(name)]
-    if files and _locate(model) == _locate(source.model):
+    # what has another digest now, or none; a run of a folder has no commit
+    changed_items = stored_digests.items() - loaded_digests.items()
+    files = [name for name, digest in changed_items if digest and _MODEL_FILE.fullmatch(name)]
+    if files:
         raise ConfigError(
             f"{source.name}: {', '.join(sorted(files))} of {model} has other content than when "
             "it was run: restore it, or name another model with --model."

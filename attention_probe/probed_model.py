@@ -37,7 +37,8 @@ def open_model(
         ModelError: the model cannot be loaded, or gives no attention.
         ConfigError: the rows to store are too large, or the engine cannot record the model.
     """
-    options, all_prompts = settings.record, list(flatten_prompts(prompts_by_problem))
+    options = settings.record
+    all_prompts = list(flatten_prompts(prompts_by_problem))
     check_prompt_and_row_sizes(settings, all_prompts)
     if settings.engine is None:
         loaded_model = settings.load_model(settings.dtype)

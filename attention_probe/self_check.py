@@ -85,6 +85,7 @@ def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
     if len(attentions) != len(loaded_model.decoder_layers):
         # models that mix kinds of layers return only the matrices of softmax layers
         layer_indices = find_softmax_layers(loaded_model.config)
+    # not strict, because the config also names the layers after the first ones, which were loaded
     attention_by_layer = dict(zip(layer_indices, attentions, strict=False))
     # without the diagonal, because a key's own query does not come after it
     return {
@@ -94,7 +95,10 @@ def eager_sums(loaded_model: LoadedModel, token_ids: Tensor) -> SumsByLayer:
 
 
 def largest_difference(sums: SumsByLayer, reference_sums: SumsByLayer) -> float:
-    """Largest difference of a key's mean, of all layers and keys but the last, which has none."""
+    """The largest difference between the two mean weights of a key, over its later queries.
+
+    It is taken over all layers and keys but the last key, which has no later query.
+    """
     differences = torch.stack([sums[layer] - reference_sums[layer] for layer in sums])[..., :-1]
     later_query_counts = torch.arange(differences.shape[-1], 0, -1, device=differences.device)
     return float((differences / later_query_counts).abs().max())

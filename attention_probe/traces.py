@@ -135,10 +135,11 @@ class AttentionTraces:
         with _explain_read_errors(header_path):
             content = json.loads(header_path.read_bytes())
             header_file = as_record(_HeaderFile, content, header_path)
-        self.header, self.receipt = header_file.header, header_file.receipt
+        self.header = header_file.header
+        self.receipt = header_file.receipt
         self.path = path
         self._lock = folder_lock
-        """Held until `close` if traces may be added; None for reading."""
+        """Held until the end of `with` if traces may be added; None for reading."""
         self._entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """The file and the facts of each trace by problem and condition, as they were added."""
         # names are numbers with leading zeros, so this is the order of adding
@@ -160,6 +161,7 @@ class AttentionTraces:
             path.mkdir(parents=True, exist_ok=True)
         with ExitStack() as exit_stack:
             folder_lock = lock_folder(path)
+            # releases the lock if an error occurs below
             exit_stack.callback(folder_lock.release)
             if (path / HEADER_FILE).exists():
                 existing_traces = cls(path)
@@ -168,14 +170,15 @@ class AttentionTraces:
             array_definitions = {
                 name: quantity._asdict() for name, quantity in (ARRAYS | MEASURES).items()
             }
-            content = msgspec.to_builtins(_HeaderFile(15, header, dict(receipt), array_definitions))
+            content = msgspec.to_builtins(_HeaderFile(15, header, receipt, array_definitions))
             with explain_write_errors(path):
                 write_whole(path / HEADER_FILE, json.dumps(content, indent=1))
                 # a killed session leaves unfinished files, which nobody reads
                 for unfinished_file in path.glob("*.part"):
                     unfinished_file.unlink()
             traces = cls(path, folder_lock)
-            exit_stack.pop_all()  # the lock is held until `close`
+            # no error has occurred, so the lock is kept until the end of `with`
+            exit_stack.pop_all()
         return traces
 
     def append(self, trace: Trace) -> None:
@@ -187,7 +190,8 @@ class AttentionTraces:
         facts = {name: getattr(trace, name) for name in FACT_NAMES}
         arrays = {name: getattr(trace, name) for name in ARRAYS} | dict(trace.measures)
         arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        # A damaged file may have been deleted, so the next number is not the number of files.
+        # The entries are in the order of their numbers. A damaged file may have been deleted, so
+        # the last number may exceed the number of files.
         last_number = next((int(path.stem) for path, _ in reversed(self._entry_by_key.values())), 0)
         trace_path = self.path / f"{last_number + 1:08d}.safetensors"
         with explain_write_errors(trace_path), open_atomic(trace_path) as file:
@@ -223,7 +227,8 @@ class AttentionTraces:
         """
         path, _ = self._entry_by_key[problem_id, condition]
         with _explain_read_errors(path):
-            facts, arrays = _read_facts(path), safetensors.numpy.load_file(path)
+            facts = _read_facts(path)
+            arrays = safetensors.numpy.load_file(path)
             measures = {name: arrays.pop(name) for name in sorted(arrays.keys() - ARRAYS.keys())}
             return Trace(**facts | arrays | {"measures": measures})
 
@@ -260,9 +265,6 @@ class AttentionTraces:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Release the folder for other processes."""
         if self._lock is not None:
             self._lock.release()
@@ -276,10 +278,10 @@ class AttentionTraces:
 def _read_facts(path: Path) -> JsonObject:
     """The fields of a trace that are not arrays."""
     with _explain_read_errors(path), safe_open(path, framework="numpy") as trace_file:
-        facts = json.loads(trace_file.metadata()["facts"])
+        facts: JsonObject = json.loads(trace_file.metadata()["facts"])
     # JSON has no tuples, so they were stored as lists
-    tuple_facts = {name: tuple(facts[name]) for name in FACT_NAMES if isinstance(facts[name], list)}
-    return {name: facts[name] for name in FACT_NAMES} | tuple_facts
+    tuple_facts = {name: tuple(fact) for name, fact in facts.items() if isinstance(fact, list)}
+    return facts | tuple_facts
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def open_source(
     conditions: Sequence[str],
     load_tokenizer: Callable[[], PreTrainedTokenizerBase],
 ) -> Source:
-    """The prompts of a run, or prompts built from a dataset for the model's tokenizer.
+    """The prompts of a run or of logs, or prompts built from a dataset for the model's tokenizer.
 
     Args:
         prompts_config: Where the prompts are from.
@@ -65,10 +65,10 @@ def open_source(
     """
     run_or_logs = prompts_config.run or prompts_config.logs
     if run_or_logs is not None:
-        layout = prompts_config.layout and str(prompts_config.layout)
-        return source_of(Run.load(run_or_logs, metric=prompts_config.metric), layout=layout)
+        run = Run.load(run_or_logs, metric=prompts_config.metric)
+        return source_of(run, layout=prompts_config.layout)
     assert prompts_config.dataset is not None  # because the config has exactly one source
-    # a position gap needs no prompt of its own: it is made from the one with the filler
+    # the prompt of a position gap (`mless+gap`) is made from that of its condition (`mless`)
     condition_names = [name.removesuffix(GAP_SUFFIX) for name in conditions] or NAMED_CONDITIONS
     return build_source(
         open_dataset(prompts_config.dataset),

@@ -28,6 +28,9 @@ def answer_table(
 ) -> pandas.DataFrame:
     """The comparison of the log shares, in nats; empty if the endpoint is another.
 
+    A model at chance does not know which answer is right, so its row keeps the verdict of the
+    comparison: `unmeasured`.
+
     Args:
         samples: The samples of the comparison.
         comparison: The comparison of `gold_first`, which says which rows are at chance.
@@ -42,10 +45,10 @@ def answer_table(
         )
         for score in (ANSWER_SHARE, ANSWER_LOGPROB)
     )
-    is_measured = ~comparison["unmeasured"].str.startswith(AT_CHANCE_REASON, na=False)
+    is_at_chance = comparison["unmeasured"].str.startswith(AT_CHANCE_REASON, na=False)
     return share_comparison.assign(
         answer_share=share_comparison["accuracy"],
         answer_logprob=logprob_comparison["accuracy"],
         logprob_difference=logprob_comparison["difference"],
-        verdict=share_comparison["verdict"].where(is_measured, comparison["verdict"]),
+        verdict=share_comparison["verdict"].mask(is_at_chance, comparison["verdict"]),
     )

@@ -136,20 +136,27 @@ class Design:
             self.name_row(contrast): read_contrast(contrast) for contrast in self.contrasts or ()
         }
 
+    @property
+    def primary_row(self) -> str | None:
+        """The name of the primary contrast's row, if there is one."""
+        return None if self.primary is None else self.name_row(self.primary)
+
     def describe_role(self, model: str, row_name: str) -> Row:
-        """The columns role and primary of a difference."""
+        """The columns role and primary of a difference.
+
+        A registered contrast is tested, and any other difference is exploratory. A contrast that
+        the model's run did not register counts as any other. The difference of a reference
+        condition is always a reference.
+        """
         unregistered_rows = {
             (model_name, self.name_row(contrast)) for model_name, contrast in self.unregistered
         }
         is_registered = (model, row_name) not in unregistered_rows
         is_contrast = self.contrasts is None or row_name in self.pair_contrasts()
-        role = "exploratory"
+        role = "tested" if is_contrast and is_registered else "exploratory"
         if row_name in self.reference_conditions:
             role = "reference"
-        elif is_registered and is_contrast:
-            role = "tested"
-        is_primary = self.primary is not None and row_name == self.name_row(self.primary)
-        return {"role": role, "primary": is_primary and is_registered}
+        return {"role": role, "primary": is_registered and row_name == self.primary_row}
 
 
 _REQUIRED_COLUMNS = "model layout condition problem_id sample_index correct".split()
@@ -201,33 +208,25 @@ def compare_outcomes(outcomes: Iterable[Outcomes], design: Design) -> pandas.Dat
     rows: list[Row] = []
     for outcomes_by_condition in outcomes_by_setting.values():
         rows += _compare_conditions(outcomes_by_condition, design)
-    judge(rows, primary=None if design.primary is None else design.name_row(design.primary))
+    judge(rows, primary=design.primary_row)
     model_column, layout_column, *other_columns = COMPARISON_COLUMNS
     columns = [model_column, layout_column, *design.by, *other_columns]
     return pandas.DataFrame(rows, columns=columns).astype(_TYPE_BY_COLUMN)
 
 
 def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Design) -> list[Row]:
-    """The rows of one setting: all conditions, then contrasts with another baseline."""
+    """The rows of one setting: all conditions, then contrasts with another baseline.
+
+    A contrast of a condition that the setting lacks has no row.
+    """
+    pair_by_row = {name: (name, design.baseline) for name in outcomes_by_condition}
+    pair_by_row |= design.pair_contrasts()
     rows = []
-    pair_by_name = {name: (name, design.baseline) for name in outcomes_by_condition}
-    for name, (condition, baseline_name) in {**pair_by_name, **design.pair_contrasts()}.items():
+    for row_name, (condition, baseline_name) in pair_by_row.items():
         replicates = outcomes_by_condition.get(condition)
         baseline_replicates = outcomes_by_condition.get(baseline_name)
-        if not replicates or not baseline_replicates:
-            continue
-        row = dict(replicates[0].setting) | {"condition": name, "baseline": baseline_name}
-        model = str(row["model"])
-        look_count = design.looks.get(model, 1)
-        row |= {"margin": design.margin, "looks": look_count, "role": "baseline"}
-        row |= measure_accuracy(replicates[0])
-        if condition != baseline_name:
-            row |= design.describe_role(model, name)
-            row |= _compare_pair(
-                baseline_replicates[0], replicates[0], margin=design.margin, look_count=look_count
-            )
-            row |= _compare_replicates(baseline_replicates, replicates)
-        rows.append(row)
+        if replicates and baseline_replicates:
+            rows.append(_make_row(row_name, replicates, baseline_replicates, design))
     # all outcomes of a setting have the same score and chance
     first_outcomes, *_ = next(iter(outcomes_by_condition.values()))
     chance = first_outcomes.chance if first_outcomes.score == GOLD_FIRST else None
@@ -236,45 +235,73 @@ def _compare_conditions(outcomes_by_condition: OutcomesByCondition, design: Desi
     return rows
 
 
-def _compare_pair(baseline: Outcomes, outcomes: Outcomes, *, margin: float, look_count: int) -> Row:
+def _make_row(
+    row_name: str,
+    replicates: Sequence[Outcomes],
+    baseline_replicates: Sequence[Outcomes],
+    design: Design,
+) -> Row:
+    """The row of a condition or contrast, without its verdict."""
+    first_run = replicates[0]
+    baseline_run = baseline_replicates[0]
+    row = dict(first_run.setting) | {"condition": row_name, "baseline": baseline_run.condition}
+    model = str(row["model"])
+    look_count = design.looks.get(model, 1)
+    row |= {"margin": design.margin, "looks": look_count, **measure_accuracy(first_run)}
+    if first_run is baseline_run:
+        return row | {"role": "baseline"}
+    row |= design.describe_role(model, row_name)
+    row |= _compare_pair(baseline_run, first_run, design.margin, look_count)
+    return row | _compare_replicates(baseline_replicates, replicates)
+
+
+def _compare_pair(baseline: Outcomes, outcomes: Outcomes, margin: float, look_count: int) -> Row:
     """The difference of a condition from another, with intervals in points, p and flips."""
     refuse_unpaired(baseline, outcomes)
-    sample_counts, clusters = baseline.samples_by_draw, baseline.clusters
-    difference = estimate_over_draws(
-        outcomes.right_by_draw - baseline.right_by_draw, sample_counts, clusters
+    changes = outcomes.right_by_draw - baseline.right_by_draw
+    difference = answered_difference = estimate_over_draws(
+        changes, baseline.samples_by_draw, baseline.clusters
     )
-    margin_share = margin / 100
     # numbers need no answer, so all samples count as answered
-    answered_difference, fewest_clusters = difference, FEWEST_CLUSTERS_OF_NUMBERS
     if not outcomes.has_numbers:
         answered_difference = _estimate_answered(baseline, outcomes)
-        fewest_clusters = fewest_problems(margin_share)
     gains, losses = _count_flips(baseline, outcomes)
-    # look j at a growing run has the share 1 / j of alpha, as each can find equivalence by chance
-    equivalence_low, equivalence_high = difference.interval(1 - 2 * ALPHA / look_count)
-    has_enough_clusters = difference.clusters >= fewest_clusters
-    # Both one-sided tests (TOST) reject at alpha if the interval of level 1 - 2 alpha lies within
-    # the margin.
-    is_within_margin = -margin_share < equivalence_low and equivalence_high < margin_share
     row = {
-        "draws": len(sample_counts),
-        "p": difference.p,
+        "draws": len(changes),
         **to_points(difference),
         **to_points(answered_difference, ("answered_difference", "answered_low", "answered_high")),
         "wrong_to_right": gains,
         "right_to_wrong": losses,
-        "equivalence_low": 100 * equivalence_low,
-        "equivalence_high": 100 * equivalence_high,
-        # a margin in points says nothing about numbers of another unit
-        "within_margin": is_within_margin and has_enough_clusters and outcomes.score != NUMBER,
         "is_number": outcomes.score in TABLE_NUMBERS,
     }
     # the sign-flip test errs on few numbers, so the row gets a t interval and no p
-    if outcomes.has_numbers and not has_enough_clusters:
-        differences = 100 * (outcomes.right_counts - baseline.right_counts) / baseline.sample_counts
-        row["low"], row["high"] = t_interval(*average_clusters(differences, clusters))
-        row |= dict.fromkeys(("p", "equivalence_low", "equivalence_high"), math.nan)
-    return row
+    if outcomes.has_numbers and difference.clusters < FEWEST_CLUSTERS_OF_NUMBERS:
+        differences = 100 * changes.sum(axis=0) / baseline.sample_counts
+        row["low"], row["high"] = t_interval(*average_clusters(differences, baseline.clusters))
+        return row | {"p": math.nan, "within_margin": False}
+    return row | _test_difference(difference, outcomes, margin / 100, look_count)
+
+
+def _test_difference(
+    difference: Difference, outcomes: Outcomes, margin: float, look_count: int
+) -> Row:
+    """The p-value of a difference, its equivalence interval, and whether it is within the margin.
+
+    Both one-sided tests of equivalence (TOST) reject at alpha if the interval of level 1 - 2 alpha
+    lies within the margin, which is a share here. Look j at a growing run has the share 1 / j of
+    alpha, because each look can find equivalence by chance.
+    """
+    low, high = difference.interval(1 - 2 * ALPHA / look_count)
+    is_within_margin = -margin < low and high < margin
+    # numbers of too few clusters are not tested at all
+    has_enough_clusters = outcomes.has_numbers or difference.clusters >= fewest_problems(margin)
+    return {
+        "p": difference.p,
+        "equivalence_low": 100 * low,
+        "equivalence_high": 100 * high,
+        # a margin in points says nothing about numbers of another unit
+        "within_margin": is_within_margin and has_enough_clusters and outcomes.score != NUMBER,
+    }
 
 
 def _estimate_answered(baseline: Outcomes, outcomes: Outcomes) -> Difference:
@@ -304,11 +331,13 @@ def _count_flips(baseline: Outcomes, outcomes: Outcomes) -> tuple[float, float]:
     if outcomes.has_numbers:
         return math.nan, math.nan
     sample_counts = baseline.samples_by_draw
-    right_counts, baseline_counts = outcomes.right_by_draw, baseline.right_by_draw
-    pair_count = baseline.denominator * int(sample_counts.max())
-    gains = ((sample_counts - baseline_counts) * right_counts).sum() / pair_count
-    losses = (baseline_counts * (sample_counts - right_counts)).sum() / pair_count
-    return float(gains), float(losses)
+    right_counts = outcomes.right_by_draw
+    baseline_right_counts = baseline.right_by_draw
+    # of a problem, each sample makes a pair with every sample of the same draw on the other side
+    pair_count = baseline.denominator * sample_counts.max()
+    gains = ((sample_counts - baseline_right_counts) * right_counts).sum() / pair_count
+    losses = (baseline_right_counts * (sample_counts - right_counts)).sum() / pair_count
+    return gains, losses
 
 
 def _compare_replicates(
@@ -326,17 +355,17 @@ def _compare_replicates(
     flips = sum(_count_flips(first_run, repeat_run))
     flips += sum(_count_flips(baseline_run, baseline_repeat))
     row: Row = {
-        "aa_difference": 100 * float((repeat_changes - changes).mean()) / first_run.denominator,
+        "aa_difference": 100 * (repeat_changes - changes).mean() / first_run.denominator,
         "aa_flips": flips / 2,
     }
-    counts, baseline_counts = repeat_run.completion_counts, baseline_repeat.completion_counts
-    # each is the number of completions that changed, and the number of all
-    if counts and baseline_counts:
-        row |= {
-            "aa_changed": counts[0] + baseline_counts[0],
-            "aa_samples": counts[1] + baseline_counts[1],
-        }
-    return row
+    counts = repeat_run.completion_counts
+    baseline_counts = baseline_repeat.completion_counts
+    if counts is None or baseline_counts is None:
+        return row
+    return row | {
+        "aa_changed": counts.changed + baseline_counts.changed,
+        "aa_samples": counts.total + baseline_counts.total,
+    }
 
 
 def _refuse_unknown(

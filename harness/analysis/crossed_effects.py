@@ -95,11 +95,11 @@ def estimate_over_draws(
         sample_counts: [draw, problem] Samples under each of the two.
         clusters: See `paired_tests.average_clusters`.
     """
-    if len(changes) >= FEWEST_DRAWS:
-        return estimate_crossed(changes, sample_counts, clusters)
-    return estimate_difference(
-        changes.sum(axis=0), int(sample_counts.sum(axis=0).max()), clusters=clusters
-    )
+    crossed_difference = estimate_crossed(changes, sample_counts, clusters)
+    # too few draws say nothing about new draws
+    if len(changes) < FEWEST_DRAWS:
+        return crossed_difference.paired_difference
+    return crossed_difference
 
 
 def estimate_crossed(
@@ -170,28 +170,39 @@ def crossed_error(effects: Floats) -> tuple[float, float]:
     """
     is_asked = ~np.isnan(effects)
     prompt_count, problem_count = is_asked.shape
-    cell_count = is_asked.sum()
-    variance_terms = _split_variance(effects, is_asked)
+    residual_degrees = is_asked.sum() - prompt_count - problem_count + 1
+    term_degrees = np.maximum(1, [prompt_count - 1, problem_count - 1, residual_degrees])
+    variance_terms = _estimate_terms(effects, is_asked)
+    variance, degrees_of_freedom = _add_terms(variance_terms, term_degrees)
     prompt_variance, problem_variance, _ = variance_terms
-    term_degrees = np.maximum(
-        1, [prompt_count - 1, problem_count - 1, cell_count - prompt_count - problem_count + 1]
-    )
-    variance = float(variance_terms.sum())
-    degrees_of_freedom = 0.0
-    if variance > 0:
-        degrees_of_freedom = variance**2 / float((variance_terms**2 / term_degrees).sum())
-    # A component that is negative by chance must not make the variance smaller than one of the
-    # first two terms, those of prompts and of problems.
-    for term, term_degree in zip(variance_terms[:2], term_degrees[:2], strict=True):
-        if term > variance:
-            variance, degrees_of_freedom = float(term), float(term_degree)
     if prompt_variance > PROMPT_VARIANCE_THRESHOLD * problem_variance:
         degrees_of_freedom = min(degrees_of_freedom, prompt_count - 1)
     return math.sqrt(max(0.0, variance)), max(1.0, degrees_of_freedom)
 
 
-def _split_variance(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
-    """Terms of the variance of the mean: prompts, problems, and minus the residual in both."""
+def _add_terms(terms: Floats, term_degrees: Integers) -> tuple[float, float]:
+    """The sum of the terms of a variance, and Satterthwaite's degrees of freedom.
+
+    The terms are those of `_estimate_terms`. One of them may be negative by chance, but must not
+    make the sum smaller than the term of prompts or that of problems. The larger of these two then
+    replaces the sum.
+    """
+    variance = terms.sum()
+    larger_index = terms[:2].argmax()
+    if terms[larger_index] > variance:
+        return terms[larger_index], float(term_degrees[larger_index])
+    if variance <= 0:
+        return variance, 0.0
+    return variance, variance**2 / (terms**2 / term_degrees).sum()
+
+
+def _estimate_terms(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
+    """The three terms that add up to the variance of the mean.
+
+    Without missing cells they are the variance of the prompt means over the number of prompts, that
+    of the problem means over the number of problems, and minus the residual, because both contain
+    it.
+    """
     prompt_count, problem_count = is_asked.shape
     cell_count = int(is_asked.sum())
     centred_effects = np.where(is_asked, effects - np.nanmean(effects), 0.0)
@@ -199,15 +210,16 @@ def _split_variance(effects: Floats, is_asked: npt.NDArray[np.bool_]) -> Floats:
     cells_per_problem = is_asked.sum(axis=0)
     # Over all cells, the mean number of cells with the same prompt, and with the same problem.
     # Without missing cells these are the number of problems and the number of prompts.
-    same_prompt_cells = float((cells_per_prompt**2).sum()) / cell_count
-    same_problem_cells = float((cells_per_problem**2).sum()) / cell_count
+    same_prompt_cells = (cells_per_prompt**2).sum() / cell_count
+    same_problem_cells = (cells_per_problem**2).sum() / cell_count
     observed_squares = [
-        float((centred_effects.sum(axis=1) ** 2 / cells_per_prompt).sum()),
-        float((centred_effects.sum(axis=0) ** 2 / cells_per_problem).sum()),
-        float((centred_effects**2).sum()),
+        (centred_effects.sum(axis=1) ** 2 / cells_per_prompt).sum(),
+        (centred_effects.sum(axis=0) ** 2 / cells_per_problem).sum(),
+        (centred_effects**2).sum(),
     ]
     # By Henderson's Method I the expectation of observed_squares[i] is expected_squares[i] times
     # the components of prompts, problems and residual, added up.
+    # [sum of squares, component]
     expected_squares = [
         [cell_count - same_prompt_cells, prompt_count - same_problem_cells, prompt_count - 1],
         [problem_count - same_prompt_cells, cell_count - same_problem_cells, problem_count - 1],

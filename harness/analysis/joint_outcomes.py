@@ -19,10 +19,11 @@ RIGHT_ANSWER = -1
 
 
 def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
-    """The columns of `TOGETHER_COLUMNS`, within a problem, draw of examples and sample index.
+    """How often the samples with the same problem, draw of examples and sample index agree.
 
-    Each model and layout has a row of its conditions, if there are several, and one of each
-    condition with repeat runs. Wrong answers are the same if their strings are.
+    The columns are those of `TOGETHER_COLUMNS`. Each model and layout has a row of its conditions,
+    if there are several, and one of each condition with repeat runs. Wrong answers are the same if
+    their strings are.
 
     Args:
         frame: One row per sample, as `mless.load_run` returns it.
@@ -35,8 +36,10 @@ def together_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
         # a missing answer becomes the number of its row, which equals no other answer
         answer=answers.fillna(frame.index.to_series()),
     )
-    joint_condition = f"all {frame['condition'].nunique()} conditions"
-    first_runs = samples[samples["replicate"] == 0].assign(condition=joint_condition)
+    # The first runs occur twice: in the row of all conditions, which has its name in the column
+    # `condition`, and in the row of their own condition.
+    all_conditions = f"all {frame['condition'].nunique()} conditions"
+    first_runs = samples[samples["replicate"] == 0].assign(condition=all_conditions)
     sample_groups = pandas.concat([first_runs, samples]).groupby(
         [*row_columns, "problem_id", "draw", "sample_index"], observed=True, sort=False
     )

@@ -31,6 +31,9 @@ MEDIATOR_COLUMNS = {
 def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas.DataFrame:
     """The columns of `MEDIATOR_COLUMNS` for each model, layout and condition.
 
+    Of each property of a sample the table has the percentage of samples with it; of the completion
+    tokens the mean.
+
     Args:
         frame: One row per sample, as `samples_frame.make_frame` returns it.
         by: Further columns to split by.
@@ -40,15 +43,15 @@ def mediator_table(frame: pandas.DataFrame, *, by: Sequence[str] = ()) -> pandas
     verdicts = samples["verdict"]
     finish_reasons = samples["finish_reason"].map(read_reason, na_action="ignore")
     mask_by_column = {
-        **{
-            ending: verdicts == ending
-            for ending in ("no_box", "truncated", "unfinished", "refused", "no_reply")
-        },
+        verdict: verdicts == verdict
+        for verdict in ("no_box", "truncated", "unfinished", "refused", "no_reply")
+    }
+    mask_by_column |= {
         "timed_out": verdicts.isin(["timeout", "crashed"]),
         "cut_reasoning": (verdicts == "unfinished") & (finish_reasons == "length"),
         "next_question": samples["next_question"],
     }
-    # as numbers, because pandas holds a column with missing values as objects
+    # as numbers, because pandas cannot average a column of truth values with missing ones
     measures = samples[[*key_columns, "completion_tokens"]].assign(**mask_by_column)
     measures = measures.astype(dict.fromkeys(mask_by_column, float))
     groups = measures.groupby(key_columns, observed=True, sort=False)

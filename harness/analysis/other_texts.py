@@ -8,6 +8,7 @@ range, because the tested difference has its noise too.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,28 +64,25 @@ def text_table(
         reference_conditions: By name.
         baseline: The condition that the others are compared with.
     """
-    texts_by_condition = _group_texts(conditions, reference_conditions)
+    text_names_by_family = _group_texts(conditions, reference_conditions)
     rows = []
     for setting, outcomes_by_condition in outcomes_by_setting.items():
         first_runs = {name: replicates[0] for name, replicates in outcomes_by_condition.items()}
-        for name, texts_by_family in texts_by_condition.items():
-            for family, text_names in texts_by_family.items():
-                text_outcomes = [
-                    first_runs[text_name] for text_name in text_names if text_name in first_runs
-                ]
-                if name in first_runs and text_outcomes:
-                    row = {**dict(setting), "condition": name, "kind": family.replace("_", " ")}
-                    row |= _compare_with_texts(
-                        first_runs[name], first_runs[baseline], text_outcomes
-                    )
-                    rows.append(row)
+        for (condition, family), text_names in text_names_by_family.items():
+            text_outcomes = [first_runs[name] for name in text_names if name in first_runs]
+            if condition in first_runs and text_outcomes:
+                row = {**dict(setting), "condition": condition, "kind": family.replace("_", " ")}
+                row |= _compare_with_texts(
+                    first_runs[condition], first_runs[baseline], text_outcomes
+                )
+                rows.append(row)
     return pandas.DataFrame(rows, columns=list(TEXT_COLUMNS))
 
 
 def _group_texts(
     conditions: Mapping[str, Condition], reference_conditions: ReferenceConditions
-) -> dict[str, dict[str, list[str]]]:
-    """The names of the other texts of each condition with a filler, by family.
+) -> dict[tuple[str, str], list[str]]:
+    """The names of the other texts of each condition with a filler, by condition and family.
 
     Texts that were made for one condition belong to all whose filler has the same location: length,
     placement and other changes.
@@ -94,17 +92,20 @@ def _group_texts(
         for name, condition in conditions.items()
         if condition.filler_tokens
     }
-    texts_by_location: dict[Any, dict[str, list[str]]] = {}
-    for name, fields in reference_conditions.items():
-        if fields["kind"] == OTHER_TEXT:
-            # a log does not tell the location of its filler, so the condition's name stands for it
-            location = location_by_condition.setdefault(fields["of"], fields["of"])
-            texts_by_family = texts_by_location.setdefault(location, {})
-            texts_by_family.setdefault(fields["family"], []).append(name)
-    return {
-        condition_name: texts_by_location.get(location, {})
-        for condition_name, location in location_by_condition.items()
+    texts = {
+        name: fields
+        for name, fields in reference_conditions.items()
+        if fields["kind"] == OTHER_TEXT
     }
+    for fields in texts.values():
+        # a log does not tell the location of its filler, so the condition's name stands for it
+        location_by_condition.setdefault(fields["of"], fields["of"])
+    text_names_by_family = defaultdict(list)
+    for condition_name, location in location_by_condition.items():
+        for text_name, fields in texts.items():
+            if location_by_condition[fields["of"]] == location:
+                text_names_by_family[condition_name, fields["family"]].append(text_name)
+    return text_names_by_family
 
 
 def _compare_with_texts(
@@ -117,22 +118,17 @@ def _compare_with_texts(
         baseline: Those of the baseline.
         text_outcomes: Those of each other text.
     """
-    right_counts = np.array(
-        [
-            condition_outcomes.right_counts.sum()
-            for condition_outcomes in (baseline, outcomes, *text_outcomes)
-        ]
-    )
-    sample_count = baseline.sample_counts.sum()
+    # [text] the tested filler is the first of them
+    right_totals = np.array([text.right_counts.sum() for text in (outcomes, *text_outcomes)])
+    baseline_total = baseline.right_counts.sum()
+    sample_total = baseline.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
-    effect, *effects = (100 * (right_counts[1:] - right_counts[0]) / sample_count).tolist()
+    effect, *effects = (100 * (right_totals - baseline_total) / sample_total).tolist()
     row: Row = {"texts": len(text_outcomes), "effects": effects, "effect": effect}
-    row |= place_effect(effect, np.array(effects), 100 * right_counts[0] / sample_count)
+    row |= place_effect(effect, np.array(effects), 100 * baseline_total / sample_total)
     if len(text_outcomes) >= FEWEST_TEXTS:
         # [text, problem]: each text is what `estimate_crossed` calls a prompt
-        changes = outcomes.right_counts - np.array(
-            [other_outcomes.right_counts for other_outcomes in text_outcomes]
-        )
+        changes = outcomes.right_counts - np.array([text.right_counts for text in text_outcomes])
         difference = estimate_crossed(
             changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
         )
@@ -177,20 +173,22 @@ def place_effect(effect: float, effects: Floats, baseline_accuracy: float) -> Ro
     Source:
         Hahn and Meeker (1991), Statistical Intervals, section 4.7.
     """
-    row: Row = {"rank": 1 + int((effects >= effect).sum()), "place": NOT_SHOWN}
+    row: Row = {"rank": 1 + (effects >= effect).sum(), "place": NOT_SHOWN}
     if len(effects) < FEWEST_TEXTS:
         return row | {"reason": f"fewer than {FEWEST_TEXTS} texts"}
     if not np.ptp(effects):
         return row | {"reason": "all texts have the same accuracy"}
     prediction_error = math.sqrt(effects.var(ddof=1) * (1 + 1 / len(effects)))
-    half_length = float(stdtrit(len(effects) - 1, 1 - ALPHA / 2)) * prediction_error
-    mean = float(effects.mean())
-    low, high = mean - half_length, mean + half_length
+    half_length = stdtrit(len(effects) - 1, 1 - ALPHA / 2) * prediction_error
+    mean = effects.mean()
+    low = mean - half_length
+    high = mean + half_length
     row |= {"range_low": low, "range_high": high}
     if baseline_accuracy + low <= 0 or baseline_accuracy + high >= 100:
         return row | {"reason": "the range reaches 0 or 100 % accuracy"}
+    # the chance of a gain of at least this size, or for a loss, of a loss of at least this size
     t = (mean - effect) / prediction_error
-    row["as_extreme"] = 100 * float(stdtr(len(effects) - 1, -t if effect < 0 else t))
+    row["as_extreme"] = 100 * stdtr(len(effects) - 1, -t if effect < 0 else t)
     row["place"] = "among"
     if effect > high:
         row["place"] = "above"
@@ -204,7 +202,9 @@ def estimate_spread(effects: Floats, text_outcomes: Sequence[Outcomes]) -> Row:
 
     The variance of the observed differences contains their noise: the error of a text's difference
     from the mean of the texts, for new problems and new draws of examples. The spread is what
-    remains. Its interval is the Q-profile; all texts have the same noise.
+    remains: the root of observed variance - noise variance. All texts have the same noise, so the
+    ends of the spread's interval (the Q-profile) are the roots of degrees of freedom * observed
+    variance / quantile of chi-squared - noise variance.
 
     Args:
         effects: [text] The observed differences from the baseline, in points.
@@ -227,9 +227,9 @@ def estimate_spread(effects: Floats, text_outcomes: Sequence[Outcomes]) -> Row:
     # the mean varies less than the text does
     degrees_of_freedom = len(text_outcomes) - 1
     noise_variance = squared_errors / degrees_of_freedom
-    # the first gives the estimate, the others the ends of its interval
-    interval_divisors = chdtri(degrees_of_freedom, [ALPHA / 2, 1 - ALPHA / 2])
-    divisors = np.array([degrees_of_freedom, *interval_divisors])
+    # the formula of an end with the degrees of freedom as quantile is that of the spread itself
+    quantiles = chdtri(degrees_of_freedom, [ALPHA / 2, 1 - ALPHA / 2])
+    divisors = np.array([degrees_of_freedom, *quantiles])
     variances = np.maximum(0, degrees_of_freedom * effects.var(ddof=1) / divisors - noise_variance)
     spread, low, high = np.sqrt(variances).tolist()
     return {"spread": spread, "spread_low": low, "spread_high": high}

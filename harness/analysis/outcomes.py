@@ -4,28 +4,38 @@ A draw of examples is one choice of the solved examples before the question. A r
 first run of a condition or its repeat run. Problems that are not independent share a cluster.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas
 
 from harness.analysis.paired_tests import average_clusters
-from harness.analysis.sample_scores import FRACTION, MEAN_SCORES, NUMBER, choose_score, sum_samples
+from harness.analysis.sample_scores import (
+    FRACTION,
+    MEAN_SCORES,
+    TABLE_NUMBERS,
+    choose_score,
+    sum_samples,
+)
 from harness.analysis.score_interval import score_interval, t_interval
 from harness.array_types import Integers
 from harness.constants import ANSWER_LOGPROB, CHANCE_PERCENT, SCORE_COLUMN, Row
 from harness.errors import ComparisonError, list_first
 from harness.grading import GRADED_VERDICTS
 
-_FACTOR_BY_SCORE = {FRACTION: 100, NUMBER: 1}
-"""The numbers by which the scores of a table are multiplied: fractions become percent."""
-
 Setting = tuple[tuple[str, Any], ...]
 """Names and values of the columns that a table is split by: model, layout and possibly more."""
+
+
+class CompletionCounts(NamedTuple):
+    """Completions of a repeat run: those that differ from the first run's, and all."""
+
+    changed: int
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +56,7 @@ class Outcomes:
             the column `repeats` show it.
         score: What is counted; see `sample_scores.choose_score`.
         chance: The mean percentage of the frame's gold answers that come first by chance.
-        completion_counts: Of a repeat run, the number of completions that differ from those of
-            the first run, and the number of all; None if the completions are unknown.
+        completion_counts: Of a repeat run; None in a first run, or if completions are unknown.
 
     With a score (`sample_scores`), the tables count what the score is a share of instead of
     samples. Only `repeats` is always of samples.
@@ -64,7 +73,7 @@ class Outcomes:
     repeats: int
     score: str | None
     chance: float
-    completion_counts: tuple[int, int] | None
+    completion_counts: CompletionCounts | None
 
     @property
     def has_numbers(self) -> bool:
@@ -126,24 +135,26 @@ def count_outcomes(
     condition_columns = [*setting_columns, "condition"]
     run_columns = [*condition_columns, "replicate"]
     _check_samples(frame, [*run_columns, "problem_id", "sample_index"])
-    # numbered over the entire frame, so that all outcomes have their problems in the same order
-    problem_numbers, problem_ids = pandas.factorize(frame["problem_id"])
-    # all samples of a problem have the same cluster, so the first one is read
-    _, first_row_indices = np.unique(problem_numbers, return_index=True)
-    cluster_names = frame.get("cluster", frame["problem_id"]).to_numpy()[first_row_indices]
     completion_counts = _count_changed_completions(frame, condition_columns)
+    # The tables number a problem by its row here. All its samples have the same cluster.
+    problems = frame.drop_duplicates("problem_id")
+    clusters = problems.get("cluster", problems["problem_id"])
+    sums = _sum_by_draw(frame, run_columns, score)
+    runs: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
     outcomes = []
-    for (*setting, condition, replicate), table in _sum_by_run(
-        frame, run_columns, problem_numbers, score
-    ):
+    for (*setting, condition, replicate), run_sums in runs:
+        # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
+        table = run_sums.droplevel(run_columns).unstack("draw", fill_value=0)
+        # sorted by problem, then by draw, so that the tables of all runs can be subtracted
+        table = table.sort_index().sort_index(axis="columns")
         outcomes.append(
             Outcomes(
                 setting=tuple(zip(setting_columns, setting, strict=True)),
                 condition=str(condition),
                 replicate=int(replicate),
-                problem_ids=np.asarray(problem_ids[table.index]),
+                problem_ids=problems["problem_id"].iloc[table.index].to_numpy(),
                 # numbered anew, because a split by subject or level has only some of the clusters
-                clusters=pandas.factorize(cluster_names[table.index])[0],
+                clusters=pandas.factorize(clusters.iloc[table.index])[0],
                 right_by_draw=table["right"].to_numpy().T,
                 graded_by_draw=table["graded"].to_numpy().T,
                 samples_by_draw=table["samples"].to_numpy().T,
@@ -156,40 +167,34 @@ def count_outcomes(
     return outcomes
 
 
-def _sum_by_run(
-    frame: pandas.DataFrame, run_columns: list[str], problem_numbers: Integers, score: str | None
-) -> Iterator[tuple[Any, Any]]:
-    """For each replicate its values of `run_columns`, and a table of its counts of samples.
+def _sum_by_draw(
+    frame: pandas.DataFrame, run_columns: list[str], score: str | None
+) -> pandas.DataFrame:
+    """The sums of `sum_samples` for each replicate, problem and draw of examples.
 
-    The table has a row for each problem, in the order of their numbers, and a column for each kind
-    of count (right, graded, samples, repeats) and draw of examples.
+    Problems have their number in the entire frame, in the order of their first samples.
     """
     samples = frame[run_columns].assign(
-        problem=problem_numbers,
+        problem=pandas.factorize(frame["problem_id"])[0],
         draw=frame.get("draw", 0),
         sample_index=frame["sample_index"],
         answer=frame.get("answer"),
         right=frame["correct"].to_numpy(dtype=np.int64),
         graded=1,
     )
-    if score in _FACTOR_BY_SCORE:
-        samples[score] = frame[SCORE_COLUMN] * _FACTOR_BY_SCORE[score]
-    elif score in MEAN_SCORES:
-        samples[score] = frame[score]
+    if score in MEAN_SCORES:
+        samples[score] = frame[SCORE_COLUMN if score in TABLE_NUMBERS else score]
+    if score == FRACTION:
+        samples[score] *= 100  # in percent
     if "verdict" in frame:
-        samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS).astype(np.int64)
-    sums = sum_samples(samples, [*run_columns, "problem", "draw"], score)
-    groups: Any = sums.groupby(level=run_columns, observed=True, sort=False, dropna=False)
-    for key, group in groups:
-        # a problem that was not asked with a draw of examples has no samples there: 0, not NaN
-        table = group.droplevel(run_columns).unstack("draw", fill_value=0)
-        yield key, table.sort_index().sort_index(axis="columns")
+        samples["graded"] = frame["verdict"].isin(GRADED_VERDICTS)
+    return sum_samples(samples, [*run_columns, "problem", "draw"], score)
 
 
 def _count_changed_completions(
     frame: pandas.DataFrame, condition_columns: list[str]
-) -> dict[Any, tuple[int, int]]:
-    """How many completions of the repeat run differ from those of the first, by condition.
+) -> dict[Any, CompletionCounts]:
+    """The counts of each repeat run, by its setting, condition and replicate.
 
     Empty if the frame has no completions.
     """
@@ -203,12 +208,10 @@ def _count_changed_completions(
     )
     # an inner join, because a condition that was not run again has nothing to compare
     sample_pairs = first_samples.merge(repeat_samples, on=sample_columns)
-    is_changed = sample_pairs["completion_x"] != sample_pairs["completion_y"]
-    groups: Any = is_changed.groupby(
-        [sample_pairs[name] for name in condition_columns], observed=True
-    )
+    sample_pairs["is_changed"] = sample_pairs["completion_x"] != sample_pairs["completion_y"]
+    groups: Any = sample_pairs.groupby(condition_columns, observed=True)["is_changed"]
     # the keys are those of the repeat run, whose replicate is 1
-    return {(*key, 1): (int(group.sum()), len(group)) for key, group in groups}
+    return {(*key, 1): CompletionCounts(int(group.sum()), len(group)) for key, group in groups}
 
 
 def _check_samples(frame: pandas.DataFrame, identity_columns: list[str]) -> None:
@@ -242,8 +245,8 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
     Raises:
         ComparisonError: they differ, or samples are missing. The message names the first problems.
     """
-    # first each side by itself, because the comparisons below would take missing samples for
-    # another number of repeats
+    # first each side by itself: a side that lacks samples would otherwise be refused below, for
+    # another number of samples
     for side in (baseline, outcomes):
         is_incomplete = side.sample_counts < side.denominator
         if is_incomplete.any():
@@ -252,7 +255,8 @@ def refuse_unpaired(baseline: Outcomes, outcomes: Outcomes) -> None:
                 f"problem, not of {list_first([*map(str, side.problem_ids[is_incomplete])])}."
             )
     baseline_text = f"the baseline {baseline.condition}"
-    problem_ids, baseline_ids = set(outcomes.problem_ids), set(baseline.problem_ids)
+    problem_ids = set(outcomes.problem_ids)
+    baseline_ids = set(baseline.problem_ids)
     if unshared_text := list_first(sorted(map(str, problem_ids ^ baseline_ids))):
         raise ComparisonError(
             f"{outcomes.name}: its problems are not those of {baseline_text}: {len(problem_ids)} "
@@ -281,8 +285,8 @@ def measure_accuracy(outcomes: Outcomes) -> Row:
     return {
         "problems": len(scores),
         "repeats": outcomes.repeats,
-        "accuracy": 100 * float(scores.mean()),
+        "accuracy": 100 * scores.mean(),
         "accuracy_low": 100 * low,
         "accuracy_high": 100 * high,
-        "graded": 100 * float(outcomes.graded_by_draw.sum() / outcomes.samples_by_draw.sum()),
+        "graded": 100 * (outcomes.graded_by_draw.sum() / outcomes.samples_by_draw.sum()),
     }

@@ -50,19 +50,13 @@ class Side:
             run = Run.load(path, metric=metric, columns=columns)
             samples = run.samples
         except RunError:
-            if not Path(path).exists() or condition:
+            if condition or not Path(path).exists():
                 raise
             # a log whose task names no condition gets the name `log`
-            run, condition = Run.load({"log": path}, metric=metric), "log"
+            run = Run.load({"log": path}, metric=metric)
             samples = run.samples
         conditions = list(samples["condition"].unique())
-        if not condition:
-            condition = run.baseline if run.baseline in conditions else conditions[0]
-            if run.is_table and len(conditions) > 1:
-                raise RunError(
-                    f"{path} has the conditions {list_first(conditions, 6)}: name one, as "
-                    f"{path}:{condition}."
-                )
+        condition = condition or _choose_condition(run, path, conditions)
         samples = samples[samples["condition"] == condition]
         if samples.empty:
             raise RunError(
@@ -77,10 +71,26 @@ class Side:
         return cls(name=side_name, samples=samples, run=run)
 
 
+def _choose_condition(run: Run, path: str, conditions: list[str]) -> str:
+    """The run's baseline, or its first condition if it has no samples of the baseline.
+
+    Raises:
+        RunError: it is a table with several conditions: tables do not tell which is the baseline.
+    """
+    condition = run.baseline if run.baseline in conditions else conditions[0]
+    if run.is_table and len(conditions) > 1:
+        raise RunError(
+            f"{path} has the conditions {list_first(conditions, 6)}: name one, as "
+            f"{path}:{condition}."
+        )
+    return condition
+
+
 def _split_condition(name: str) -> tuple[str, str]:
     """The path and the condition in `RUN:CONDITION`; "" stands for a condition that is not named.
 
-    A path or a condition may contain a colon too, so the longest path that exists counts.
+    A path or a condition may contain a colon too, so the longest path that exists counts. If none
+    exists, the path ends at the last colon.
     """
     path_ends = [len(name), *(match.start() for match in re.finditer(":", name))]
     existing_ends = [path_end for path_end in path_ends if Path(name[:path_end]).exists()]
@@ -107,7 +117,8 @@ def compare_pair(
             graders.
     """
     _refuse_incomparable(old_side, new_side)
-    old_run, new_run = old_side.run, new_side.run
+    old_run = old_side.run
+    new_run = new_side.run
     side_names = [old_side.name, new_side.name]
     if old_side.name == new_side.name:
         side_names = [old_run.name, new_run.name]
@@ -159,7 +170,7 @@ def _refuse_incomparable(old_side: Side, new_side: Side) -> None:
 
 
 def check_not_worse(board: Leaderboard, points: float) -> tuple[str, str]:
-    """Judge whether the second side loses less than `points`.
+    """Judge whether the new side loses less than `points` compared with the old one.
 
     Returns:
         `not worse`, `worse` (significantly), or `not shown`; and a sentence that explains it.

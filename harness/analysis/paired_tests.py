@@ -80,8 +80,8 @@ class PairedDifference:
         zero_share = reaches_zero.mean()
         weights = np.ones(len(smaller_means))
         if 0 < zero_share < 1:
-            # Random patterns only estimate p. With these weights the interval still excludes 0
-            # exactly if p is below alpha.
+            # Random patterns only estimate p. With these weights, the patterns that reach 0 have
+            # the share p, so the interval still excludes 0 exactly if p is below alpha.
             weights = np.where(reaches_zero, self.p / zero_share, (1 - self.p) / (1 - zero_share))
         low = float(np.quantile(smaller_means, alpha, weights=weights, method="inverted_cdf"))
         # mirrored, because `inverted_cdf` always takes the lower of two neighbours
@@ -92,6 +92,7 @@ class PairedDifference:
             low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
             high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
         low, high = max(low, -1.0), min(high, 1.0)
+        # the subset means, and so these ends, are mirrored if the difference is negative
         return (low, high) if self.difference >= 0 else (-high, -low)
 
     def _limit_above_observed(self, change_count: int, alpha: float) -> float:

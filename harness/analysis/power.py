@@ -58,7 +58,8 @@ def detection_power(effect: float, **options: Any) -> float:
     Raises:
         ComparisonError: the discordance is out of range, or below the effect.
     """
-    effect_size, plan = abs(effect), PlannedComparison(**options)
+    effect_size = abs(effect)
+    plan = PlannedComparison(**options)
     # independent samples of one problem disagree at most half of the time
     most_discordance = 1 if plan.repeats == 1 else 0.5
     if not (0 < plan.discordance <= most_discordance and effect_size <= plan.discordance):
@@ -131,7 +132,8 @@ def minimal_detectable_effect(**options: Any) -> float:
     Raises:
         ComparisonError: see `detection_power`.
     """
-    low_effect, high_effect = 0.0, PlannedComparison(**options).discordance
+    low_effect = 0.0
+    high_effect = PlannedComparison(**options).discordance
     if detection_power(high_effect, **options) < POWER:
         return math.nan
     for _ in range(EFFECT_HALVINGS):

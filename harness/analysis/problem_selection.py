@@ -90,14 +90,15 @@ def select(source: Source, criterion: Criterion) -> tuple[AnsweredProblem, ...]:
     if criterion.flip:
         chosen_outcomes = FLIP_DIRECTIONS if criterion.flip == EITHER_FLIP else (criterion.flip,)
         problems = [problem for problem in problems if problem.outcome in chosen_outcomes]
-    if len(problems) < (criterion.n or 1):
+    fewest_problems = criterion.n or 1
+    if len(problems) < fewest_problems:
         counts_text = "".join(
             f", {outcome.replace('_', ' ')} {count}"
             for outcome, count in count_flips(source, criterion).items()
         )
         raise ConfigError(
             f"{source.name}: the selection has {len(problems)} problems, fewer than "
-            f"{criterion.n or 1}{counts_text}."
+            f"{fewest_problems}{counts_text}."
         )
     # the sample is drawn first, so that it is the same with and without controls
     generator = random.Random(criterion.seed)

@@ -77,12 +77,7 @@ def make_leaderboard(
     design = replace(_make_design(runs, all_references, baseline=baseline, by=by), score=score)
     # a reference condition belongs to the baseline of its run and says nothing about another
     omitted_conditions = all_references.keys() - {design.baseline, *design.reference_conditions}
-    frame = frame[~frame["condition"].isin(omitted_conditions)]
-    for column in by:
-        if column not in frame or frame[column].isna().all():
-            raise ConfigError(f"--by {column}: these runs have no {column}.")
-    if by:
-        frame = frame.sort_values(by, kind="stable", ignore_index=True)
+    frame = _sort_by_columns(frame[~frame["condition"].isin(omitted_conditions)], by)
     # a problem's text is that of the first run: in logs of other tasks it may differ by model
     problems = frame.drop_duplicates("problem_id")
     cluster_count = problems.get("cluster", problems["problem_id"]).nunique()
@@ -90,10 +85,7 @@ def make_leaderboard(
     outcomes = count_outcomes(frame, by, score)
     # made before the other tables, because its errors say best what cannot be compared
     comparison = compare_outcomes(outcomes, design)
-    side_tables = {
-        "answers": answer_table(frame, comparison, design),
-        **_make_side_tables(frame, outcomes, design, join_conditions(runs)),
-    }
+    side_tables = _make_side_tables(frame, outcomes, comparison, design, join_conditions(runs))
     return Leaderboard(
         **vars(design),
         comparison=place_contrasts(comparison, side_tables["texts"]),
@@ -103,6 +95,18 @@ def make_leaderboard(
         omitted_count=omitted_count,
         receipts=tuple(receipt for run in runs for receipt in run.receipts),
     )
+
+
+def _sort_by_columns(frame: pandas.DataFrame, by: list[str]) -> pandas.DataFrame:
+    """The samples, sorted by the columns that the tables are split by; as they are without any.
+
+    Raises:
+        ConfigError: the runs lack such a column.
+    """
+    for column in by:
+        if column not in frame or frame[column].isna().all():
+            raise ConfigError(f"--by {column}: these runs have no {column}.")
+    return frame.sort_values(by, kind="stable", ignore_index=True)
 
 
 def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pandas.DataFrame, int]:
@@ -138,7 +142,7 @@ def _make_design(
     default_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
     design = Design(baseline=baseline or default_baseline, by=by)
     if design.baseline != default_baseline:
-        # a reference condition of another baseline says nothing about this baseline
+        # contrasts and reference conditions of another baseline say nothing about this baseline
         return design
     contrasts, primary = (None, None) if by else _join_contrasts(runs)
     look_count_by_model: dict[str, int] = {}
@@ -162,14 +166,16 @@ def _make_design(
 def _make_side_tables(
     frame: pandas.DataFrame,
     outcomes: Sequence[Outcomes],
+    comparison: pandas.DataFrame,
     design: Design,
     conditions: Mapping[str, Condition],
 ) -> dict[str, pandas.DataFrame]:
-    """All tables except the comparison and that of answers.
+    """All tables except the comparison.
 
     Args:
         frame: All samples.
         outcomes: `outcomes.count_outcomes` of the frame.
+        comparison: `compare_outcomes` of them.
         design: What is compared with what.
         conditions: The conditions of the configs, by name.
     """
@@ -182,6 +188,7 @@ def _make_side_tables(
     # a score such as pass@4 judges all samples of a problem together, and none by itself
     judged_samples = frame[:0] if design.score else frame[~frame["condition"].isin([*references])]
     return {
+        "answers": answer_table(frame, comparison, design),
         "together": together_table(judged_samples, by=design.by),
         "texts": text_table(outcomes_by_setting, conditions, references, design.baseline),
         "mediators": mediator_table(samples_with_completions, by=design.by),
@@ -206,7 +213,8 @@ def _join_reference_conditions(runs: Sequence[Run]) -> dict[str, Mapping[str, An
         ComparisonError: a name is that of a reference condition in one run, and of another
             condition in another run.
     """
-    # the first run that has the condition, and its fields as a reference condition of this run
+    # The first run that has the condition, and its fields as a reference condition of this run. A
+    # condition of any other kind has no fields.
     first_by_condition: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for run in runs:
         for condition in _list_conditions(run):
@@ -233,9 +241,10 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
     conditions = set().union(*map(_list_conditions, runs))
     contrasts = tuple(name for name in contrast_names if set(read_contrast(name)) <= conditions)
     primary_contrasts = {receipt.get("primary") for receipt in receipts}
-    # runs that name different primary contrasts have no common one
-    primary = primary_contrasts.pop() if len(primary_contrasts) == 1 else None
-    return contrasts, primary if primary in contrasts else None
+    # runs that name different primary contrasts, or none that has samples, have no common one
+    if len(primary_contrasts) > 1 or not primary_contrasts <= {*contrasts}:
+        return contrasts, None
+    return contrasts, primary_contrasts.pop()
 
 
 def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:

@@ -73,15 +73,16 @@ def choose_score(frame: pandas.DataFrame, score: str | None) -> str | None:
             raise ConfigError(
                 f"score: the endpoint {ANSWER_LOGPROB} has only {GOLD_FIRST}, got {score!r}."
             )
-        return score or GOLD_FIRST
+        return GOLD_FIRST
     scale = _find_scale(frame) if SCORE_COLUMN in frame else None
-    if score:
-        read_score(score)
-        if scale:
-            raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
-        if score.startswith("maj") and SCORE_COLUMN in frame and frame["answer"].isna().all():
-            raise ConfigError(f"score {score}: expected answers, of which a table has none.")
-    return score or scale
+    if not score:
+        return scale
+    kind, _ = read_score(score)
+    if scale:
+        raise ConfigError(f"score {score}: expected right or wrong samples, got numbers.")
+    if kind == "maj" and SCORE_COLUMN in frame and frame["answer"].isna().all():
+        raise ConfigError(f"score {score}: expected answers, of which a table has none.")
+    return score
 
 
 def _find_scale(frame: pandas.DataFrame) -> str | None:
@@ -106,7 +107,7 @@ def _find_scale(frame: pandas.DataFrame) -> str | None:
 def sum_samples(
     samples: pandas.DataFrame, prompt_columns: Sequence[str], score: str | None
 ) -> pandas.DataFrame:
-    """The numbers of samples of each prompt and problem, of which `score` is a share.
+    """The numbers of right samples and of all samples of each prompt, with `score` as their ratio.
 
     avg@k is the share of right samples, as this is also the mean over all sets of k samples. pass@k
     is the share of sets of k samples that have a right one: 1 - C(n - c, k) / C(n, k) if c of n
@@ -119,8 +120,8 @@ def sum_samples(
         score: See `read_score`. None counts the samples, of which there may be one.
 
     Returns:
-        [prompt and problem] The columns right, graded and samples, which the score is made of; and
-        repeats, which is the number of samples.
+        [prompt and problem] The columns right and samples, whose ratio is the score; graded, those
+        with a graded answer; and repeats, which is always the number of samples.
 
     Raises:
         ComparisonError: a problem has one sample with a prompt, or fewer than k.
@@ -131,45 +132,57 @@ def sum_samples(
         Self-Consistency, arXiv:2203.11171.
     """
     kind, k = "", 0
-    if score and score not in (GOLD_FIRST, *MEAN_SCORES):
-        kind, k = read_score(score)
     sample_counts = samples[[*prompt_columns, "right", "graded"]].assign(samples=1, repeats=1)
-    if kind == "maj":
-        is_majority = _mark_majority(samples, prompt_columns, k)
-        for column in ("right", "graded", "samples"):
-            sample_counts[column] *= is_majority
     if score in MEAN_SCORES:
         # A number becomes a ratio of integers, right / samples, as all other scores are. Tables
         # multiply this ratio by 100, so the number is divided by 100 here.
         sample_counts["right"] = (samples[score] / 100 * MOST_SETS).round()
         sample_counts["graded"] = sample_counts["samples"] = MOST_SETS
+    elif score and score != GOLD_FIRST:
+        kind, k = read_score(score)
+    if kind == "maj":
+        is_majority = _mark_majority(samples, prompt_columns, k)
+        for column in ("right", "graded", "samples"):
+            sample_counts[column] *= is_majority
     sums = sample_counts.groupby(list(prompt_columns), **_GROUP_OPTIONS).sum()
-    fewest_samples = sums["repeats"].min()
-    if kind and fewest_samples < max(k, 2):
+    if kind:
+        _require_samples(sums["repeats"].min(), k, score)
+    if kind == "pass":
+        sums = _count_sets(sums, k)
+    return sums.astype(np.int64)
+
+
+def _require_samples(fewest_samples: int, k: int, score: str | None) -> None:
+    """Refuse a score that needs more samples of a problem with one prompt than there are.
+
+    Raises:
+        ComparisonError: there are fewer than k, or a single one.
+    """
+    if fewest_samples < max(k, 2):
         expected_text = f"K from 1 to {fewest_samples}" if fewest_samples > 1 else "several samples"
         raise ComparisonError(
             f"score {score}: expected {expected_text}, as a problem has {fewest_samples} with one "
             "prompt (draws of examples are different prompts)."
         )
-    if kind == "pass":
-        _count_sets(sums, k)
-    return sums.astype(np.int64)
 
 
-def _count_sets(sums: pandas.DataFrame, k: int) -> None:
-    """Replace the number of samples by that of sets of k samples.
+def _count_sets(sums: pandas.DataFrame, k: int) -> pandas.DataFrame:
+    """The sums with sets of k samples in place of samples.
 
-    The number of right, or graded, samples becomes that of the sets with at least one of them.
+    The number of right, or graded, samples becomes that of the sets with at least one of them: all
+    sets of k less those without such a sample. All are scaled down to `MOST_SETS` sets if there are
+    more.
     """
     set_counts = _count_combinations(sums["repeats"], k)
-    sums["samples"] = np.minimum(set_counts, MOST_SETS)
+    sums = sums.assign(samples=np.minimum(set_counts, MOST_SETS))
     for column in ("right", "graded"):
         set_counts_without = _count_combinations(sums["repeats"] - sums[column], k)
         sums[column] = sums["samples"] * (set_counts - set_counts_without) // set_counts
+    return sums
 
 
 def _mark_majority(samples: pandas.DataFrame, prompt_columns: Sequence[str], k: int) -> Any:
-    """Whether a row has the most frequent answer of the first k samples, and has it first.
+    """[sample] Whether it is the first with the most frequent answer of its prompt's first k.
 
     Answers are equal if their strings are. A sample without an answer does not vote.
     """
@@ -181,4 +194,5 @@ def _mark_majority(samples: pandas.DataFrame, prompt_columns: Sequence[str], k: 
     prompt_keys = [first_samples[column] for column in prompt_columns]
     # `idxmax` takes the first of equals, so of equally frequent answers the earliest wins
     majority_indices = votes.groupby(prompt_keys, **_GROUP_OPTIONS).idxmax()
+    # `reset_index` above made the index of a row its position among the samples
     return np.isin(np.arange(len(samples)), majority_indices)

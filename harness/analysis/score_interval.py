@@ -41,7 +41,7 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     )
     distinct_rows, counts = np.unique(values_with_weights, axis=0, return_counts=True)
     distinct_values, distinct_weights = distinct_rows.T.copy()
-    mean = float((distinct_values * distinct_weights) @ counts / counts.sum())
+    mean = (distinct_values * distinct_weights) @ counts / counts.sum()
     critical_value = float(ndtri(1 - ALPHA / 2))
 
     def statistic_excess(hypothetical_mean: float) -> float:
@@ -51,9 +51,9 @@ def score_interval(values: npt.ArrayLike, *, weights: npt.ArrayLike = 1.0) -> tu
     # a mean of 0 or 1 is itself an end of the interval, so only the other end is searched for
     low, high = 0.0, 1.0
     if mean - low >= ROOT_GAP:
-        low = float(brentq(statistic_excess, mean, _point_before_end(low, mean)))
+        low = brentq(statistic_excess, mean, _point_before_end(low, mean))
     if high - mean >= ROOT_GAP:
-        high = float(brentq(statistic_excess, mean, _point_before_end(high, mean)))
+        high = brentq(statistic_excess, mean, _point_before_end(high, mean))
     return low, high
 
 
@@ -71,16 +71,16 @@ def t_interval(values: Floats, weights: Floats) -> tuple[float, float]:
     cluster_count = len(values)
     if cluster_count < 2:
         return math.nan, math.nan
-    mean = float((weights * values).mean())
-    standard_error = float((weights * (values - mean)).std(ddof=1)) / math.sqrt(cluster_count)
-    half_length = float(stdtrit(cluster_count - 1, 1 - ALPHA / 2)) * standard_error
+    mean = (weights * values).mean()
+    standard_error = (weights * (values - mean)).std(ddof=1) / math.sqrt(cluster_count)
+    half_length = stdtrit(cluster_count - 1, 1 - ALPHA / 2) * standard_error
     return mean - half_length, mean + half_length
 
 
 def _score_statistic(values: Floats, weights: Floats, counts: Integers, mean: float) -> float:
     """By how many standard errors the observed mean exceeds the hypothetical `mean`."""
-    total_count = int(counts.sum())
-    difference = float((values * weights) @ counts) / total_count - mean
+    total_count = counts.sum()
+    difference: float = (values * weights) @ counts / total_count - mean
     if difference == 0:
         return 0.0
     variance = _likeliest_variance(weights * (values - mean), counts / total_count, -mean, 1 - mean)

@@ -60,19 +60,22 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
         if row["role"] == "tested":
             family_key = (row["model"], row["layout"]) if primary else None
             rows_by_family.setdefault(family_key, []).append(row)
+    family_count = len(rows_by_family)
     for family_rows in rows_by_family.values():
         primary_rows = [row for row in family_rows if row["condition"] == primary]
-        _judge_tests(primary_rows, family_count=len(rows_by_family), least_p=0.0)
+        _judge_tests(primary_rows, family_count, least_p=0.0)
         largest_primary_p = max((row["p_adjusted"] for row in primary_rows), default=0.0)
         secondary_rows = [row for row in family_rows if row["condition"] != primary]
-        _judge_tests(secondary_rows, family_count=len(rows_by_family), least_p=largest_primary_p)
+        _judge_tests(secondary_rows, family_count, least_p=largest_primary_p)
 
 
-def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: float) -> None:
-    """Judge rows that share alpha / families. No adjusted p-value is below `least_p`."""
-    # Holm within a family. Families have equal shares of alpha (Bonferroni), because each family
-    # can give a false result. Look j at a growing run counts as one of j tests, so its p-value is
-    # multiplied by j.
+def _judge_tests(tested_rows: Sequence[Row], family_count: int, *, least_p: float) -> None:
+    """Add the columns of `judge` to rows of one family, which share alpha / `family_count`.
+
+    Within a family p is adjusted by Holm. Families have equal shares of alpha (Bonferroni), because
+    each family can give a false result. Look j at a growing run counts as one of j tests, so its
+    p-value is multiplied by j. No adjusted p-value is below `least_p`.
+    """
     look_counts = np.array([row.get("looks", 1) for row in tested_rows])
     holm_p = holm([row["p"] for row in tested_rows])
     adjusted_p = np.maximum(least_p, np.minimum(1, family_count * look_counts * holm_p))
@@ -82,18 +85,20 @@ def _judge_tests(tested_rows: Sequence[Row], *, family_count: int, least_p: floa
             "tests": family_count * len(tested_rows),
             "p_adjusted": p_adjusted,
             "verdict": verdict,
-        }
-        # the format may explain a difference if, among answered samples, less than half of it is
-        # left and it may be 0
-        row["by_format"] = bool(
-            verdict in SIGNIFICANT_VERDICTS
+            # the format may explain a difference if, among answered samples, less than half of it
+            # remains and its interval contains 0
+            "by_format": verdict in SIGNIFICANT_VERDICTS
             and 2 * abs(row["answered_difference"]) < abs(row["difference"])
-            and row["answered_low"] <= 0 <= row["answered_high"]
-        )
+            and row["answered_low"] <= 0 <= row["answered_high"],
+        }
 
 
 def _choose_verdict(row: Row, *, is_significant: bool) -> str:
-    """The verdict on a tested row. Only chance takes precedence over a significant difference."""
+    """The verdict on a tested row.
+
+    A model at chance is always unmeasured. Any other reason why equivalence cannot be shown counts
+    only if the difference is not significant.
+    """
     reason = row.get("unmeasured")
     if reason and (reason.startswith(AT_CHANCE_REASON) or not is_significant):
         return "unmeasured"
@@ -117,26 +122,25 @@ def explain_unmeasured(
         return None
     if chance and all(setting_row["accuracy_low"] <= chance for setting_row in rows):
         return f"{AT_CHANCE_REASON} {chance:.3g} %"
+    if math.isnan(row["p"]):
+        return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     pair_rows = [
         setting_row
         for setting_row in rows
         if setting_row["condition"] in (row["condition"], row["baseline"])
     ]
-    if math.isnan(row["p"]):
-        return f"numbers of fewer than {FEWEST_CLUSTERS_OF_NUMBERS} clusters are not tested"
     if min(pair_row["graded"] for pair_row in pair_rows) < 100 * FEWEST_GRADED:
         return "fewer than half of the samples of one condition have a graded answer"
     # a score interval ends at 0 or 100 only if no sample, or every sample, is right
     for end_column, percent in (("accuracy_low", 0), ("accuracy_high", 100)):
         if all(pair_row[end_column] == percent for pair_row in pair_rows):
             return f"both accuracies are {percent} %"
-    controls = [
-        name for name, fields in reference_conditions.items() if fields["kind"] == POSITIVE_CONTROL
-    ]
-    control_rows = [setting_row for setting_row in rows if setting_row["condition"] in controls]
-    # the positive control must lower accuracy significantly
-    if any(control["p"] >= ALPHA or control["difference"] > 0 for control in control_rows):
-        return "the positive control was not detected"
+    for setting_row in rows:
+        fields = reference_conditions.get(setting_row["condition"], {})
+        is_control = fields.get("kind") == POSITIVE_CONTROL
+        # the positive control must lower accuracy significantly
+        if is_control and (setting_row["p"] >= ALPHA or setting_row["difference"] > 0):
+            return "the positive control was not detected"
     return None
 
 
@@ -152,7 +156,7 @@ def estimate_sample(
         sides: 1 to show that nothing more is lost, at ALPHA / 2; 2 for equivalence, at ALPHA.
     """
     alpha, miss_chance = (ALPHA / 2, 1 - POWER) if sides == 1 else (ALPHA, (1 - POWER) / 2)
-    quantile_ratio = -float((ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2))
+    quantile_ratio: float = -(ndtri(alpha) + ndtri(miss_chance)) / ndtri(1 - ALPHA / 2)
     half_length: float = (row["high"] - row["low"]) / 2
     # squared, because the length of an interval falls with the root of the number of problems
     return math.ceil(problem_count * (quantile_ratio * half_length / margin) ** 2)

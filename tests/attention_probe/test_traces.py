@@ -145,14 +145,16 @@ with create(path) as traces:
     assert len(stored) - len(reported) <= 3
     for number, trace in enumerate(stored):
         assert same(trace, make_trace(f"p{number}", "mless", seed=number, size=400))
-    create(path).close()
+    with create(path):
+        pass
     assert len(contents(path)) == 1 + len(stored)  # partial files are removed
 
 
 def test_a_second_writer_is_refused(path):
     with create(path), pytest.raises(JournalError, match="is in use by another mless process"):
         create(path)
-    create(path).close()
+    with create(path):
+        pass
 
 
 def test_a_full_disk_gives_one_message_and_keeps_what_was_written(path):
