@@ -134,8 +134,7 @@ def _sample_facts(
     # as objects, because every selection of rows would copy completions of pandas' type `str`
     frame = pandas.DataFrame(
         completion_rows, columns=["prompt_index", "completion", "next_question"], dtype=object
-    )
-    frame = frame.astype({"prompt_index": int, "next_question": bool})
+    ).astype({"prompt_index": int, "next_question": bool})
     for records, field_names in ((samples, _SAMPLE_FIELDS), (scores, _SCORE_FIELDS)):
         for name in field_names:
             frame[name] = [getattr(record, name) for record in records]
@@ -178,8 +177,9 @@ def _prompt_facts(receipt: JsonObject, prompts: Sequence[StoredPrompt]) -> panda
     columns = pandas.DataFrame(rows, dtype=object)
     for name, column in columns.items():
         # in the order in which they first occur, which is that of tables
-        categories = list(dict.fromkeys(column))
-        columns[name] = pandas.Categorical(column, categories=categories, ordered=True)
+        columns[name] = pandas.Categorical(
+            column, categories=list(dict.fromkeys(column)), ordered=True
+        )
     if any(prompt.draw for prompt in prompts):
         columns["draw"] = np.array([prompt.draw for prompt in prompts], dtype=np.int32)
     facts_by_condition = {

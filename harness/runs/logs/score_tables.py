@@ -91,23 +91,25 @@ def read_table(
         ConfigError: no column or several columns fit a role.
     """
     if isinstance(source, Path):
-        name, records = str(source), list(read_data(source))
+        table_name, records = str(source), list(read_data(source))
     else:
-        name = "the frame"
+        table_name = "the frame"
         frame_rows: Any = source.rename(columns=str).to_dict("records")
         records = [(f"row {number}", row) for number, row in enumerate(frame_rows)]
     if not records:
-        raise DataError(f"{name} has no row.")
+        raise DataError(f"{table_name} has no row.")
     assignments = [pair.partition("=") for pair in filter(None, (columns or "").split(","))]
     chosen_column_by_role = {role: column for role, _, column in assignments}
-    column_by_role = _find_columns(name, list(records[0][1]), chosen_column_by_role, needed_roles)
+    column_by_role = _find_columns(
+        table_name, list(records[0][1]), chosen_column_by_role, needed_roles
+    )
     # a column that the user chose, or that is named as its role, needs no message
     if any(
         column not in (role, chosen_column_by_role.get(role))
         for role, column in column_by_role.items()
     ):
         columns_text = ",".join(f"{role}={column}" for role, column in column_by_role.items())
-        print_message(f"{name} is read with --columns {columns_text}.")
+        print_message(f"{table_name} is read with --columns {columns_text}.")
     rows = [
         (location, {role: record.get(column) for role, column in column_by_role.items()})
         for location, record in records
@@ -116,7 +118,7 @@ def read_table(
 
 
 def _find_columns(
-    name: str,
+    table_name: str,
     available_columns: Sequence[str],
     chosen_column_by_role: Mapping[str, str],
     needed_roles: Sequence[str],
@@ -133,7 +135,7 @@ def _find_columns(
     if unknown_roles or chosen_columns - {*available_columns, ""}:
         raise ConfigError(
             f"--columns: expected ROLE=COLUMN with the roles {', '.join(COLUMN_NAMES_BY_ROLE)}, "
-            f"and the columns of {name}, which are {columns_text}."
+            f"and the columns of {table_name}, which are {columns_text}."
         )
     column_by_role = {}
     unclear_roles = []
@@ -154,17 +156,17 @@ def _find_columns(
             column_by_role[role] = candidates[0]
     if unclear_roles:
         raise ConfigError(
-            f"{name} has the columns {columns_text}, and their names leave open what they are. "
-            f"Type --columns {','.join(unclear_roles)}. {TABLE_HINT}"
+            f"{table_name} has the columns {columns_text}, and their names leave open what they "
+            f"are. Type --columns {','.join(unclear_roles)}. {TABLE_HINT}"
         )
     return column_by_role
 
 
-def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
+def describe_scores(table_name: str, condition: str, table: ScoreTable) -> JsonObject:
     """A table of scores as the fields of a `run_reader.Run`.
 
     Args:
-        name: Its file, for messages.
+        table_name: Its file, for messages.
         condition: The condition, if no column has it.
         table: The rows.
 
@@ -177,7 +179,7 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
     if is_duplicate.any():
         row = frame[is_duplicate].iloc[0]
         raise ComparisonError(
-            f"{name}: item {row['problem_id']} occurs more than once in condition "
+            f"{table_name}: item {row['problem_id']} occurs more than once in condition "
             f"{row['condition']}. Keep one scorer or filter; if it is the id of several "
             "items, name another column (--columns item=COLUMN); if the rows are samples, type "
             "--columns sample=COLUMN, or --columns sample= if no column numbers them."
@@ -191,7 +193,7 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
     text_roles = texts_by_role.keys() & {"question", "gold"}
     about = {
         "source": table.source,
-        "run": name,
+        "run": table_name,
         "model": " / ".join(frame["model"].unique()),
         "problems": len(item_ids),
         "is_index": are_numbers and not table.chosen_column_by_role.get("item"),
@@ -202,17 +204,19 @@ def describe_scores(name: str, condition: str, table: ScoreTable) -> JsonObject:
         **table.about,
     }
     return {
-        "name": name,
+        "name": table_name,
         "about": about,
         "problems": texts_by_role,
         "read": lambda: frame,
-        "read_prompts": partial(_refuse_prompts, name),
+        "read_prompts": partial(_refuse_prompts, table_name),
     }
 
 
-def _refuse_prompts(name: str) -> NoReturn:
+def _refuse_prompts(table_name: str) -> NoReturn:
     """Stand in for the reader of prompts, which a table does not have."""
-    raise RunError(f"{name} has scores but no prompts: use `mless table`, `compare` or `plot`.")
+    raise RunError(
+        f"{table_name} has scores but no prompts: use `mless table`, `compare` or `plot`."
+    )
 
 
 def _read_text(row: JsonObject, role: str) -> str:
@@ -223,7 +227,11 @@ def _read_text(row: JsonObject, role: str) -> str:
 
 
 def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
-    """The known texts, gold answers and clusters of items, by their ids."""
+    """The known questions, gold answers and clusters of items: by role, and then by the item's id.
+
+    Raises:
+        ComparisonError: an item has two texts of a role.
+    """
     texts_by_role: dict[str, dict[str, str]] = {}
     for location, row in table.rows:
         for role in ("question", "gold", "cluster"):
@@ -239,15 +247,23 @@ def _describe_items(table: ScoreTable) -> dict[str, dict[str, str]]:
     return texts_by_role
 
 
-def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
-    """One row per sample, with the columns of `samples_frame.make_frame` that tables read."""
-    rows = [row for _, row in table.rows]
-    role_columns = pandas.DataFrame(rows)
-    scores = pandas.Series([parse_score(location, row) for location, row in table.rows])
+def _refuse_rows_without_names(table: ScoreTable) -> None:
+    """Raise DataError if a row has no item, or no condition although a column has conditions."""
     for location, row in table.rows:
         for role in row.keys() & {"item", "condition"}:
             if not _read_text(row, role):
                 raise DataError(f"{location}: the {role} is missing.")
+
+
+def _make_frame(condition: str, table: ScoreTable) -> pandas.DataFrame:
+    """One row per sample, with the columns of `samples_frame.make_frame` that tables read.
+
+    `condition` is the condition of all rows, if no column has conditions.
+    """
+    rows = [row for _, row in table.rows]
+    role_columns = pandas.DataFrame(rows)
+    scores = pandas.Series([parse_score(location, row) for location, row in table.rows])
+    _refuse_rows_without_names(table)
     questions = [_read_text(row, "question") or str(row["item"]) for row in rows]
     frame = pandas.DataFrame(
         {
