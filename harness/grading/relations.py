@@ -296,6 +296,9 @@ class _NumberLine:
     def contains(self, text: str, combine: CommaMeaning) -> bool:
         """Whether a set contains the number. All its bounds are visited, to collect them.
 
+        It is read as a list, a difference, a union, a relation, all real numbers, or an interval:
+        the first of these that fits.
+
         Args:
             text: The set.
             combine: The meaning of a comma.
@@ -306,10 +309,11 @@ class _NumberLine:
         members, separators = split_outside_brackets(text, ELEMENT_SEPARATORS)
         if separators:
             return self.list_contains(members, separators, combine)
-        full_set, *removed_sets = split_outside_brackets(text, DIFFERENCE_SIGNS).pieces
+        first_set, *removed_sets = split_outside_brackets(text, DIFFERENCE_SIGNS).pieces
         if removed_sets:
+            # the removed sets are visited even if the first set does not contain the number
             removed_memberships = [self.contains(removed_set, any) for removed_set in removed_sets]
-            return self.contains(full_set, any) and not any(removed_memberships)
+            return self.contains(first_set, any) and not any(removed_memberships)
         united_sets = split_outside_brackets(text, UNION_SIGNS).pieces
         if len(united_sets) > 1:
             # a list, because `any` stops at the first True, but all bounds must be visited
@@ -367,7 +371,11 @@ class _NumberLine:
         return self.satisfies_comparison(terms[0], "".join(operators), terms[-1])
 
     def interval_contains(self, text: str) -> bool:
-        """Whether the interval `[1,2)` or the set `\\{1,2\\}` contains the number."""
+        """Whether the interval `[1,2)` or the set `\\{1,2\\}` contains the number.
+
+        Raises:
+            Unreadable: The text is neither.
+        """
         bracket_pair, content = brackets(text)
         entries = split_outside_brackets(content, frozenset(",;")).pieces
         if bracket_pair == "\\{\\}":
@@ -391,15 +399,19 @@ class _NumberLine:
         if not _SIGNED_VARIABLE.fullmatch(left_term) or operator not in FLIPPED_OPERATORS:
             raise Unreadable("no comparison of a letter")
         self.letters.add(left_term.strip("-|"))
-        is_satisfied = self.satisfies_bound(operator, right_term)
+        is_within_bound = self.satisfies_bound(operator, right_term)
+        # `x<5` has only this bound
         if left_term[0] not in "-|":
-            return is_satisfied
-        is_opposite = self.satisfies_bound(FLIPPED_OPERATORS[operator], f"-({right_term})")
+            return is_within_bound
+        is_within_opposite_bound = self.satisfies_bound(
+            FLIPPED_OPERATORS[operator], f"-({right_term})"
+        )
+        # `-x<5` is `x>-5`, so only the opposite bound counts
         if left_term[0] == "-":
-            return is_opposite
+            return is_within_opposite_bound
         # `|x|>5` holds on one side or the other, `|x|<5` only where both sides hold
         combine = any if operator in (">", "\\ge", "=") else all
-        return combine([is_satisfied, is_opposite])
+        return combine([is_within_bound, is_within_opposite_bound])
 
     def satisfies_bound(self, operator: str, bound: str) -> bool:
         """Whether `number operator bound` is true."""

@@ -282,6 +282,7 @@ def split_unit(text: str) -> tuple[str, str]:
     `(5)*1000000` without a unit. Other words stay with the value, as in `5\text{ or more}`.
     """
     unit = ""
+    # `30\degree C` and `30\degree\text{ north}` are not angles
     has_other_unit = re.search(r"\\degree ?[CF](?![A-Za-z])|\\text", text)
     if "\\degree" in text and not _TRIGONOMETRIC_FUNCTION.search(text) and not has_other_unit:
         # the value is in degrees as a whole: in a sum or a fraction the sign may stand anywhere
@@ -348,12 +349,11 @@ def _spell_unit(unit: str) -> str:
 
     `square centimeters` and `cm^2` are `cm^2`, and `miles per hour` is `mph`.
     """
-    separated_unit = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(
-        " per ", " / "
-    )
+    # commands become words, abbreviations lose their points, and `per` becomes a slash
+    spelling = re.sub(r"\\(degree|dollar)", r" \1 ", unit.replace(".", "")).replace(" per ", " / ")
     name_words, power = [], 1
     # words, powers such as `^2` or `^{2`, and signs
-    for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", separated_unit):
+    for word in re.findall(r"[^\W\d]+|\^\{?\d|[/¢€£₹¥%]", spelling):
         if word in ("square", "sq", "cubic", "cu"):
             power = 2 if word[0] == "s" else 3
         elif word[0] == "^":
