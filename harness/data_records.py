@@ -226,13 +226,13 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
             "for each row, with an item, a condition and a score where results are compared."
         )
     if ".json" in path.suffixes and text.lstrip().startswith("["):
-        for number, element in enumerate(_decode(text, str(path)), start=1):
+        for number, element in enumerate(_decode(text, str(path)), 1):
             location = f"{path}, element {number}"
             if not isinstance(element, dict):
                 raise DataError(f"{location}: expected a JSON object, got {element!r:.40}.")
             yield location, element
         return
-    for number, line in enumerate(text.rstrip().split("\n"), start=1):
+    for number, line in enumerate(text.rstrip().split("\n"), 1):
         if not line.strip():
             continue
         location = f"{path}, line {number}"

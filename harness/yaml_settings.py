@@ -215,15 +215,15 @@ def explain(error: ValidationError, source: str) -> str:
     if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
         return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
     # all reasons why this key is wrong; pydantic calls a list of YAML a tuple
-    messages = [
-        _PLAIN_TEXT_BY_MESSAGE.get(detail["msg"], detail["msg"]).replace(
-            "valid tuple", "list, such as [a, b]"
-        )
+    reasons = [
+        _PLAIN_TEXT_BY_MESSAGE.get(detail["msg"], detail["msg"])
+        .replace("valid tuple", "list, such as [a, b]")
+        .removeprefix("Value error, ")
         for detail in details
         if _name_key(detail) == key
     ]
-    reasons = dict.fromkeys(message.removeprefix("Value error, ") for message in messages)
-    explanation = ": ".join(filter(None, [source, key, "; or ".join(reasons)])).rstrip(".")
+    reasons_text = "; or ".join(dict.fromkeys(reasons))
+    explanation = ": ".join(filter(None, [source, key, reasons_text])).rstrip(".")
     if deepest_error["type"] not in ("value_error", "missing"):
         explanation += f", got {deepest_error['input']!r:.200}"
     return f"{explanation}."
@@ -268,7 +268,7 @@ def find_secrets(value: Any, dotted_key: str = "", key_name: str = "") -> Iterat
     if isinstance(value, Mapping):
         for key, inner_value in value.items():
             yield from find_secrets(inner_value, f"{dotted_key}.{key}", str(key))
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, list | tuple):
         for index, inner_value in enumerate(value):
             # the values of a list have the name of the list
             yield from find_secrets(inner_value, f"{dotted_key}.{index}", key_name)

@@ -51,35 +51,20 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.analysis.result_tables import records
     from harness.display.comparison_columns import text_column
     from harness.display.printed_tables import Table, render
-    from harness.display.value_texts import plural
     from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
     from harness.grading.answer_forms import MARKER_BY_FORM, NO_FORM
 
-    problem_count = grades["cluster"].nunique()
-    summary = f"{len(grades)} samples"
-    if problem_count < len(grades):
-        summary += f" of {problem_count} {plural('problem', problem_count)}"
-    summary += f": right by mless {grades['by_mless'].mean():.1%}"
     listed_grades, title = grades, "The first"
     # a metric may have judged only the first of several samples
     log_grades = grades[grades["by_log"].notna()]
     if len(log_grades):
         listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
         title = "The first on which they differ"
-        # our share among the samples that the log judges, to be compared with the log's share
-        if len(log_grades) < len(grades):
-            summary += (
-                f"; of {len(log_grades)} that the log judges {log_grades['by_mless'].mean():.1%}"
-            )
-        summary += (
-            f", by the log's metric {', '.join(log_grades['metric'].unique())} "
-            f"{log_grades['by_log'].mean():.1%}; they differ on {len(listed_grades)}"
-        )
-    lines = [f"{summary}."]
+    lines = [_summarise(grades, log_grades)]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
         count_texts = [f"{name} {count}" for name, count in grades[column].value_counts().items()]
         lines.append(f"{heading}: {', '.join(count_texts)}.")
-    if (grades["form"] == NO_FORM).any():
+    if NO_FORM in set(grades["form"]):
         lines.append(
             f"Forms that were looked for: {', '.join([LOG_FORM, 'box', *MARKER_BY_FORM, 'bare'])}."
         )
@@ -87,6 +72,31 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         first_grades = listed_grades.head(MOST_LISTED_SAMPLES).fillna({"answer": "-"})
         first_grades["gold"] = first_grades["gold"].str[-30:]
         first_grades["answer"] = first_grades["answer"].str[:30]
-        columns = [*map(text_column, ("name", "gold", "answer", "verdict", "form"))]
+        columns = list(map(text_column, ("name", "gold", "answer", "verdict", "form")))
         lines += ["", render([Table(title, records(first_grades), columns)])]
     return "\n".join(lines)
+
+
+def _summarise(grades: pandas.DataFrame, log_grades: pandas.DataFrame) -> str:
+    """The share of samples that are right by mless, and by the log's metric if it has one.
+
+    Args:
+        grades: From `regrade_logs`.
+        log_grades: Those of them that the log judges too.
+    """
+    from harness.display.value_texts import plural
+
+    summary = f"{len(grades)} samples"
+    if (problem_count := grades["cluster"].nunique()) < len(grades):
+        summary += f" of {problem_count} {plural('problem', problem_count)}"
+    summary += f": right by mless {grades['by_mless'].mean():.1%}"
+    if log_grades.empty:
+        return f"{summary}."
+    # our share among the samples that the log judges, to be compared with the log's share
+    if len(log_grades) < len(grades):
+        summary += f"; of {len(log_grades)} that the log judges {log_grades['by_mless'].mean():.1%}"
+    return (
+        f"{summary}, by the log's metric {', '.join(log_grades['metric'].unique())} "
+        f"{log_grades['by_log'].mean():.1%}; they differ on "
+        f"{(log_grades['by_mless'] != log_grades['by_log']).sum()}."
+    )

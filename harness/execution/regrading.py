@@ -88,7 +88,7 @@ def _grade_samples(files: RunFiles, new_scores_path: Path) -> None:
         for sample in samples:
             scorer.submit(sample)
         with progress_bar("regrade") as advance:
-            for graded_count, _ in enumerate(scorer.finish(), start=1):
+            for graded_count, _ in enumerate(scorer.finish(), 1):
                 advance(graded_count, len(samples))
 
 
@@ -144,11 +144,7 @@ class LoggedCompletion(NamedTuple):
 
 
 def regrade_logs(
-    path: Path,
-    *,
-    metric: str | None,
-    columns: str | None,
-    decimal_sign: DecimalSign | None,
+    path: Path, *, metric: str | None, columns: str | None, decimal_sign: DecimalSign | None
 ) -> pandas.DataFrame:
     """Grade completions that mless did not generate.
 
@@ -316,7 +312,7 @@ def _is_no_answer(filter_text: str, completion: str) -> bool:
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a table, or of a log of Inspect or lighteval. A row may hold several."""
     table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
-    for number, (location, row) in enumerate(table.rows, start=1):
+    for number, (location, row) in enumerate(table.rows, 1):
         problem_id = str(row.get("item") or number)
         question = str(row.get("question") or problem_id)
         completions = read_completions(row["completion"], location)
