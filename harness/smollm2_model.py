@@ -147,8 +147,9 @@ def _run_python(work_folder: Path, failure_text: str, *arguments: str) -> None:
     # a better reason than the last line.
     error_lines = [line for line in stderr_lines if re.match("ERROR: (?!Exception:)", line)]
     reasons = [f"it ended with code {process.returncode}", *stderr_lines, *error_lines]
-    reason = reasons[-1].removeprefix("ERROR: ")
-    raise ModelError(f"{failure_text}: {reason.strip()[:MOST_QUOTED_CHARACTERS]}")
+    raise ModelError(
+        f"{failure_text}: {reasons[-1].removeprefix('ERROR: ').strip()[:MOST_QUOTED_CHARACTERS]}"
+    )
 
 
 def hash_tensors(path: Path) -> str:
