@@ -162,6 +162,7 @@ class VLLMEngine:
         self.max_model_len = config.model_config.max_model_len
         self.max_num_seqs = config.scheduler_config.max_num_seqs
         self._agreement = None
+        """How well the engine agrees with the reference answers; None without interventions."""
         if reference := intervention_options.get("reference"):
             self._agreement = self._calls.call(
                 lambda: intervention_check.check_engine(self._engine, reference)
@@ -273,7 +274,7 @@ class VLLMEngine:
         return replace(completion, attention=attention)
 
     def _read_attention(self) -> None:
-        """Read the attention of all finished prompts.
+        """Read the attention of all finished prompts into `_attention_by_recording`.
 
         The engine answers such a call between two steps only, so it is not made for each prompt.
         """
