@@ -100,7 +100,10 @@ def _load_checkpoint(
     """
     is_folder = Path(name).is_dir()
     is_trusted = trusts_code(model_arguments)
-    config_path = Path(cached_file(name, "config.json", revision=model_arguments.get("revision")))
+    # `cached_file` may return None for a folder without the file, which `_read_config` then refuses
+    config_path = Path(
+        str(cached_file(name, "config.json", revision=model_arguments.get("revision")))
+    )
     # the hub's cache names a folder after the commit
     commit = None if is_folder else config_path.parent.name
     config = _read_config(name, commit, is_trusted)
