@@ -36,13 +36,15 @@ class AttentionChanges:
     """Changes of the attention of several sequences, as tensors on the device.
 
     Attributes:
-        filler: [5, sequence, 1, 1] The index of the filler's first token; the index of the first
-            token after it; the number of its phantom keys; whether original tokens have less
-            weight because of it; and whether its values are added. Phantom keys are those of a
-            filler that is not in the prompt, whose first token is also the first one after it.
+        filler: [5, sequence, 1, 1] Five numbers on a sequence's filler: the index of its first
+            token; the index of the first token after it; the number of its phantom keys; whether
+            original tokens have less weight because of it; and whether its values are added. A
+            phantom key is that of a token of a filler that is not in the prompt. Then the first two
+            indices are equal.
         most_phantoms: The largest number of phantom keys. All sequences are padded to it.
-        ranges: [range, 4, sequence, 1, 1] Tokens with weights: the index of the first, of the first
-            token after them, of the first later token, and the logarithm of the weight.
+        ranges: [range, 4, sequence, 1, 1] Four numbers on a range of tokens with a weight: the
+            index of the first; of the first token after them; of the first query for which they
+            have the weight; and the logarithm of the weight.
     """
 
     filler: Tensor

@@ -59,8 +59,8 @@ class ReferenceModel:
         """By layer, the MLP's output for the last token of the last pass."""
         self._outputs_by_source: dict[tuple[int, ...], dict[int, Tensor]] = {}
         """The last outputs of each source, by its tokens."""
-        # Hugging Face makes no mask, because no mask function has this name. All attention here is
-        # causal without one.
+        # Hugging Face makes no mask for this attention, because no mask function has its name. Both
+        # functions that `_attention` calls are causal without a mask.
         AttentionInterface.register(REFERENCE_ATTENTION, self._attention)
         self.model = AutoModelForCausalLM.from_pretrained(
             model_name,
@@ -74,7 +74,7 @@ class ReferenceModel:
             mlp = self.model.model.layers[layer].mlp
             mlp.act_fn.register_forward_hook(partial(self._change_activations, layer))
         for layer, block in enumerate(self.model.model.layers):
-            if hasattr(block, "mlp"):  # a block without one has no outputs to change
+            if hasattr(block, "mlp"):  # in some models not every block has an MLP
                 block.mlp.register_forward_hook(partial(self._change_outputs, layer))
 
     @torch.no_grad()

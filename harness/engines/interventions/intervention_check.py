@@ -49,7 +49,7 @@ def ask_reference(plan: Plan, advance: Callable[[int, int], None]) -> JsonObject
     """
     questions = _make_questions(plan)
     replies_by_arm: dict[str, list[JsonObject]] = {}
-    # a process of its own, which ends before an engine takes the memory
+    # Hugging Face runs in a process of its own, which ends before an engine needs the memory.
     with (
         end_processes_with_run(),
         started_processes() as processes,

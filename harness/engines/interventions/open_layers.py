@@ -87,7 +87,7 @@ def refuse_to_open(arguments: ModelArguments, layers_by_use: JsonObject) -> None
         raise ConfigError(
             f"Layer {last_layer + 1} is requested, but the model has {layer_count} layers."
         )
-    # without memory for weights: only the classes of the modules matter
+    # on the device `meta` weights take no memory; only the classes of the modules matter here
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusts_code(arguments))
     decoder: Any = getattr(model, "model", None)

@@ -56,6 +56,9 @@ float32: 100 MB."""
 class WorkerInterventions:
     """The changes that are installed in a worker's model, and the rows of the current step.
 
+    vLLM calls `prepare` before each step. While the model computes, its layers call
+    `_record_and_attend`, `change_rows` and `change_outputs`.
+
     Attributes:
         expected_rows: The number of rows to change or record, each once for every such layer.
         applied_rows: The number of those that were changed or recorded.
@@ -340,7 +343,7 @@ class WorkerInterventions:
             result = original_forward(*arguments, **options)
             # the arguments are the layer, query, key, value, KV cache and metadata
             metadata = arguments[5]
-            # without metadata, vLLM only measures its memory
+            # without metadata vLLM only measures its memory, so there is nothing to change
             if metadata is not None:
                 self._record_and_attend(layer, arguments[1:4], metadata, options["output"])
             return result
@@ -370,7 +373,8 @@ class WorkerInterventions:
             for queries in self._recorded_queries:
                 self._record(layer, query, new_states[0], queries)
         groups = self._select_groups(layer, "attention")
-        # All states are stored before any is read, because two requests of a step may share blocks.
+        # All states are stored before any is read, because a request may read a block of the cache
+        # that another one fills in the same step.
         for group in groups:
             self._store_states(layer, new_states, group.rows.flatten(), metadata.slot_mapping)
         for group in groups:
@@ -468,6 +472,7 @@ class WorkerInterventions:
             return
         file = open(os.memfd_create("attention"), "wb")
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        # the number of bytes before the next sums in the file
         offset, flat_sums = 0, []
         for name in complete_names:
             sums = self._recordings.pop(name).sums
@@ -507,7 +512,7 @@ class WorkerInterventions:
         and units. `FillerIntervention.resolve` says which fillers have phantoms.
         """
         fillers = [(change.get("start", 0), tuple(change.get("phantom", ()))) for change in changes]
-        # each is padded once, because many requests share one
+        # each filler is padded once, because many requests have the same one
         distinct_fillers = [*dict.fromkeys(fillers)]
         indices = copy_to(key.device, [distinct_fillers.index(filler) for filler in fillers])
         no_states = key.new_empty(0, *key.shape[2:])

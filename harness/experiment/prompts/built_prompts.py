@@ -47,8 +47,8 @@ TOKEN_ROLES = (
 )
 """The roles of tokens. Traces store the index."""
 TOKEN_REGIONS = ("first", "instruction", "filler", "problem", "examples", "other")
-"""The very first token, four roles of other tokens, and the rest: attention on them adds up to 1.
-"""
+"""Regions of a prompt: the very first token, the other tokens of four roles, and the rest. Each
+token is in one region, so the attention on all regions adds up to 1."""
 ABSENT = -1
 """The position of a token in the baseline's prompt, if the baseline has no such token."""
 FILLER_INDEX, PROBLEM_INDEX, DEMONSTRATION_INDEX = map(

@@ -46,7 +46,7 @@ _PINNED_CLOCK = (
 )
 
 _INSIDE_WORD = re.compile(r"(?<=[^\W_])[^\W_]")
-"""Matches between two letters or digits."""
+"""Matches at a position between two letters or digits: the edge of a text there cuts a word."""
 
 
 def template_switches(arguments: ModelArguments) -> dict[str, Any]:
@@ -175,7 +175,9 @@ def find_segments(prompt: Prompt, text: str) -> list[RoleSpan]:
 
 
 def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> int:
-    """Find the first or the last occurrence of a turn from `start` on, if possible of entire words.
+    """Find the first or the last occurrence of a turn's text from `start` on.
+
+    Occurrences whose edges cut no word are preferred.
 
     Raises:
         PromptMismatchError: there is no occurrence.
@@ -193,6 +195,6 @@ def _find_turn(turn_text: str, text: str, start: int, *, takes_last: bool) -> in
             f"The chat template changed the text of a turn: expected to find {turn_text[:60]!r} "
             "in the templated prompt."
         )
-    # Entire words first: the problem 2 must not be found in the 12 of an example.
+    # entire words are preferred, so that the problem 2 is not found in the 12 of an example
     candidates = entire_positions or positions
     return candidates[-1] if takes_last else candidates[0]

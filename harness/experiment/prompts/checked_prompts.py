@@ -103,7 +103,7 @@ def build_checked_prompts(
     # only the first condition has notes on problems, because all conditions have the same problems
     notes = tuple(_note_control_tokens([*problems, *settings.examples], model)) if model else ()
     build_condition = partial(_build_prompts, problems, settings=settings, model=model)
-    # conditions with the same other changes share their prompts without a filler
+    # conditions that differ only in their filler share their prompts without a filler
     build_reference = cache(build_condition)
     for condition in conditions:
         references = build_reference(condition.without_filler())
@@ -205,6 +205,7 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
     # the answer's beginning has a box that is still open
     if box_label and "}" not in box_content:
         return "", "}"
+    # the blank after the question comes last, because it belongs to the answer's first token
     label = prompt.prompt.blank
     # open reasoning is ended first, because an answer inside it would be part of it
     _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
@@ -255,7 +256,7 @@ def _check_prompts(
             except PromptMismatchError as error:
                 raise PromptMismatchError(f"{condition.name}, {location}: {error}") from None
             _, gap_size = find_gap(changes)
-            # with a gap the filler is left out, and only the positions after it are moved
+            # a prompt with a gap has no filler; only the positions after the gap are moved
             sent_prompt = reference if gap_size else prompt
             prompt = replace(sent_prompt, intervention=changes)
         prompts.append(prompt)

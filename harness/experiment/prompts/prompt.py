@@ -127,7 +127,8 @@ class Prompt:
     @property
     def turns(self) -> list[tuple[Segment, ...]]:
         """The segments of each turn. The first is the system turn, which may be empty."""
-        # a segment of the role `turn` stands between two turns, and belongs to neither
+        # A segment of the role `turn` stands between two turns, and belongs to neither. The system
+        # turn ends at `system_size`, where the next turn begins.
         turn_ends = [index for index, segment in enumerate(self.segments) if segment.role == "turn"]
         stops = [self.system_size, *turn_ends, len(self.segments)]
         starts = [0, self.system_size, *(end + 1 for end in turn_ends)]
@@ -195,6 +196,7 @@ class PromptSettings:
         Raises:
             ConfigError: only the problem or only a template has choices.
         """
+        # the template if neither the run nor the condition has one
         default_template = ONLY_PROBLEM
         if self.asks_in_text and self.layout is Layout.RAW:
             default_template = QUESTION_AND_ANSWER
@@ -205,6 +207,7 @@ class PromptSettings:
             parse_template(str(template), condition.filler is not None) for template in templates
         )
         for parsed in (parsed_example, parsed_question):
+            # only one of template and problem has choices
             if (CHOICES in parsed.question) != bool(problem.choices):
                 raise ConfigError(
                     "template: the question needs {choices} if problems have choices, and only "
@@ -304,7 +307,11 @@ def _fill(
 def _fill_example(
     parsed: ParsedTemplate, example: Problem, filler_text: str, layout: Layout
 ) -> Segments:
-    """The segments of an example, with the separator or the turns that end it."""
+    """The segments of an example.
+
+    In a chat, question and answer are two turns. Otherwise the template's blank stands between
+    them, and its end after the answer.
+    """
     question, answer = (
         _fill(pieces, example, filler_text, is_example=True)
         for pieces in (parsed.question, parsed.answer)
@@ -377,7 +384,7 @@ def document_prompt(document: TaskDocument) -> Prompt:
     """Read the prompt, without its answer, from a document of `make_document`."""
     segments = tuple(Segment(**segment) for segment in document["segments"])
     system_size, length = 0, 0
-    # the system turn consists of whole segments, so the lengths become equal
+    # the system turn consists of entire segments, so their length reaches that of its text exactly
     while length < len(document["system"]):
         length += len(segments[system_size].text)
         system_size += 1
@@ -396,7 +403,7 @@ def hash_problem(document: TaskDocument, target: str | None) -> str:
         document: A document of a task of mless, or of another task.
         target: Its gold answer.
     """
-    # what a condition adds does not change the problem
+    # without the fields that a condition adds, the hash is the same under all conditions
     added_fields = {*_DOCUMENT_FIELDS, *REFERENCE_FIELDS, "shown"} if is_ours(document) else ()
     problem = {name: value for name, value in document.items() if name not in added_fields}
     return hash_text(json.dumps([problem, target], sort_keys=True))

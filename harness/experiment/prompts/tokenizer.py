@@ -148,14 +148,14 @@ def load_tokenizer(name: str, arguments: Mapping[str, Any] = {}) -> PreTrainedTo
 
     revision = arguments.get("tokenizer_revision") or arguments.get("revision")
     tokenizer: PreTrainedTokenizerBase = _load_pretrained(AutoTokenizer, name, revision, arguments)
-    # some classes load without the files, and read every text as nothing or as unknown tokens
+    # without its files, a tokenizer of some classes loads, but makes no tokens or unknown ones only
     if set(tokenizer("Find 1 + 1.")["input_ids"]) <= set(tokenizer.all_special_ids):
         raise ModelError(f"{name} has no tokenizer: expected tokenizer.json or tokenizer.model.")
     if not tokenizer.is_fast:
         raise ModelError(
             f"{name} has no fast tokenizer, and only fast tokenizers give character offsets."
         )
-    # this stops a warning about long texts, because mless checks lengths with a clearer message
+    # this turns off a warning about long texts, because mless checks lengths itself
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
