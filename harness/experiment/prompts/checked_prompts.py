@@ -205,7 +205,7 @@ def _find_label_and_end(prompt: BuiltPrompt, settings: PromptSettings) -> tuple[
     # the answer's beginning has a box that is still open
     if box_label and "}" not in box_content:
         return "", "}"
-    # the blank after the question comes last, because it belongs to the answer's first token
+    # a template may have a blank between question and answer
     label = prompt.prompt.blank
     # open reasoning is ended first, because an answer inside it would be part of it
     _, end_marker = find_open_reasoning(prompt.text, settings.thinking)
