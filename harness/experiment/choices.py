@@ -79,12 +79,16 @@ def _find_choice_cell(record: JsonObject, used_columns: Collection[str | None], 
 
 
 def _label_texts(cell: Any) -> list[tuple[str, str]]:
-    """The label and the text of each choice in a cell; empty if the cell has another form."""
+    """The label and the text of each choice in a cell.
+
+    The list is empty if the cell has another form. `read_choices` refuses fewer than two choices,
+    and so an empty list too.
+    """
     if isinstance(cell, dict):
         # the lists of ARC, else a mapping of texts by label
         labels, texts = cell.get("label", [*cell]), cell.get("text", [*cell.values()])
     elif isinstance(cell, list):
-        # all choices after Z have the label `?`, for which `read_choices` refuses them
+        # all choices after Z have the label `?`, which is in no order of labels
         labels, texts = [*LETTERS.ljust(len(cell), "?")][: len(cell)], cell
     else:
         return []
@@ -108,6 +112,10 @@ def find_letters(
 ) -> list[list[str]]:
     """The letter of the choice that each gold answer names.
 
+    Without `answer_is`, the kind of the answers is the one that fits most of them. An answer is
+    then unclear if another kind fits all answers and gives this one another letter, or if it is an
+    index and also occurs in a choice.
+
     Args:
         located_fields: The location of each problem, and its fields.
         golds_by_problem: The answers of each problem. Several are joined: all may be required.
@@ -125,11 +133,10 @@ def find_letters(
         letters_by_kind[kind] = [
             _find_letter(kind, choices, gold) for _, choices, gold in located_answers
         ]
-    # The data do not state their kind. So the kind that fits most answers is taken, and the error
-    # below names an answer that does not fit it.
+    # not the kind that fits all answers, so that the error below can name one that does not fit
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
-    # a kind in which every answer names a choice may be the one that is meant
+    # the letters in each kind that fits all answers, which may therefore be the one that is meant
     possible_letters = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(located_answers):
         answer_text = f"{location}: the answer {gold!r}"
@@ -152,7 +159,10 @@ def find_letters(
 
 
 def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
-    """The letter of the choice that an answer of a kind names; empty if it names none."""
+    """The letter of the choice that an answer of a kind names; empty if it names none.
+
+    An answer of the kind `text` is the text of the choice.
+    """
     given_name, choice_names = gold, [*choices.values()]
     if kind == "letter":
         given_name = re.sub(r"\W", "", gold).upper()

@@ -36,7 +36,7 @@ ANSWER_AT_ONCE = Condition.model_construct(
 NO_EXAMPLES = Condition.model_construct(
     name="no-examples", kind=POSITIVE_CONTROL, has_examples=False
 )
-"""The positive control if all conditions are answered at once: the question without examples."""
+"""The positive control with `answer: line`, where all answers are immediate: no examples."""
 NAME_BY_SIGN = {
     "/": "slash",
     "\\": "backslash",
@@ -55,13 +55,13 @@ def expand_sweep(sweep: Any) -> list[str | JsonObject]:
     """Make a condition for each combination of a sweep, named after its values: `slash-25-between`.
 
     A count of 0 gives the combination without the filler: the baseline, or a condition that has
-    only the other changes of the combination.
+    only the other changes of the combination. A combination of empty values is the baseline.
 
     Args:
         sweep: Keys of a condition, each with one value or a list. The first key varies slowest.
 
     Raises:
-        ConfigError: the sweep is not a mapping.
+        ConfigError: the sweep is not a mapping, or one of its lists is empty.
     """
     if not isinstance(sweep, Mapping) or [] in sweep.values():
         raise ConfigError(f"sweep: expected a list for each key of a condition, got {sweep!r}.")
@@ -203,14 +203,17 @@ def _make_other_texts(
 
 
 def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> Iterator[Condition]:
-    """Yield the texts of a family in the order in which a run takes them."""
+    """Yield the texts of a family in the order in which a run takes them.
+
+    The sentences are in random order. Random texts have the seeds after that of the run.
+    """
     is_sentence = family == "sentences"
     if not is_sentence and getattr(tested_condition, "placement", None) is Placement.RANDOM:
         raise ConfigError(
             f"other_texts.{family}: the seed of a text would also change the random placement of "
             f"{tested_condition.name}"
         )
-    # random texts are numbered without end, because each number gives a seed of its own
+    # without end, because each number gives a random text of its own
     numbers: Iterable[int] = count(1)
     if is_sentence:
         sentence_numbers = range(1, len(SENTENCES) + 1)

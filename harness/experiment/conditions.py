@@ -286,7 +286,7 @@ NAMED_CONDITIONS = {
     BASELINE: Condition(name=BASELINE),
     STUDY_CONDITION: UnitCondition(name=STUDY_CONDITION, unit="/"),
     "mful": UnitCondition(name="mful", unit="he"),
-    # this sentence was once drawn at random
+    # the study calls it random, because the sentence was once drawn at random
     "random": SentenceCondition(name="random", sentence=4),
 }
 """The study's four conditions by name, in the order of tables and figures."""

@@ -177,7 +177,7 @@ class AttentionIntervention(_LayerIntervention):
         if self.count:
             changed_positions = selected_positions
         elif self.part == "filler":
-            # with the separators
+            # the filler with its separators
             changed_positions = parts["inserted"]
         # before `keep` takes tokens away, because later tokens are those after the entire part
         first_later_position = changed_positions[-1] + 1

@@ -98,7 +98,10 @@ def _shuffle_nearest(
     token_count: int,
     seed: str,
 ) -> Iterator[Problem]:
-    """Problems of a form, those of the nearest numbers of tokens first, each answer once."""
+    """Problems of a form, those of the nearest numbers of tokens first.
+
+    Problems of equal length are in random order, and each answer is there once.
+    """
     generator = random.Random(seed)
     token_counts = [count for kind_form, count in problems_by_kind if kind_form == form]
     for count in sorted(token_counts, key=lambda count: (abs(count - token_count), count)):

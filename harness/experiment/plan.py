@@ -1,7 +1,9 @@
 """The plan of a run, made before any weights are loaded: checked prompts and their requests.
 
 A task of lm-eval is one condition in one layout with one draw of examples. It has a prompt for each
-problem, and a request is one completion of a prompt.
+problem, and a request is one completion of a prompt. The samples of a problem share a prompt, unless
+a condition draws a new filler for each sample; then each sample has a number. The repeat run, which
+is replicate 1, asks for the same samples again.
 
 The key of a sample depends on everything that can change the sample. So a stored sample answers
 every request with the same key.
@@ -101,7 +103,7 @@ class Plan:
         )
 
     def count_replicates(self, task: ConditionPrompts) -> int:
-        """The number of runs of a condition: 2 with a repeat run."""
+        """The number of times that a condition is run: 2 with a repeat run, else 1."""
         is_repeated = task.condition.name in self.config.replicated_conditions
         return self.config.replicates if is_repeated else 1
 
@@ -400,7 +402,14 @@ def _build_tasks(
 def _choose_draw_settings(
     config: RunConfig, settings: PromptSettings, draw: int, repeat: int
 ) -> PromptSettings:
-    """The settings of the prompts with one draw of examples, or of one sample with this draw."""
+    """The settings of the prompts with one draw of examples, or of one sample with this draw.
+
+    Args:
+        config: The config.
+        settings: The settings that all prompts share.
+        draw: The number of the draw.
+        repeat: The index of the sample among those of this draw.
+    """
     # the number of the only draw is 0, that of the first of several is 1
     draw_index = max(draw - 1, 0)
     instruction = config.instruction

@@ -388,7 +388,7 @@ def _read_fields(
     """
     requested_columns = {name: name for name in ("solution", "subject", "level", "cluster")}
     requested_columns |= column_by_field
-    # with a prefix, because a column of the row may have the name of a field
+    # with a prefix, because the row may have a column with the name of a field
     requested_columns |= {f"row.{column}": column for column in row_columns}
     fields = {}
     used_columns = []
@@ -399,6 +399,7 @@ def _read_fields(
         if column is not None:
             fields[field_name] = record[column]
             used_columns.append(column)
+        # all other columns may be missing
         elif field_name in ("problem", "answer") or field_name.startswith("row."):
             message = f"{location} has no column {requested_column!r}, but {', '.join(record)}."
             if field_name in column_by_field:
@@ -415,7 +416,13 @@ def _make_problems(
     settings: DatasetConfig,
     question_columns: Collection[str],
 ) -> tuple[Problem, ...]:
-    """Make problems from their located fields and their gold answers."""
+    """Make problems from their located fields and their gold answers.
+
+    The first gold answer is the answer, and further ones are alternatives.
+
+    Raises:
+        DataError: a field does not fit, an id occurs twice, or copies of a problem differ.
+    """
     problem_by_id: dict[str, Problem] = {}
     facts_by_question: dict[str, tuple[str, str]] = {}
     for (location, fields), (answer, *alternatives) in zip(
@@ -424,7 +431,7 @@ def _make_problems(
         all_fields = {**fields, "answer": answer, "alternatives": alternatives}
         if settings.decimal == ",":
             all_fields["decimal"] = ","
-        # problems may be numbered unless the config names a column of the id
+        # a problem without an id has its number, unless the config names the id's column
         if settings.id in (None, "unique_id"):
             all_fields.setdefault("id", len(problem_by_id))
         try:

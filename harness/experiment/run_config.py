@@ -201,6 +201,7 @@ class RunConfig(Strict):
 
     def _find_condition_faults(self) -> Iterator[str]:
         """Yield a message for each fault of the conditions and layouts."""
+        # the default layout may be `chat`, but a single layout makes no two names equal
         layouts = self.layouts or (Layout.RAW,)
         task_names = {
             self.task_name("", condition.name, layout)
@@ -532,7 +533,7 @@ def _drop_contrasts(values: JsonObject, keys: Iterable[str]) -> None:
         entries = entries + expand_sweep(values["sweep"])
     names = {entry for entry in entries if isinstance(entry, str)} | index_by_name(entries).keys()
     for key in keys:
-        # a text in `primary`, and a list in `contrasts`
+        # `primary` is one contrast, and `contrasts` a list
         contrasts = values.get(key)
         if isinstance(contrasts, str) and not names.issuperset(read_contrast(contrasts)):
             values[key] = None
