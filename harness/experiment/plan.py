@@ -1,9 +1,9 @@
 """The plan of a run, made before any weights are loaded: checked prompts and their requests.
 
 A task of lm-eval is one condition in one layout with one draw of examples. It has a prompt for each
-problem, and a request is one completion of a prompt. The samples of a problem share a prompt, unless
-a condition draws a new filler for each sample; then each sample has a number. The repeat run, which
-is replicate 1, asks for the same samples again.
+problem, and a request is one completion of a prompt. With one draw, the samples of a problem share
+a prompt, unless a condition draws a new filler for each sample; then each sample has a number. The
+repeat run, which is replicate 1, asks for the same samples again.
 
 The key of a sample depends on everything that can change the sample. So a stored sample answers
 every request with the same key.
