@@ -26,8 +26,8 @@ from harness.runs import versions_and_hashes
 from harness.runs.prompt_sources import Source
 from harness.runs.records import as_json
 
-_read_facts = attrgetter("prompt_sha256", "intervention", "outcome", "control")
-"""The facts in which a stored trace must agree with its prompt."""
+_read_compared_facts = attrgetter("prompt_sha256", "intervention", "outcome", "control")
+"""Reads the facts in which a stored trace must agree with its prompt, besides the tokens."""
 Advance = Callable[[int, int], None]
 """Called with the number of finished problems and the number of all problems."""
 
@@ -125,12 +125,18 @@ def _describe_prompts(source: Source, criterion: Criterion, problem_count: int) 
 def refuse_differing_traces(
     traces: AttentionTraces, prompts_by_problem: Mapping[str, PromptsByCondition]
 ) -> None:
-    """Raise if a stored trace has another prompt or other tokens, or was selected differently."""
+    """Refuse a folder with a trace of another prompt, or from another selection of problems.
+
+    A prompt without a trace is not compared.
+
+    Raises:
+        PromptMismatchError: a stored trace differs from its prompt in a compared fact or a token.
+    """
     for prompt in flatten_prompts(prompts_by_problem):
         if not traces.has(prompt.problem_id, prompt.condition):
             continue
         trace = traces.get(prompt.problem_id, prompt.condition)
-        has_other_facts = _read_facts(trace) != _read_facts(prompt)
+        has_other_facts = _read_compared_facts(trace) != _read_compared_facts(prompt)
         if has_other_facts or trace.token_ids.tolist() != prompt.token_ids.tolist():
             raise PromptMismatchError(
                 f"{traces.path} holds problem {prompt.problem_id} under {prompt.condition} with "

@@ -173,13 +173,15 @@ def _locate(model: str | None) -> Path:
 
 
 def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[str]:
-    """The condition of each name: of a position gap, the one whose filler leaves the gap.
+    """The condition of each name: the name itself, or for a position gap the condition it is of.
 
     Raises:
         ConfigError: the source lacks a condition, or one cannot be probed.
     """
-    base_by_name = {name: remove_gap(name, source.conditions) for name in conditions}
-    absent_names = [name for name, base in base_by_name.items() if base not in source.conditions]
+    condition_by_name = {name: remove_gap(name, source.conditions) for name in conditions}
+    absent_names = [
+        name for name, condition in condition_by_name.items() if condition not in source.conditions
+    ]
     if absent_names:
         names = ", ".join(absent_names)
         raise ConfigError(
@@ -187,7 +189,9 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
             f"{list_near(names, source.conditions)}."
         )
     answer_names = [
-        name for name, base in base_by_name.items() if base in source.answer_filled_conditions
+        name
+        for name, condition in condition_by_name.items()
+        if condition in source.answer_filled_conditions
     ]
     if answer_names:
         raise ConfigError(
@@ -200,13 +204,13 @@ def check_conditions(source: Source, conditions: Iterable[str]) -> Collection[st
             f"{source.name} does not record where fillers stand: expected a run, or logs that "
             "`mless tasks --wrap` made."
         )
-    return base_by_name.values()
+    return condition_by_name.values()
 
 
 def refuse_changed_functions(
     source: Source, interventions: Mapping[str, Sequence[Intervention]]
 ) -> None:
-    """Raise ConfigError if a user's function is not the one of the run any more."""
+    """Raise ConfigError if a user's function has changed since the run that called it."""
     for condition, condition_interventions in interventions.items():
         # a function is the same for all prompts, so the first one is enough
         stored_interventions = source.problems[0].prompts[condition].intervention or ()

@@ -29,6 +29,9 @@ def open_model(
 ) -> Iterator[tuple[Measure, JsonObject]]:
     """Open the model for these prompts alone, and check it; close it afterwards.
 
+    Without `settings.engine` the first layers are loaded in Hugging Face and compared with other
+    ways of computing them. With it all layers run in vLLM, which has no self-check.
+
     Yields:
         What measures with the model, and the errors that the self-check measured.
 
@@ -46,7 +49,7 @@ def open_model(
         checks = self_check(loaded_model, all_prompts, options, float32_model)
         yield partial(measure_problem, loaded_model, options=options), checks
         return
-    # a gap in the positions uses up context too
+    # an intervention may leave a gap in the positions, which needs context as tokens do
     most_positions = max(len(prompt) + find_gap(prompt.intervention)[1] for prompt in all_prompts)
     engine_arguments = settings.engine | {
         "pretrained": smollm2_model.resolve_model(str(settings.model)),
@@ -54,7 +57,7 @@ def open_model(
         # memory is reserved for the longest prompt and the token that the engine generates
         "max_model_len": 1 + most_positions,
     }
-    # one set for each average, and one for each stored row
+    # a set of queries for each average, and one for each stored row, which is that of one query
     set_count = QUERY_SET_COUNT + max(map(options.count_rows, all_prompts))
     layers_by_use = settings.opened | {"recorded": sorted(settings.layers)}
     with closing(open_recorder(engine_arguments, layers_by_use, set_count)) as engine:

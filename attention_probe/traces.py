@@ -142,7 +142,7 @@ class AttentionTraces:
         """Held until the end of `with` if traces may be added; None for reading."""
         self._entry_by_key: dict[tuple[str, str], tuple[Path, PromptFacts]] = {}
         """The file and the facts of each trace by problem and condition, as they were added."""
-        # names are numbers with leading zeros, so this is the order of adding
+        # the names are numbers with leading zeros, so traces are sorted in the order of adding
         for trace_path in sorted(path.glob("*.safetensors")):
             self._add_entry(trace_path, _read_facts(trace_path))
 

@@ -82,6 +82,7 @@ def probe(
     from harness.yaml_settings import parse_overrides, validate
 
     run_or_logs = locate_run(source) if source else None
+    # several logs by condition, or one path; any dataset but math500 is a file
     prompt_values = {
         "logs" if isinstance(run_or_logs, dict) else "run": run_or_logs,
         "metric": metric,

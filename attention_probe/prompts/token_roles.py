@@ -143,7 +143,7 @@ def tokenize_problem(
     for name in conditions:
         condition = remove_gap(name, problem.prompts)
         built_prompt = _build_prompt(problem, condition, tokenizer)
-        # the model's tokenizer is known, so both are set
+        # for mypy: both are None only in prompts that no tokenizer was given for
         assert built_prompt.token_ids is not None and built_prompt.offsets is not None
         filler_span = None
         filler_positions = np.flatnonzero(built_prompt.token_roles == FILLER_INDEX).tolist()
@@ -167,6 +167,7 @@ def tokenize_problem(
             original_pos=find_originals(built_prompt, baseline_prompt),
             positions=np.arange(len(built_prompt.token_ids), dtype=np.int32),
         )
+        # another name than the condition's is that of its position gap
         prompt_by_name[name] = prompt if name == condition else prompt.make_position_gap()
     return prompt_by_name
 
@@ -182,7 +183,10 @@ def remove_gap(name: str, conditions: Collection[str]) -> str:
 
 
 def common_tokens(prompts: PromptsByCondition) -> dict[str, NDArray[np.bool_]]:
-    """By condition, which tokens of its prompt are in all prompts; in order these are the same."""
+    """By condition, which tokens of its prompt are in all prompts.
+
+    These tokens are the same, and in the same order, in every prompt.
+    """
     original_positions = [set(prompt.original_pos.tolist()) for prompt in prompts.values()]
     shared_positions = list(set.intersection(*original_positions) - {ABSENT})
     return {

@@ -119,7 +119,7 @@ def _compare_with_texts(
         text_outcomes: Those of each other text.
     """
     # [text] the tested filler is the first of them
-    right_totals = np.array([text.right_counts.sum() for text in (outcomes, *text_outcomes)])
+    right_totals = np.array([run.right_counts.sum() for run in (outcomes, *text_outcomes)])
     baseline_total = baseline.right_counts.sum()
     sample_total = baseline.sample_counts.sum()
     # divided last, so that equal numbers of right samples give equal differences
@@ -128,7 +128,7 @@ def _compare_with_texts(
     row |= place_effect(effect, np.array(effects), 100 * baseline_total / sample_total)
     if len(text_outcomes) >= FEWEST_TEXTS:
         # [text, problem]: each text is what `estimate_crossed` calls a prompt
-        changes = outcomes.right_counts - np.array([text.right_counts for text in text_outcomes])
+        changes = outcomes.right_counts - np.array([run.right_counts for run in text_outcomes])
         difference = estimate_crossed(
             changes, np.broadcast_to(outcomes.sample_counts, changes.shape), outcomes.clusters
         )
@@ -219,14 +219,14 @@ def estimate_spread(effects: Floats, text_outcomes: Sequence[Outcomes]) -> Row:
     if len(sample_counts) < FEWEST_DRAWS:
         right_counts = right_counts.sum(axis=1, keepdims=True)
         sample_counts = sample_counts.sum(axis=0, keepdims=True)
-    squared_errors = 0.0
+    squared_error_sum = 0.0
     for deviation in right_counts - right_counts.mean(axis=0):
         standard_error, _ = measure_error(deviation, sample_counts, text_outcomes[0].clusters)
-        squared_errors += (100 * standard_error) ** 2
+        squared_error_sum += (100 * standard_error) ** 2
     # divided by the degrees of freedom, because a text is part of the mean, so its difference from
     # the mean varies less than the text does
     degrees_of_freedom = len(text_outcomes) - 1
-    noise_variance = squared_errors / degrees_of_freedom
+    noise_variance = squared_error_sum / degrees_of_freedom
     # the formula of an end with the degrees of freedom as quantile is that of the spread itself
     quantiles = chdtri(degrees_of_freedom, [ALPHA / 2, 1 - ALPHA / 2])
     divisors = np.array([degrees_of_freedom, *quantiles])

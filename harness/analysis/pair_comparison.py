@@ -129,7 +129,7 @@ def compare_pair(
     joined_frame = stack_samples(
         [samples.assign(condition=name) for name, samples in frame_by_condition.items()]
     )
-    facts: JsonObject = {
+    about: JsonObject = {
         "source": "pair",
         "model": joined_frame["model"].iloc[0],
         "baseline": side_names[0],
@@ -138,7 +138,7 @@ def compare_pair(
         "greedy": old_run.about.get("greedy"),
         "receipts": list_comparable_receipts([old_run, new_run]),
     }
-    joined_run = Run(name=" ".join(side_names), about=facts, read=lambda: joined_frame)
+    joined_run = Run(name=" ".join(side_names), about=about, read=lambda: joined_frame)
     return make_leaderboard([joined_run], score=score, common=common)
 
 

@@ -158,7 +158,8 @@ def _list_candidates(source: Source, criterion: Criterion) -> list[AnsweredProbl
 def _require_verdicts(source: Source, criterion: Criterion) -> None:
     """Refuse a source without the conditions or the verdicts that the criterion needs.
 
-    A missing condition is allowed if it is the default and no flip is requested.
+    With a flip it needs both conditions and verdicts. Without a flip it needs only a condition that
+    is not the default one, because a user has named it.
 
     Raises:
         ConfigError: the source lacks one of the two conditions, or has no verdicts.

@@ -110,9 +110,9 @@ def _sort_by_columns(frame: pandas.DataFrame, by: list[str]) -> pandas.DataFrame
 
 
 def _keep_shared_problems(frame: pandas.DataFrame, *, common: bool) -> tuple[pandas.DataFrame, int]:
-    """The samples of the problems that all models have in all layouts, and how many others exist.
+    """The samples of the problems that all models have in all layouts, and the number of others.
 
-    With `common`, all conditions have these problems.
+    With `common`, only problems that all conditions have are kept.
 
     Raises:
         ComparisonError: two models have no problem in common.
@@ -137,7 +137,11 @@ def _make_design(
     baseline: str | None,
     by: Sequence[str],
 ) -> Design:
-    """What `make_leaderboard` compares, from its arguments and from what the runs registered."""
+    """What `make_leaderboard` compares, from its arguments and from what the runs registered.
+
+    If the baseline is not that of the runs, nothing that they registered holds. If the tables are
+    split, their contrasts do not hold.
+    """
     baselines = {run.baseline for run in runs}
     default_baseline = baselines.pop() if len(baselines) == 1 else BASELINE
     design = Design(baseline=baseline or default_baseline, by=by)
@@ -248,7 +252,10 @@ def _join_contrasts(runs: Sequence[Run]) -> tuple[tuple[str, ...] | None, str | 
 
 
 def _find_unregistered(runs: Sequence[Run], contrasts: Iterable[str]) -> set[tuple[str, str]]:
-    """Models with contrasts that their run did not register. A log registers none."""
+    """Models with contrasts that their run has samples of, but did not register.
+
+    A log registers none.
+    """
     unregistered_contrasts = set()
     for contrast in contrasts:
         condition, baseline = read_contrast(contrast)

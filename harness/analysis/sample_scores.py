@@ -16,8 +16,10 @@ import pandas
 from harness.constants import ANSWER_LOGPROB, ANSWER_SHARE, CHANCE_PERCENT, GOLD_FIRST, SCORE_COLUMN
 from harness.errors import ComparisonError, ConfigError
 
-FRACTION, NUMBER = "fraction", "number"
-"""The scores of a table with numbers: from 0 to 1 in percent, or others as they are."""
+FRACTION = "fraction"
+"""The score of a table with numbers from 0 to 1: their mean in percent."""
+NUMBER = "number"
+"""The score of a table with any other numbers: their mean as it is."""
 TABLE_NUMBERS = (FRACTION, NUMBER)
 """Both of them. Whether a higher number is better is unknown, because it may be a loss."""
 MEAN_SCORES = (ANSWER_SHARE, ANSWER_LOGPROB, *TABLE_NUMBERS)
@@ -111,7 +113,8 @@ def sum_samples(
 
     avg@k is the share of right samples, as this is also the mean over all sets of k samples. pass@k
     is the share of sets of k samples that have a right one: 1 - C(n - c, k) / C(n, k) if c of n
-    samples are right. maj@k counts only the first sample with the most frequent answer.
+    samples are right. maj@k counts only the first sample with the most frequent answer. Any other
+    score but None and `gold_first`, which count right samples, is a mean of numbers.
 
     Args:
         samples: One row per sample with `prompt_columns`, sample_index, answer, right and graded;
