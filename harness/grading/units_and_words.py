@@ -226,7 +226,7 @@ def readable_words(plain_text: str) -> str | None:
     text = re.sub(r"(?i)\A\W*(?:an?|the) ", "", _without_text_command(plain_text))
     # blanks, brackets, punctuation and quotation marks: `(B)` is B
     joined_words = re.sub(r"[\s().,:;\"`]|''", "", text)
-    # what stands before the letter of a choice: `OptionB` is B
+    # the word before the letter of a choice: `Option B` is B
     joined_words = re.sub(r"(?i:option|choice|answer)(?=[A-Z]\Z)", "", joined_words)
     if not re.fullmatch(r"[A-Za-z'-]+", joined_words):
         return None
