@@ -91,7 +91,8 @@ class PairedDifference:
         if least_p >= alpha:
             low = min(low, abs(self.difference) - self._limit_above_observed(self.losses, alpha))
             high = max(high, abs(self.difference) + self._limit_above_observed(self.gains, alpha))
-        low, high = max(low, -1.0), min(high, 1.0)
+        low = max(low, -1.0)
+        high = min(high, 1.0)
         # the subset means, and so these ends, are mirrored if the difference is negative
         return (low, high) if self.difference >= 0 else (-high, -low)
 

@@ -63,13 +63,13 @@ def judge(rows: Sequence[Row], *, primary: str | None) -> None:
     family_count = len(rows_by_family)
     for family_rows in rows_by_family.values():
         primary_rows = [row for row in family_rows if row["condition"] == primary]
-        _judge_tests(primary_rows, family_count, least_p=0.0)
+        _add_verdicts(primary_rows, family_count, least_p=0.0)
         largest_primary_p = max((row["p_adjusted"] for row in primary_rows), default=0.0)
         secondary_rows = [row for row in family_rows if row["condition"] != primary]
-        _judge_tests(secondary_rows, family_count, least_p=largest_primary_p)
+        _add_verdicts(secondary_rows, family_count, least_p=largest_primary_p)
 
 
-def _judge_tests(tested_rows: Sequence[Row], family_count: int, *, least_p: float) -> None:
+def _add_verdicts(tested_rows: Sequence[Row], family_count: int, *, least_p: float) -> None:
     """Add the columns of `judge` to rows of one family, which share alpha / `family_count`.
 
     Within a family p is adjusted by Holm. Families have equal shares of alpha (Bonferroni), because
