@@ -55,21 +55,13 @@ def draw_other_answers(
     Raises:
         DataError: there are too few other answers for a problem.
     """
-    answers_by_id = {}
-    # a kind is the form of an answer and its number of tokens
-    problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
-    for problem in problems:
-        if problem.choices:
-            letters = LETTERS[: len(problem.choices)]
-            answers_by_id[problem.id] = tuple(letters.replace(problem.answer, ""))
-            continue
-        answer = problem.answer.strip()
-        english_answer = with_decimal_points(answer) if problem.decimal else answer
-        kind = find_form(english_answer), count_tokens(answer)
-        problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
-    for kind_problems in problems_by_kind.values():
-        # equal answers are neighbours in this order, and so come into different blocks
-        kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
+    # the answer of a problem with choices is a letter
+    answers_by_id = {
+        problem.id: tuple(LETTERS[: len(problem.choices)].replace(problem.answer, ""))
+        for problem in problems
+        if problem.choices
+    }
+    problems_by_kind = _sort_by_kind(problems, count_tokens, seed)
     for (form, token_count), kind_problems in problems_by_kind.items():
         for index, problem in enumerate(kind_problems):
             if problem.id in requested_ids:
@@ -77,14 +69,35 @@ def draw_other_answers(
                     _list_block(kind_problems, index),
                     _shuffle_nearest(problems_by_kind, form, token_count, f"{seed}:{problem.id}"),
                 )
-                answers_by_id[problem.id] = _choose_answers(problem, candidates)
+                answers_by_id[problem.id] = _choose_answers(problem, form, candidates)
     return answers_by_id
 
 
-def _list_block(kind_problems: list[Problem], index: int) -> list[Problem]:
-    """The other problems in the block of the problem with an index, from the next one on.
+def _sort_by_kind(
+    problems: Iterable[Problem], count_tokens: Callable[[str], int], seed: int
+) -> dict[tuple[str, int], list[Problem]]:
+    """The problems without choices by kind: the form of the answer and its number of tokens.
 
-    Block b of n blocks has the problems b, b + n, b + 2n and so on. The first follows the last.
+    Those of a kind are in random order, but equal answers are neighbours. So equal answers come
+    into different blocks.
+    """
+    problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
+    for problem in problems:
+        if not problem.choices:
+            answer = problem.answer.strip()
+            english_answer = with_decimal_points(answer) if problem.decimal else answer
+            kind = find_form(english_answer), count_tokens(answer)
+            problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
+    for kind_problems in problems_by_kind.values():
+        kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
+    return problems_by_kind
+
+
+def _list_block(kind_problems: list[Problem], index: int) -> list[Problem]:
+    """The other problems in the block of the problem with this index.
+
+    Block b of n blocks has the problems b, b + n, b + 2n and so on. The list goes from the next
+    problem to the end of the block, and then from its beginning to the problem.
     """
     block_count = max(1, len(kind_problems) // (1 + OTHER_ANSWER_COUNT))
     block = kind_problems[index % block_count :: block_count]
@@ -109,11 +122,14 @@ def _shuffle_nearest(
         yield from generator.sample([*problem_by_answer.values()], len(problem_by_answer))
 
 
-def _choose_answers(problem: Problem, candidates: Iterable[Problem]) -> tuple[str, ...]:
+def _choose_answers(problem: Problem, form: str, candidates: Iterable[Problem]) -> tuple[str, ...]:
     """The first answers that the grader tells from the accepted answers and from one another.
 
     The grader gives no verdict on answers that are too long or too complex, so these are never
     chosen.
+
+    Raises:
+        DataError: the candidates, which are all other problems of this form, have too few of them.
     """
     chosen_answers: list[str] = []
     normalise = with_decimal_points if problem.decimal else str
@@ -126,5 +142,5 @@ def _choose_answers(problem: Problem, candidates: Iterable[Problem]) -> tuple[st
     raise DataError(
         f"endpoint: problem {problem.id} has the gold answer {problem.answer:.60}, and only "
         f"{len(chosen_answers)} gold answers of other problems have its form "
-        f"({find_form(problem.answer)}) and are different answers; {OTHER_ANSWER_COUNT} are needed."
+        f"({form}) and are different answers; {OTHER_ANSWER_COUNT} are needed."
     )

@@ -261,10 +261,11 @@ def test_no_other_answer_equals_an_accepted_one_in_any_spelling(golds, different
 
 
 @with_cases
-def test_too_few_other_answers_are_refused_with_their_number(golds, number, form):
+def test_too_few_other_answers_are_refused_with_their_number(golds, number, form, decimal):
     message = rf"problem 0 .* only {number} gold answers .* form \({form}\) .*; 4 are needed"
+    problems = [replace(problem, decimal=decimal) for problem in as_problems(golds)]
     with pytest.raises(DataError, match=message):
-        draw_other_answers(as_problems(golds), ["0"], len, 1)
+        draw_other_answers(problems, ["0"], len, 1)
 
 
 def test_other_answers_have_the_same_length_where_there_are_enough():
