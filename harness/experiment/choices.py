@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from string import ascii_uppercase as LETTERS
 from typing import Any, get_args
@@ -41,26 +41,27 @@ def read_choices(
     Raises:
         DataError: choices are missing, equal, or in another form.
     """
-    cell = _find_choice_cell(record, used_columns, answer)
-    if cell == {}:
+    raw_choices = _find_raw_choices(record, used_columns, answer)
+    if raw_choices == {}:
         return {}
-    if isinstance(cell, str):
+    if isinstance(raw_choices, str):
+        # a list or a mapping that was saved as text; any other text is refused below
         with suppress(ValueError, SyntaxError):
-            cell = ast.literal_eval(cell.strip())
-    labelled_texts = _label_texts(cell)
+            raw_choices = ast.literal_eval(raw_choices.strip())
+    labelled_texts = _label_choices(raw_choices)
     joined_labels = "".join(label for label, _ in labelled_texts).upper()
-    is_in_order = any(order.startswith(joined_labels) for order in _LABEL_ORDERS)
+    labels_are_in_order = any(order.startswith(joined_labels) for order in _LABEL_ORDERS)
     choices = dict(labelled_texts)
-    are_different = len({*choices.values()}) == len(choices)
-    if len(choices) < 2 or not (is_in_order and are_different):
+    texts_are_different = len({*choices.values()}) == len(choices)
+    if len(choices) < 2 or not (labels_are_in_order and texts_are_different):
         raise DataError(
             f"{location}: expected 2 to {len(LETTERS)} different choices, as a list or by letters "
-            f"from A, got {cell!r:.99}."
+            f"from A, got {raw_choices!r:.99}."
         )
     return choices
 
 
-def _find_choice_cell(record: JsonObject, used_columns: Collection[str | None], answer: Any) -> Any:
+def _find_raw_choices(record: JsonObject, used_columns: Collection[str | None], answer: Any) -> Any:
     """The cell with all choices, else a mapping of the cells of single choices by name.
 
     The mapping is empty if the record has no choices.
@@ -78,18 +79,21 @@ def _find_choice_cell(record: JsonObject, used_columns: Collection[str | None], 
     return cell_by_name.get(None, cell_by_name)
 
 
-def _label_texts(cell: Any) -> list[tuple[str, str]]:
-    """The label and the text of each choice in a cell.
+def _label_choices(raw_choices: Any) -> list[tuple[str, str]]:
+    """The label and the text of each choice, from a mapping or a list.
 
-    The list is empty if the cell has another form. `read_choices` refuses fewer than two choices,
-    and so an empty list too.
+    The list is empty if the choices have another form. `read_choices` refuses fewer than two
+    choices, and so an empty list too.
     """
-    if isinstance(cell, dict):
-        # the lists of ARC, else a mapping of texts by label
-        labels, texts = cell.get("label", [*cell]), cell.get("text", [*cell.values()])
-    elif isinstance(cell, list):
-        # all choices after Z have the label `?`, which is in no order of labels
-        labels, texts = [*LETTERS.ljust(len(cell), "?")][: len(cell)], cell
+    if isinstance(raw_choices, dict):
+        # ARC has two lists with the keys `label` and `text`; other data have a text for each label
+        labels = raw_choices.get("label", [*raw_choices])
+        texts = raw_choices.get("text", [*raw_choices.values()])
+    elif isinstance(raw_choices, list):
+        # A list has no labels, so it gets letters. Choices after Z get `?`, which is in no order of
+        # labels, so that they are refused.
+        choice_count = len(raw_choices)
+        labels, texts = [*LETTERS.ljust(choice_count, "?")[:choice_count]], raw_choices
     else:
         return []
     # a text without a label, or a label without a text, would lose a choice
@@ -112,9 +116,9 @@ def find_letters(
 ) -> list[list[str]]:
     """The letter of the choice that each gold answer names.
 
-    Without `answer_is`, the kind of the answers is the one that fits most of them. An answer is
-    then unclear if another kind fits all answers and gives this one another letter, or if it is an
-    index and also occurs in a choice.
+    Without `answer_is`, the kind of the answers is the one that fits most of them, and each must
+    have a letter in it. An answer is unclear if two kinds fit all answers and give this one
+    different letters, or if it is an index and also occurs in a choice.
 
     Args:
         located_fields: The location of each problem, and its fields.
@@ -128,29 +132,31 @@ def find_letters(
         (location, fields["choices"], ", ".join(golds).strip())
         for (location, fields), golds in zip(located_fields, golds_by_problem, strict=True)
     ]
-    letters_by_kind = {}
-    for kind in [answer_is] if answer_is else get_args(AnswerKind):
-        letters_by_kind[kind] = [
-            _find_letter(kind, choices, gold) for _, choices, gold in located_answers
-        ]
-    # not the kind that fits all answers, so that the error below can name one that does not fit
+    kinds = [answer_is] if answer_is else get_args(AnswerKind)
+    letters_by_kind = {
+        kind: [_find_letter(kind, choices, gold) for _, choices, gold in located_answers]
+        for kind in kinds
+    }
+    # The kind in which most answers have a letter. It need not fit all answers: the first error
+    # below then names an answer that it does not fit.
     best_kind = max(letters_by_kind, key=lambda kind: sum(map(bool, letters_by_kind[kind])))
     is_guessed_index = not answer_is and best_kind.startswith("index")
-    # the letters in each kind that fits all answers, which may therefore be the one that is meant
-    possible_letters = [*filter(all, letters_by_kind.values())]
+    # the letters in each kind that fits all answers
+    fitting_letters = [*filter(all, letters_by_kind.values())]
     for index, (location, choices, gold) in enumerate(located_answers):
         answer_text = f"{location}: the answer {gold!r}"
-        choices_text = "; ".join(letter_lines([*choices.values()]))
+        choices_text = "; ".join(letter_lines(choices.values()))
         if not letters_by_kind[best_kind][index]:
             raise DataError(
                 f"{answer_text} read as {best_kind} is not one of the {len(choices)} choices: "
                 f"{choices_text}."
             )
+        possible_letters = {letters[index] for letters in fitting_letters}
         # the answer 2 may be the second choice, or the choice with the text `2 apples`
         may_be_text = is_guessed_index and re.search(
             rf"(?<!\w){re.escape(gold)}(?!\w)", choices_text
         )
-        if may_be_text or len({letters[index] for letters in possible_letters}) > 1:
+        if may_be_text or len(possible_letters) > 1:
             raise DataError(
                 f"{answer_text} is unclear: say --answer-is index0, index1, letter or text. "
                 f"The choices are: {choices_text}."
@@ -173,6 +179,6 @@ def _find_letter(kind: AnswerKind, choices: dict[str, str], gold: str) -> str:
     return LETTERS[choice_names.index(given_name)] if given_name in choice_names else ""
 
 
-def letter_lines(choices: Sequence[str]) -> list[str]:
+def letter_lines(choices: Iterable[str]) -> list[str]:
     """A line for each choice, with its letter: `A. 5`."""
     return [f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False)]

@@ -154,11 +154,11 @@ def add_reference_conditions(
     ]
     if config.get("positive_control"):
         control = NO_EXAMPLES if config.get("answer") == "line" else ANSWER_AT_ONCE
-        name = control.name
+        control_name = control.name
         # a condition of the config may have this name
-        while name in condition_names:
-            name += "_"
-        all_conditions.append(control.model_copy(update={"name": name}))
+        while control_name in condition_names:
+            control_name += "_"
+        all_conditions.append(control.model_copy(update={"name": control_name}))
     if config.get("other_texts"):
         all_conditions += _make_other_texts(all_conditions, tested_name, config)
     return tuple(all_conditions)
@@ -186,56 +186,61 @@ def _make_other_texts(
     text_conditions = []
     for family, text_count in config["other_texts"].items():
         candidates = _draw_other_texts(tested_condition, family, config.get("seed", DEFAULT_SEED))
-        new_candidates = (text for text in candidates if text.describe() not in descriptions)
+        new_candidates = (
+            candidate for candidate in candidates if candidate.describe() not in descriptions
+        )
         family_conditions = list(islice(new_candidates, text_count))
         if len(family_conditions) < text_count:
             raise ConfigError(
                 f"other_texts.{family}: expected at most {len(family_conditions)}, got {text_count}"
             )
-        text_conditions.extend(family_conditions)
         for condition in family_conditions:
             if condition.name in condition_by_name:
                 raise ConfigError(
                     f"conditions: {condition.name} is also the name of a text of "
                     f"other_texts.{family}"
                 )
+        text_conditions.extend(family_conditions)
     return text_conditions
 
 
 def _draw_other_texts(tested_condition: Condition, family: str, seed: int) -> Iterator[Condition]:
-    """Yield the texts of a family in the order in which a run takes them.
+    """Yield the texts of a family in the order in which a run takes them, each as a condition.
 
-    The sentences are in random order. Random texts have the seeds after that of the run.
+    Every sentence comes once, in random order. Random texts do not end, and have the seeds after
+    that of the run. Apart from the filler, each condition has the settings of the tested one.
     """
-    is_sentence = family == "sentences"
-    if not is_sentence and getattr(tested_condition, "placement", None) is Placement.RANDOM:
+    token_count = tested_condition.filler_tokens
+    if family == "sentences":
+        numbers = range(1, len(SENTENCES) + 1)
+        numbered_fillers = (
+            (number, {"name": f"sentence-{number}", "sentence": number, "count": token_count})
+            for number in random.Random(f"{seed}:{family}").sample(numbers, len(numbers))
+        )
+    elif getattr(tested_condition, "placement", None) is Placement.RANDOM:
         raise ConfigError(
             f"other_texts.{family}: the seed of a text would also change the random placement of "
             f"{tested_condition.name}"
         )
-    # without end, because each number gives a random text of its own
-    numbers: Iterable[int] = count(1)
-    if is_sentence:
-        sentence_numbers = range(1, len(SENTENCES) + 1)
-        numbers = random.Random(f"{seed}:{family}").sample(
-            sentence_numbers, k=len(sentence_numbers)
+    else:
+        numbered_fillers = (
+            (
+                number,
+                {
+                    "name": f"random-tokens-{number}",
+                    "random_ids": token_count,
+                    "seed": seed + number,
+                },
+            )
+            for number in count(1)
         )
-    token_count = tested_condition.filler_tokens
-    for number in numbers:
-        settings = {
-            key: getattr(tested_condition, key) for key in (*PROMPT_KEYS, "placement", "seed")
-        }
-        if is_sentence:
-            settings |= {"name": f"sentence-{number}", "sentence": number, "count": token_count}
-        else:
-            settings |= {
-                "name": f"random-tokens-{number}",
-                "random_ids": token_count,
-                "seed": seed + number,
-            }
-        text = validate(KIND_BY_FAMILY[family], settings, f"other_texts.{family}")
+    tested_settings = tested_condition.model_dump(include={*PROMPT_KEYS, "placement", "seed"})
+    for number, filler in numbered_fillers:
+        condition = validate(
+            KIND_BY_FAMILY[family], tested_settings | filler, f"other_texts.{family}"
+        )
         # not validated, because a config must not set these fields
-        yield text.model_copy(
+        yield condition.model_copy(
             update={
                 "kind": OTHER_TEXT,
                 "of": tested_condition.name,

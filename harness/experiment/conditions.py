@@ -153,16 +153,15 @@ class Condition(Strict):
     def mentions_filler(self, template: str | None, question: str | None) -> bool:
         """Whether one of `choose_templates` has a filler."""
         return any(
-            FILLER in parse_template(text).pieces
-            for text in self.choose_templates(template, question)
-            if text
+            FILLER in parse_template(chosen_template).pieces
+            for chosen_template in self.choose_templates(template, question)
+            if chosen_template
         )
 
     def without_filler(self) -> "Condition":
         """A condition without the filler and the intervention, whose prompts are the reference."""
-        changes = {key: getattr(self, key) for key in PROMPT_KEYS}
         # not validated, because these fields of this condition are valid
-        return Condition.model_construct(name=BASELINE, **changes)
+        return Condition.model_construct(name=BASELINE, **self.model_dump(include={*PROMPT_KEYS}))
 
     def as_entry(self) -> str | JsonObject:
         """The entry of a config from which `as_condition` reads this condition again."""
@@ -218,7 +217,7 @@ class FilledCondition(Condition):
         description = description_by_filler[self.filler]
         is_drawn = isinstance(self, RandomCondition) or self.placement is Placement.RANDOM
         if is_drawn and self.seed != DEFAULT_SEED:
-            description += f", seed {self.seed!r}"
+            description += f", seed {self.seed}"
         if fresh := getattr(self, "fresh", None):
             description += f", new for each {fresh}"
         placement = "template" if self.is_in_template else self.placement or Placement.BETWEEN
@@ -278,7 +277,7 @@ FILLER_KINDS = (UnitCondition, SentenceCondition, TextCondition, RandomCondition
 """The kinds of conditions with a filler."""
 KIND_BY_FILLER = {kind.filler: kind for kind in FILLER_KINDS}
 """The kinds of filler, by the key from which they are recognised."""
-KIND_BY_FAMILY = {str(kind.family): kind for kind in FILLER_KINDS if kind.family}
+KIND_BY_FAMILY = {kind.family: kind for kind in FILLER_KINDS if kind.family}
 """The kinds of filler of which a run can draw other texts, by the family's name."""
 
 
@@ -330,17 +329,19 @@ def index_interventions(conditions: Iterable[Condition]) -> dict[str, tuple[Inte
     }
 
 
-def find_baseline(names: Sequence[str], configured_name: str | None) -> str:
+def find_baseline(condition_names: Sequence[str], configured_name: str | None) -> str:
     """Choose the baseline of a run: the configured condition, else `wo`, else the first.
 
     A single condition is compared with `wo` of another run.
     """
     if configured_name:
         return configured_name
-    return BASELINE if BASELINE in names or len(names) < 2 else names[0]
+    if BASELINE in condition_names or len(condition_names) < 2:
+        return BASELINE
+    return condition_names[0]
 
 
-def contrast_name(condition: str, baseline: str = BASELINE) -> str:
+def contrast_name(condition: str, baseline: str) -> str:
     """The text of a contrast of two conditions: `mless - wo`."""
     return f"{condition} - {baseline}"
 
@@ -354,7 +355,6 @@ def read_contrast(contrast: str) -> tuple[str, str]:
     condition, _, baseline = (name.strip() for name in str(contrast).partition(" - "))
     if not (condition and baseline):
         raise ConfigError(
-            f"Expected a contrast of two conditions, such as '{contrast_name('mless')}', "
-            f"got {contrast!r}."
+            f"Expected a contrast of two conditions, such as 'mless - wo', got {contrast!r}."
         )
     return condition, baseline

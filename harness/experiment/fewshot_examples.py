@@ -8,7 +8,6 @@ entire pool, so two draws may share examples: the draws are a random sample of a
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from msgspec import Struct
@@ -24,8 +23,7 @@ POOL_FACTOR = 5
 draws then share about a fifth of their examples, and there are far more draws than a run uses."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExampleSet:
+class ExampleSet(NamedTuple):
     """The examples in all prompts of a draw.
 
     Attributes:
@@ -137,8 +135,8 @@ class FewshotConfig(Strict):
         """
         example_ids = stored_ids
         requested_counts = [self.num_fewshot] * self.draws
-        # Examples are also chosen if the config asks for other numbers than the stored run has. The
-        # run is then refused, with a message that names both numbers.
+        # A run with other numbers of draws or examples cannot be continued. New examples are chosen
+        # here, so that the comparison of both configs refuses it and names both numbers.
         if example_ids is None or [*map(len, example_ids.example_sets)] != requested_counts:
             example_ids = self._choose_examples(problems)
         problem_by_id = {problem.id: problem for problem in problems}
@@ -151,19 +149,20 @@ class FewshotConfig(Strict):
         questions = [problem for problem in problems if problem.cluster_key not in pool_clusters]
         if not questions:
             raise ConfigError("fewshot: expected fewer examples, so that a question is left.")
-        question_clusters = [*dict.fromkeys(question.cluster_key for question in questions)]
+        # each cluster once, in the order of the file
+        question_clusters = dict.fromkeys(question.cluster_key for question in questions)
         example_sets = [
             ExampleSet(
                 draw=0 if self.draws == 1 else draw_index + 1,
-                examples=tuple(problem_by_id[problem_id] for problem_id in ids_of_draw),
+                examples=tuple(problem_by_id[problem_id] for problem_id in drawn_ids),
                 clusters=self._assign_clusters(draw_index, question_clusters, draws_per_problem),
             )
-            for draw_index, ids_of_draw in enumerate(example_ids.example_sets)
+            for draw_index, drawn_ids in enumerate(example_ids.example_sets)
         ]
         return ProblemSplit(questions, example_sets, example_ids)
 
     def _assign_clusters(
-        self, draw_index: int, clusters: Sequence[str], draws_per_problem: int
+        self, draw_index: int, clusters: Iterable[str], draws_per_problem: int
     ) -> frozenset[str]:
         """The clusters that are asked with the draw of this index.
 
@@ -197,8 +196,10 @@ class FewshotConfig(Strict):
     ) -> list[list[Problem]]:
         """Choose clusters at random until they have enough problems and enough for one draw.
 
+        Each example of a draw is of another cluster, so a draw needs `num_fewshot` clusters.
+
         Raises:
-            ConfigError: no cluster would be left for the questions.
+            ConfigError: no cluster is left for the questions.
         """
         pool_size = self.pool
         if pool_size is None:
@@ -211,17 +212,15 @@ class FewshotConfig(Strict):
             [*problems_by_cluster.values()], len(problems_by_cluster)
         )
         pool_clusters: list[list[Problem]] = []
-        for cluster in reversed(shuffled_clusters):
-            problem_count = sum(map(len, pool_clusters))
-            # each example of a draw is of another cluster
-            if len(pool_clusters) >= self.num_fewshot and problem_count >= pool_size:
-                return pool_clusters
-            pool_clusters.append(cluster)
-        raise ConfigError(
-            f"fewshot: expected num_fewshot {self.num_fewshot} examples of different clusters, "
-            f"a pool of {pool_size} problems and one question, got "
-            f"{sum(map(len, pool_clusters))} problems in {len(pool_clusters)} clusters."
-        )
+        while len(pool_clusters) < self.num_fewshot or sum(map(len, pool_clusters)) < pool_size:
+            pool_clusters.append(shuffled_clusters.pop())
+            if not shuffled_clusters:
+                raise ConfigError(
+                    f"fewshot: expected num_fewshot {self.num_fewshot} examples of different "
+                    f"clusters, a pool of {pool_size} problems and one question, got "
+                    f"{sum(map(len, pool_clusters))} problems in {len(pool_clusters)} clusters."
+                )
+        return pool_clusters
 
 
 class ExamplesConfig(Strict):
@@ -255,20 +254,22 @@ class ExamplesConfig(Strict):
             _refuse_faulty_examples(example_dataset, problems)
             return ProblemSplit(
                 problems,
-                [ExampleSet(examples=example_dataset.problems)],
+                [ExampleSet(example_dataset.problems)],
                 ExampleIds(sha256=example_dataset.sha256),
             )
-        ids = tuple(self.examples)
+        listed_ids = tuple(self.examples)
         known_ids = [problem.id for problem in problems]
-        for problem_id in ids:
-            if problem_id not in known_ids or ids.count(problem_id) > 1:
+        for problem_id in listed_ids:
+            if problem_id not in known_ids or listed_ids.count(problem_id) > 1:
                 raise ConfigError(
                     "fewshot.examples: expected a file, or different ids of problems, such as "
                     f"{list_near(problem_id, known_ids)}; got {problem_id}."
                 )
         # the listed problems are a pool from which the only draw has already been made
-        return FewshotConfig(num_fewshot=len(ids)).split(
-            problems, draws_per_problem=1, stored_ids=ExampleIds(pool=ids, example_sets=(ids,))
+        return FewshotConfig(num_fewshot=len(listed_ids)).split(
+            problems,
+            draws_per_problem=1,
+            stored_ids=ExampleIds(pool=listed_ids, example_sets=(listed_ids,)),
         )
 
 
@@ -277,19 +278,19 @@ def _refuse_faulty_examples(example_dataset: Dataset, problems: Sequence[Problem
 
     A copy has the question or the cluster of the problem.
     """
-    # problems by the two texts that they may share with an example: the question and the cluster
-    id_by_content = {problem.question: problem.id for problem in problems}
-    id_by_content |= {problem.cluster: problem.id for problem in problems if problem.cluster}
+    # a text is a question or the name of a cluster
+    id_by_text = {problem.question: problem.id for problem in problems}
+    id_by_text |= {problem.cluster: problem.id for problem in problems if problem.cluster}
     has_choices = bool(problems[0].choices)
     for example in example_dataset.problems:
         location = f"{example_dataset.source}: the example {example.id}"
         if bool(example.choices) != has_choices:
             choices_text = "no choices" if has_choices else "choices"
             raise DataError(f"{location} has {choices_text}, unlike the problems.")
-        for content in (example.question, example.cluster):
-            if content in id_by_content:
+        for text in (example.question, example.cluster):
+            if text in id_by_text:
                 raise DataError(
-                    f"{location} counts with the problem {id_by_content[content]} of the dataset. "
+                    f"{location} counts with the problem {id_by_text[text]} of the dataset. "
                     "List such examples by id."
                 )
 

@@ -109,8 +109,8 @@ class Sampling:
     @property
     def _changed_parameters(self) -> JsonObject:
         """The parameters besides temperature that are not off."""
-        # The first field is the temperature. The class has the defaults, which switch a parameter
-        # off.
+        # The first field is the temperature. An attribute of the class is the default, with which
+        # the parameter is off.
         return {
             name: getattr(self, name)
             for name in _SAMPLING_FIELDS[1:]
@@ -139,15 +139,15 @@ def read_model_default(generation_config: JsonObject) -> JsonObject:
         # greedy decoding of plain `generate` ignores all parameters but this penalty
         parameter_names = ("repetition_penalty",)
         parameters = {}
-    own_parameters = {
+    model_parameters = {
         name: generation_config[name]
         for name in parameter_names
         if generation_config.get(name) is not None
     }
-    return {"source": "model_default", **parameters, **own_parameters}
+    return {"source": "model_default", **parameters, **model_parameters}
 
 
-def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int = 0) -> int:
+def sample_seed(run_seed: int, problem_id: str, sample_index: int, replicate: int) -> int:
     """The seed of a sample, below 2**31. It does not depend on the condition.
 
     So the seed is the same whatever else runs, and the conditions of a problem have equal seeds.

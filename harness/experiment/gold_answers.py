@@ -46,7 +46,7 @@ _UNREADABLE_LIST = re.compile(r"""[\[({]\s*["']|\[\s*-?[\d.]+(?:\s+-?[\d.]+)+\s*
 
 def as_text(value: Any) -> Any:
     """A number as text. NaN and infinity stay numbers, which are refused later."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number and math.isfinite(value) else value
 
 
@@ -67,18 +67,23 @@ def read_golds(cell: Any) -> list[str]:
     if isinstance(cell, str) and _LISTED_ANSWERS.fullmatch(cell.strip()):
         with suppress(ValueError, SyntaxError):
             cell = ast.literal_eval(cell.strip())
-    golds = []
-    for answer in cell if isinstance(cell, list) and cell else [cell]:
-        gold = answer
-        if isinstance(answer, str):
-            # GSM8K has the answer after `####`, MATH in the last box, other data only the answer
-            conclusion = re.sub(r"(?s).*####\s*", "", answer)
-            gold = [conclusion, *read_boxes(conclusion)][-1]
-        # null, an empty list, or NaN, which alone differs from itself
-        elif answer is None or answer == [] or answer != answer:
-            gold = ""
-        golds.append(_GOLD_ADAPTER.validate_python(gold))
-    return golds
+    # an empty list is one missing answer
+    answers = cell if isinstance(cell, list) and cell else [cell]
+    return [_GOLD_ADAPTER.validate_python(_read_gold(answer)) for answer in answers]
+
+
+def _read_gold(answer: Any) -> Any:
+    """The conclusion of a worked solution; empty if the answer is missing; else the answer itself.
+
+    The conclusion of GSM8K is what follows `####`, and that of MATH is the content of the last box.
+    """
+    # null, an empty list, or NaN, which alone differs from itself
+    if answer is None or answer == [] or answer != answer:
+        return ""
+    if not isinstance(answer, str):
+        return answer
+    conclusion = re.sub(r"(?s).*####\s*", "", answer)
+    return [conclusion, *read_boxes(conclusion)][-1]
 
 
 def read_gold_column(
@@ -88,7 +93,8 @@ def read_gold_column(
 
     Args:
         located_cells: The location of each field, and its value.
-        path: Their file. Spreadsheets write semicolons where the comma is the decimal sign.
+        path: Their file. Spreadsheets put semicolons between fields where the comma is the decimal
+            sign.
         decimal: The decimal sign, if it is known.
 
     Raises:
@@ -98,14 +104,15 @@ def read_gold_column(
     located_golds = []
     for location, cell in located_cells:
         try:
-            golds_by_field.append(read_golds(cell))
+            golds = read_golds(cell)
         except ValidationError as error:
             raise DataError(explain(error, f"{location}: gold answer")) from None
-        located_golds.extend([(location, gold) for gold in golds_by_field[-1]])
+        golds_by_field.append(golds)
+        located_golds += [(location, gold) for gold in golds]
     stated_golds = [gold for _, gold in located_golds if not _MISSING_AMONG_NUMBERS.fullmatch(gold)]
-    number_count = sum(map(bool, map(_NUMBER_OR_FORMULA.match, stated_golds)))
+    numbers = [*filter(_NUMBER_OR_FORMULA.match, stated_golds)]
     # where most answers are words, a word such as `None` is an answer
-    are_mostly_words = 2 * number_count < len(stated_golds)
+    are_mostly_words = 2 * len(numbers) < len(stated_golds)
     missing_pattern = _MISSING_ANSWER if are_mostly_words else _MISSING_AMONG_NUMBERS
     _refuse_faulty(located_golds, missing_pattern.fullmatch, "are missing")
     _refuse_faulty(
@@ -113,10 +120,11 @@ def read_gold_column(
     )
     if decimal is None:
         fault = "may have a decimal comma; say --decimal , or --decimal ."
+        # such a file was written with decimal commas, so a single number with a comma is unclear
         if find_delimiter(path) == ";":
             _refuse_faulty(located_golds, lambda gold: with_decimal_points(gold) != gold, fault)
         _refuse_faulty(
-            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, at_least=FEWEST_COMMA_ANSWERS
+            located_golds, DECIMAL_COMMA_NUMBER.fullmatch, fault, threshold=FEWEST_COMMA_ANSWERS
         )
     return golds_by_field
 
@@ -125,12 +133,15 @@ def _refuse_faulty(
     located_golds: Sequence[tuple[str, str]],
     is_faulty: Callable[[str], object],
     fault: str,
-    at_least: int = 1,
+    threshold: int = 1,
 ) -> None:
-    """Raise DataError if at least this number of different answers are faulty."""
+    """Raise DataError if the number of different faulty answers reaches the threshold.
+
+    The message is the number of faulty answers, the text of the fault, and some of the answers.
+    """
     faulty_golds = [(location, gold) for location, gold in located_golds if is_faulty(gold)]
     # different answers, because a log repeats the answer of a problem for each of its completions
-    if len({gold for _, gold in faulty_golds}) >= at_least:
+    if len({gold for _, gold in faulty_golds}) >= threshold:
         quotations = [f"{location}: {gold!r:.60}" for location, gold in faulty_golds]
         raise DataError(
             f"{len(faulty_golds)} of {len(located_golds)} gold answers {fault}: "

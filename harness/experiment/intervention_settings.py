@@ -121,12 +121,12 @@ class FillerIntervention(_LayerIntervention):
         return change
 
 
-def check_size(part: str, token_count: int, fewest_tokens: int) -> None:
+def _refuse_few_tokens(part: str, positions: Sequence[int], fewest_tokens: int) -> None:
     """Raise PromptMismatchError if a part has fewer tokens than an intervention needs."""
-    if token_count < fewest_tokens:
+    if len(positions) < fewest_tokens:
         raise PromptMismatchError(
             f"part {part}: expected {fewest_tokens} or more tokens in the prompt, "
-            f"got {token_count}."
+            f"got {len(positions)}."
         )
 
 
@@ -168,23 +168,23 @@ class AttentionIntervention(_LayerIntervention):
         positions = parts[self.part]
         # without `keep` and `count` the selection is not used, but the part needs a token
         selected_count = self.keep or self.count or 1
-        check_size(self.part, len(positions), selected_count)
+        _refuse_few_tokens(self.part, positions, selected_count)
         last_start = len(positions) - selected_count
-        start_by_place = {"first": 0, "middle": last_start // 2, "last": last_start}
-        start = start_by_place[self.which or "first"]
+        start_by_choice = {"first": 0, "middle": last_start // 2, "last": last_start}
+        start = start_by_choice[self.which or "first"]
         selected_positions = positions[start : start + selected_count]
-        changed_positions = positions
+        # the part of a filler here is the inserted text: the filler with its separators
+        part_positions = parts["inserted" if self.part == "filler" else self.part]
         if self.count:
-            changed_positions = selected_positions
-        elif self.part == "filler":
-            # the filler with its separators
-            changed_positions = parts["inserted"]
-        # before `keep` takes tokens away, because later tokens are those after the entire part
-        first_later_position = changed_positions[-1] + 1
+            part_positions = selected_positions
+        changed_positions = part_positions
         if self.keep:
             changed_positions = [
-                position for position in changed_positions if position not in selected_positions
+                position for position in part_positions if position not in selected_positions
             ]
+        # `keep` may leave the last token of the part as it is, but later tokens are still those
+        # after it
+        first_later_position = part_positions[-1] + 1
         return [
             [start, end, first_later_position, self.weight]
             for start, end in _join_positions(changed_positions)
@@ -231,11 +231,11 @@ class MLPOutputIntervention(_LayerIntervention):
         """
         # without the prompt's first token, whose position is 0
         positions = [position for position in parts[self.part] if position]
-        check_size(self.part, len(positions), self.count or 1)
+        _refuse_few_tokens(self.part, positions, self.count or 1)
         source_length = 1
         if self.origin == "ordinary":
             instruction_positions = parts["instruction"]
-            check_size("instruction", len(instruction_positions), 1)
+            _refuse_few_tokens("instruction", instruction_positions, 1)
             source_length = instruction_positions[-1] + 1
         return {
             "kind": self.kind,

@@ -55,13 +55,21 @@ def draw_other_answers(
     Raises:
         DataError: there are too few other answers for a problem.
     """
-    # the answer of a problem with choices is a letter
-    answers_by_id = {
-        problem.id: tuple(LETTERS[: len(problem.choices)].replace(problem.answer, ""))
-        for problem in problems
-        if problem.choices
-    }
-    problems_by_kind = _sort_by_kind(problems, count_tokens, seed)
+    answers_by_id = {}
+    # a kind is the form of an answer and its number of tokens
+    problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
+    for problem in problems:
+        if problem.choices:
+            other_letters = LETTERS[: len(problem.choices)].replace(problem.answer, "")
+            answers_by_id[problem.id] = tuple(other_letters)
+            continue
+        answer = problem.answer.strip()
+        english_answer = with_decimal_points(answer) if problem.decimal else answer
+        kind = find_form(english_answer), count_tokens(answer)
+        problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
+    for kind_problems in problems_by_kind.values():
+        # equal answers are neighbours in this random order, and so come into different blocks
+        kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
     for (form, token_count), kind_problems in problems_by_kind.items():
         for index, problem in enumerate(kind_problems):
             if problem.id in requested_ids:
@@ -71,26 +79,6 @@ def draw_other_answers(
                 )
                 answers_by_id[problem.id] = _choose_answers(problem, form, candidates)
     return answers_by_id
-
-
-def _sort_by_kind(
-    problems: Iterable[Problem], count_tokens: Callable[[str], int], seed: int
-) -> dict[tuple[str, int], list[Problem]]:
-    """The problems without choices by kind: the form of the answer and its number of tokens.
-
-    Those of a kind are in random order, but equal answers are neighbours. So equal answers come
-    into different blocks.
-    """
-    problems_by_kind: dict[tuple[str, int], list[Problem]] = {}
-    for problem in problems:
-        if not problem.choices:
-            answer = problem.answer.strip()
-            english_answer = with_decimal_points(answer) if problem.decimal else answer
-            kind = find_form(english_answer), count_tokens(answer)
-            problems_by_kind.setdefault(kind, []).append(replace(problem, answer=answer))
-    for kind_problems in problems_by_kind.values():
-        kind_problems.sort(key=lambda problem: (hash_text(f"{seed}:{problem.answer}"), problem.id))
-    return problems_by_kind
 
 
 def _list_block(kind_problems: list[Problem], index: int) -> list[Problem]:

@@ -124,7 +124,7 @@ class Plan:
     @cached_property
     def prompts_sha256(self) -> str:
         """Hash over the texts and token ids of all prompts."""
-        return hash_prompts(prompt for *_, prompt in self.rows)
+        return hash_prompts(row.prompt for row in self.rows)
 
     @property
     def rows(self) -> list[PlanRow]:
@@ -166,8 +166,8 @@ def make_plan(
             "tokenizer. Name it (--set model.model_args.tokenizer=NAME)."
         )
     layouts, layout_reason = _choose_layouts(config, model)
-    _refuse_unused_template(config, layouts)
     config = config.model_copy(update={"layouts": layouts})
+    _refuse_unused_template(config)
     thinking, lacks_markers = _find_markers(config, model)
     settings = _make_shared_settings(config, problem_split.questions, dataset, model, thinking)
     tasks = _build_tasks(config, dataset, problem_split.example_sets, model, settings, advance)
@@ -301,7 +301,7 @@ def _split_problems(
     """Split the problems into those of the run and examples."""
     fewshot = config.fewshot
     if fewshot is None:
-        return ProblemSplit(dataset.problems, [ExampleSet(examples=())], None)
+        return ProblemSplit(dataset.problems, [ExampleSet(())], None)
     if not isinstance(fewshot, ExamplesConfig):
         return fewshot.split(
             dataset.problems, draws_per_problem=config.draws_per_problem, stored_ids=stored_ids
@@ -339,16 +339,16 @@ def _choose_layouts(
     return layouts, reason
 
 
-def _refuse_unused_template(config: RunConfig, layouts: Sequence[Layout]) -> None:
+def _refuse_unused_template(config: RunConfig) -> None:
     """Raise ConfigError if the config sets something about a chat template that is not used."""
     arguments = config.model.model_args
     if arguments.get("chat_template") is not None and config.model.applies_own_template:
         raise ConfigError("model.model_args.chat_template: a chat server has its own template.")
     switches = template_switches(arguments)
-    if switches and Layout.CHAT not in layouts:
+    if switches and Layout.CHAT not in config.layouts:
         raise ConfigError(
             f"model.model_args sets {', '.join(switches)} of the chat template, "
-            f"but the layout is {', '.join(layouts)}."
+            f"but the layout is {', '.join(config.layouts)}."
         )
 
 
@@ -365,7 +365,7 @@ def _build_tasks(
     With a filler for each sample, every sample has its own prompts under all conditions, so that
     they are compared sample by sample. `settings` are those that all prompts share.
     """
-    # the samples of a problem with one draw; a single number if they share a prompt
+    # one index for each prompt of a problem with one draw: several only if samples share no prompt
     repeats = range(config.repeats_per_draw // config.repeats_per_prompt)
     prompts_per_problem = config.repeats // config.repeats_per_prompt
     condition_count = len(config.layouts) * len(config.all_conditions)
@@ -375,7 +375,7 @@ def _build_tasks(
     for layout, example_set, repeat, has_examples in product(
         config.layouts, example_sets, repeats, (True, False)
     ):
-        # a positive control may have no examples, so its prompts have other settings
+        # only a positive control may have no examples: it is then built after all other conditions
         conditions = [
             condition
             for condition in config.all_conditions
@@ -417,7 +417,7 @@ def _choose_draw_settings(
         instruction = config.fewshot.instructions[draw_index]
     sample_number = 0
     if config.has_fresh_samples:
-        # in the order of the sample indices of `make_requests`, but from 1
+        # in the order of `_index_sample`, but from 1
         sample_number = repeat * config.draws + draw_index + 1
     return replace(settings, instruction=instruction, draw=draw, sample_number=sample_number)
 
@@ -501,12 +501,7 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
         for repeat, (task_name, task, problem, prompt) in product(
             range(config.repeats_per_prompt), _order_rows(plan, replicate)
         ):
-            # Repeat r (from 0) of draw d (from 1) has the index r x draws + d - 1. So further
-            # repeats leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
-            # The number of the only draw is 0. A sample with a prompt of its own is the only one
-            # of this prompt, and its `sample_number` already counts over all draws, from 1.
-            first_index = max((task.sample_number or task.draw) - 1, 0)
-            sample_index = repeat * config.draws + first_index
+            sample_index = _index_sample(task, repeat, config.draws)
             seed = sample_seed(config.seed, problem.id, sample_index, replicate)
             is_chat_api = task.layout is Layout.CHAT and config.model.applies_own_template
             # Engines may answer equal requests differently. So equal requests are numbered, and
@@ -535,6 +530,19 @@ def make_requests(plan: Plan, sampling: Sampling) -> Iterator[Request]:
                 other_answer_count=len(prompt.other_answers),
             )
             count_by_content[request_content] += 1
+
+
+def _index_sample(task: ConditionPrompts, repeat: int, draw_count: int) -> int:
+    """The index of a sample among all samples of its problem.
+
+    Repeat r (from 0) of draw d (from 0) has the index r x `draw_count` + d. So further repeats
+    leave the indices of the first ones unchanged: with 8 draws these are 0 to 7.
+    """
+    # a prompt of one sample has the number of this sample, which already counts over all draws
+    if task.sample_number:
+        return task.sample_number - 1
+    # the number of the only draw is 0, that of the first of several is 1
+    return repeat * draw_count + max(task.draw - 1, 0)
 
 
 def _order_rows(plan: Plan, replicate: int) -> list[PlanRow]:

@@ -293,13 +293,13 @@ class Dataset:
 
 
 def open_dataset(
-    dataset: AnyDataset, columns: Collection[str] = (), question_columns: Collection[str] = ()
+    dataset: AnyDataset, row_columns: Collection[str] = (), question_columns: Collection[str] = ()
 ) -> Dataset:
     """Open the problems of a config's `dataset`. `MATH500_PATH` may replace MATH-500.
 
     Args:
         dataset: The source of the problems.
-        columns: The further columns to keep in their rows.
+        row_columns: The further columns to keep in their rows.
         question_columns: Those that the baseline shows, so that copies have them in common.
 
     Raises:
@@ -307,33 +307,35 @@ def open_dataset(
             file, the line and the field.
     """
     if isinstance(dataset, MadeConfig):
-        column_by_field = {name: name for name in ("id", "problem", "answer")}
-        problems = []
-        for record in dataset.problems():
-            fields = _read_fields(f"problem {record['id']}", record, column_by_field, columns)
-            # validated, because columns of numbers become texts
-            problems.append(_PROBLEM_ADAPTER.validate_python(fields))
-        smallest, largest = dataset.operands
-        return Dataset(
-            name=dataset.make,
-            source=f"made of {smallest} to {largest}, seed {dataset.seed}",
-            problems=tuple(problems),
-        )
+        return _make_dataset(dataset, row_columns)
     if isinstance(dataset, DatasetConfig):
-        return _read_dataset(dataset, columns, question_columns)
-    path = os.environ.get(PATH_VARIABLE, "").strip()
-    if path:
-        return _read_dataset(DatasetConfig(path=Path(path)), columns, question_columns)
+        return _read_dataset(dataset, row_columns, question_columns)
+    if math500_file := os.environ.get(PATH_VARIABLE, "").strip():
+        return _read_dataset(DatasetConfig(path=Path(math500_file)), row_columns, question_columns)
     try:
-        return replace(
-            _read_dataset(DatasetConfig(path=Path(MATH500)), columns, question_columns),
-            name="math500",
-        )
+        math500 = _read_dataset(DatasetConfig(path=Path(MATH500)), row_columns, question_columns)
     except DataError as error:
         raise DataError(
             f"{error} Or set {PATH_VARIABLE}=FILE.jsonl, with the keys problem, answer and "
             "unique_id."
         ) from error
+    return replace(math500, name="math500")
+
+
+def _make_dataset(settings: MadeConfig, row_columns: Collection[str]) -> Dataset:
+    """Make arithmetic problems into a dataset."""
+    column_by_field = {name: name for name in ("id", "problem", "answer")}
+    problems = []
+    for record in settings.problems():
+        fields = _read_fields(f"problem {record['id']}", record, column_by_field, row_columns)
+        # validated, because columns of numbers become texts
+        problems.append(_PROBLEM_ADAPTER.validate_python(fields))
+    smallest, largest = settings.operands
+    return Dataset(
+        name=settings.make,
+        source=f"made of {smallest} to {largest}, seed {settings.seed}",
+        problems=tuple(problems),
+    )
 
 
 def _read_dataset(

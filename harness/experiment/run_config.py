@@ -168,7 +168,7 @@ class RunConfig(Strict):
             values["max_gen_toks"] = 1
         fewshot = values.get("fewshot")
         if isinstance(fewshot, dict):
-            if isinstance(fewshot.get("instructions"), (list, tuple)):
+            if isinstance(fewshot.get("instructions"), list | tuple):
                 # one draw for each instruction; another number in the config is refused later
                 fewshot = {"draws": max(1, len(fewshot["instructions"])), **fewshot}
                 values["fewshot"] = fewshot
@@ -177,7 +177,7 @@ class RunConfig(Strict):
         sweep = values.pop("sweep", None)
         entries = values.get("conditions", [BASELINE])
         # entries of any other type are refused later
-        if sweep is not None and isinstance(entries, (list, tuple)):
+        if sweep is not None and isinstance(entries, list | tuple):
             new_entries = (entry for entry in expand_sweep(sweep) if entry not in entries)
             values["conditions"] = [*entries, *new_entries]
         return values
@@ -187,7 +187,8 @@ class RunConfig(Strict):
         """Refuse values of several keys that do not go together."""
         # the first fault ends the checks, because an error states one fault
         for fault in chain(
-            # checked first, because `all_conditions` makes other texts for the primary contrast
+            # first, because the other checks use `all_conditions`, which needs a primary contrast
+            # of the run
             self._find_contrast_faults(),
             self._find_condition_faults(),
             self._find_example_faults(),
@@ -216,11 +217,11 @@ class RunConfig(Strict):
             if condition.is_in_template and getattr(condition, "placement", None):
                 yield f"placement: the template has the filler of {condition.name}"
         if Layout.AS_PUBLISHED in self.layouts:
-            for owner, key in product(
+            for config_or_condition, key in product(
                 (self, *self.conditions),
                 ("template", "question", "instruction", "fewshot", "other_texts"),
             ):
-                if getattr(owner, key, None) is not None:
+                if getattr(config_or_condition, key, None) is not None:
                     yield f"{key}: the layout as_published has the authors' prompt"
 
     def _find_example_faults(self) -> Iterator[str]:
@@ -251,15 +252,19 @@ class RunConfig(Strict):
         """Yield a message for each fault of the baseline and the contrasts."""
         condition_names = self.condition_names
         names_text = ", ".join(condition_names)
-        contrasts = [contrast_name(*pair) for pair in self.tested]
+        contrasts = [contrast_name(*contrast) for contrast in self.tested]
         # Only written contrasts are checked. The default one of a single condition names `wo`,
         # which may be in another run.
         if self.contrasts:
             for name in sorted({*chain(*self.tested)} - {*condition_names}):
                 yield f"contrasts: {name} is not a condition of this run: {names_text}"
             # frozensets, because `a - b` and `b - a` compare the same conditions
-            different_pairs = {frozenset(pair) for pair in self.tested if pair[0] != pair[1]}
-            if len(different_pairs) < len(contrasts):
+            compared_conditions = {
+                frozenset((condition, baseline))
+                for condition, baseline in self.tested
+                if condition != baseline
+            }
+            if len(compared_conditions) < len(contrasts):
                 yield f"contrasts: expected different pairs, each once, got {', '.join(contrasts)}"
         if self.primary not in (None, *contrasts):
             contrasts_text = ", ".join(contrasts) or "(none)"
@@ -557,10 +562,10 @@ def config_of_model(
     # absolute, because `.` and `..` are not names
     run_name = os.path.basename(os.path.abspath(model))
     # the dataset of any-model.yaml is MATH-500
-    if dataset not in (None, "math500"):
-        run_name += "-" + Path(str(dataset)).stem
+    if dataset and dataset != "math500":
+        run_name += "-" + Path(dataset).stem
     run_name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_name)
-    path = resources.folder("configs") / "runs" / "any-model.yaml"
+    path = resources.folder("configs") / "runs/any-model.yaml"
     model_values = {"name": run_name, "model.model_args.pretrained": model}
     # an error names the options, because the user has not written the file
     return load_config(path, {**model_values, **overrides}, where="the options of --model")
