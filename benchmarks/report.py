@@ -49,7 +49,7 @@ def table(
 
 def facts(command: str) -> dict[str, str]:
     """The machine, the versions, and when and how something was measured."""
-    versions = versions_and_hashes.versions()
+    versions = versions_and_hashes.software_facts()["versions"]
     values = {
         "CPU": _cpu(),
         "cores": str(len(os.sched_getaffinity(0))),

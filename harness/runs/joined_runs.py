@@ -23,7 +23,13 @@ _PERMITTED_CHANGES = re.compile(r"(greedy|model|prompts|versions)[.:]")
 """Facts in which runs of a model may differ: they follow from others, or change no sample."""
 _FACT_NAMES = (
     *VERSION_NAMES,
-    *"model model_sha256 engine greedy sampling versions seed".split(),
+    "model",
+    "model_sha256",
+    "engine",
+    "greedy",
+    "sampling",
+    "versions",
+    "seed",
 )
 """Facts besides the settings."""
 _CONFOUNDING_SETTINGS = re.compile(
@@ -69,13 +75,12 @@ def _join_metrics(
     """
     runs = []
     for metric in metrics:
-        # there are other runs for every metric, or for none
-        run, *other_runs = load_runs(names, metrics=[metric], columns=columns, pool=pool)
-        runs.append(run)
+        runs += load_runs(names, metrics=[metric], columns=columns, pool=pool)
     has_numeric_scores = any(
         not run.samples.get(SCORE_COLUMN, run.samples["correct"]).isin([0, 1]).all() for run in runs
     )
-    if len({*metrics}) < len(metrics) or has_numeric_scores or other_runs:
+    # with one run for each metric, there are as many runs as different metrics
+    if has_numeric_scores or len(runs) != len({*metrics}):
         raise ConfigError(
             "Several --metric: expected different metrics of right and wrong samples, and the "
             "conditions of one model. Use a command for each metric."
@@ -159,14 +164,12 @@ def stack_samples(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
         for frame in frames
     ]
     samples = pandas.concat(scored_frames, ignore_index=True).astype({"problem_id": str})
-    clusters, questions = (
-        samples.get(name, samples["problem_id"]).astype(str) for name in ("cluster", "question")
-    )
-    # A table without clusters has questions in their place. A cluster that another table names
-    # is the better one, for all rows of the problem.
-    named_clusters = clusters.where(clusters != questions)
-    first_clusters = named_clusters.groupby(samples["problem_id"]).transform("first")
-    samples["cluster"] = first_clusters.fillna(clusters)
+    # Where a table names no cluster, its column has the question. If another table names a cluster
+    # of the problem, all rows of the problem get the first such name.
+    clusters = samples["cluster"].astype(str)
+    named_clusters = clusters.where(clusters != samples["question"].astype(str))
+    first_named_clusters = named_clusters.groupby(samples["problem_id"]).transform("first")
+    samples["cluster"] = first_named_clusters.fillna(clusters)
     for name in ("model", "layout"):
         samples[name] = " / ".join(samples[name].astype(str).unique())
     return samples
@@ -198,15 +201,18 @@ def _find_comparison_obstacle(old_run: Run, new_run: Run) -> str:
     if reason := _describe_problem_differences(old_run, new_run):
         return reason
     if changes := _list_changes(old_run, new_run):
+        # other changes are permitted, and become remarks
         return "; ".join(filter(_CONFOUNDING_SETTINGS.match, changes))
-    # only with equal settings do equal answers show that a file is a copy
-    paths = Path(old_run.name), Path(new_run.name)
-    if not all(map(Path.is_file, paths)):
+    runs = (old_run, new_run)
+    # the contents of folders are not compared
+    if not all(Path(run.name).is_file() for run in runs):
         return ""
-    contents = [run.about.get("evaluation") for run in (old_run, new_run)]
-    if not any(contents):
-        contents = [sorted(path.read_bytes().splitlines()) for path in paths]
-    return "their content is the same" if contents[0] == contents[1] else ""
+    # only with equal settings do equal answers show that a file is a copy
+    old_content, new_content = (
+        run.about.get("evaluation") or sorted(Path(run.name).read_bytes().splitlines())
+        for run in runs
+    )
+    return "their content is the same" if old_content == new_content else ""
 
 
 def _list_changes(old_run: Run, new_run: Run) -> list[str]:

@@ -75,8 +75,10 @@ class AnsweredPrompt(StoredPrompt, kw_only=True):
             spans = []
         chunks, previous_end = [], 0
         for role, (start, end) in spans:
-            chunks.append(("template", self.prompt[previous_end:start]))
-            chunks.append((str(role), self.prompt[start:end]))
+            chunks += [
+                ("template", self.prompt[previous_end:start]),
+                (str(role), self.prompt[start:end]),
+            ]
             previous_end = end
         chunks.append(("template", self.prompt[previous_end:]))
         return [(role, text) for role, text in chunks if text]

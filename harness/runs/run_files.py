@@ -133,14 +133,13 @@ class RunFiles:
         graded_samples_of_prompts: list[list[GradedSample]] = [[] for _ in self.prompts]
         prompt_index = PromptIndex(self.prompts)
         for sample in self.journal.records:
-            if sample.key not in self.scores:
+            score = self.scores.get(sample.key)
+            if score is None:
                 raise RunError(
                     f"{self.path}: sample {sample.sample_index} of problem {sample.problem_id}, "
                     f"{sample.task}, has no score. Run `mless regrade` on the folder."
                 )
-            graded_samples_of_prompts[prompt_index.find(sample)].append(
-                (sample, self.scores[sample.key])
-            )
+            graded_samples_of_prompts[prompt_index.find(sample)].append((sample, score))
         # a prompt without all samples that its task requests shows that the run is not finished
         incomplete_problems, total_count = [], 0
         for prompt, graded_samples in zip(self.prompts, graded_samples_of_prompts, strict=True):

@@ -55,7 +55,11 @@ HASH_KEY = "problem"
 _RECEIPT_FACTS = (
     "problems",
     *VERSION_NAMES,
-    *"prompts_sha256 created versions git_revision added_tokens".split(),
+    "prompts_sha256",
+    "created",
+    "versions",
+    "git_revision",
+    "added_tokens",
 )
 """Facts that a table's receipt takes unchanged from the run's receipt, where it has them: only runs
 on servers have `added_tokens`."""

@@ -24,13 +24,6 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of all software that can change a result."""
-    return {"python": platform.python_version(), "machine": platform.machine()} | {
-        name: package_version(name) for name in PACKAGES
-    }
-
-
 def git_revision() -> str | None:
     """The checkout's revision, with `+changed` if files differ from it; None outside a checkout.
 
@@ -55,8 +48,15 @@ def git_revision() -> str | None:
 
 
 def software_facts() -> dict[str, Any]:
-    """Versions and git revision, as receipts have them."""
-    return {"versions": versions(), "git_revision": git_revision()}
+    """Versions of all software that can change a result, and the git revision."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            **{name: package_version(name) for name in PACKAGES},
+        },
+        "git_revision": git_revision(),
+    }
 
 
 def model_fingerprint(

@@ -178,6 +178,16 @@ def test_logs_whose_prompts_are_not_those_of_their_documents_are_refused(
     assert "samples_task" in str(refusal.value) and "problem " in str(refusal.value)
 
 
+@with_cases
+def test_the_problem_of_a_wrapped_task_is_found_after_its_filler_or_before(tmp_path, text, pieces):
+    line = log_line(0, arguments={"gen_args_0": {"arg_0": text, "arg_1": {}}})
+    configs = {"task": {"metadata": {"filler_condition": "filled", "filler": "/ / \n\n"}}}
+    path = write_log(tmp_path, [line], configs=configs, **{"n-samples": {}})
+    (prompt,) = Run.load(path).prompts
+    segments = [f"{segment['role']} {segment['text']}" for segment in prompt.doc["segments"]]
+    assert segments == pieces
+
+
 def test_our_tasks_have_one_version(tmp_path):
     for file in LOGS:
         shutil.copy(file, tmp_path)

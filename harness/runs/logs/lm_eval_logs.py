@@ -5,15 +5,17 @@ documents. Logs of other tasks do not: there the user names the condition of eac
 `mless tasks --wrap` wrote the task. In that case lm-eval's results file names it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pandas
-from msgspec.structs import replace
+from msgspec import structs
 
-from harness.constants import BASELINE, JsonObject
+from harness.constants import JsonObject
 from harness.errors import ComparisonError, RunError, list_first
 from harness.experiment.conditions import NAMED_CONDITIONS, REFERENCE_FIELDS
 from harness.experiment.model_settings import label_model
@@ -23,11 +25,6 @@ from harness.runs.journal import list_shared_differences
 from harness.runs.logs.sample_log import SampleLog, read_log
 from harness.runs.prompt_sources import AnsweredPrompt
 from harness.runs.samples_frame import make_frame
-
-FirstPrompts = dict[tuple[str, str], AnsweredPrompt]
-"""The first prompt of each layout and problem."""
-LogsByCondition = dict[tuple[str, str], tuple[SampleLog, list[AnsweredPrompt]]]
-"""By condition and layout, the log and those of its prompts that have both."""
 
 
 def read_logs(
@@ -45,24 +42,22 @@ def read_logs(
         ComparisonError: the logs are of several task versions or settings, or have different
             problems under one id.
     """
-    logs_with_condition = [
-        (condition, read_log(file, metric=metric)) for condition, file in conditions_and_files
+    logs = [
+        _name_condition(read_log(file, metric=metric), condition)
+        for condition, file in conditions_and_files
     ]
-    logs = [log for _, log in logs_with_condition]
     _refuse_other_settings(logs)
     problem_hashes = _merge_problems(logs)
-    logs_by_condition = _group_logs(run_name, logs_with_condition)
-    about = _describe_logs(run_name, logs, logs_by_condition, len(problem_hashes))
+    path_by_condition = _index_paths(run_name, logs)
+    prompts = list(chain.from_iterable(log.prompts for log in logs))
+    _refuse_other_surroundings(prompts)
+    about = _describe_logs(run_name, logs, prompts)
+    about["logs"] = {", ".join(key): str(path) for key, path in path_by_condition.items()}
     # a log may have lost its results file, which names the model
     results = next((log.results for log in logs if log.results.model), logs[0].results)
     # Tables are ordered by layout, then the study's conditions first, then others as given.
-    conditions = [BASELINE, *NAMED_CONDITIONS, *(condition for condition, _ in logs_by_condition)]
-    prompts = []
-    for condition_and_layout in sorted(
-        logs_by_condition, key=lambda key: (key[1], conditions.index(key[0]))
-    ):
-        _, prompts_of_condition = logs_by_condition[condition_and_layout]
-        prompts += prompts_of_condition
+    conditions = [*NAMED_CONDITIONS, *(condition for condition, _ in path_by_condition)]
+    prompts.sort(key=lambda prompt: (prompt.layout, conditions.index(prompt.condition)))
     return {
         "name": run_name,
         "about": about,
@@ -76,7 +71,7 @@ def read_logs(
 
 
 def _describe_logs(
-    run_name: str, logs: Sequence[SampleLog], logs_by_condition: LogsByCondition, problem_count: int
+    run_name: str, logs: Sequence[SampleLog], prompts: Sequence[AnsweredPrompt]
 ) -> JsonObject:
     """The facts of the logs for a table's receipt: see `run_reader.Run.about`."""
     # `read_logs` has compared the logs' settings, so the first known ones are those of all
@@ -95,88 +90,93 @@ def _describe_logs(
         "source": "lm-eval",
         "run": run_name,
         "model": label_model(str(first_results.model_name or first_results.model or "model")),
-        "problems": problem_count,
+        "problems": len({prompt.problem_id for prompt in prompts}),
         "task_version": task_versions.pop() if len(task_versions) == 1 else None,
         "metric": ", ".join(metric_names),
         "other_filters": ", ".join(filter_names),
-        "prompts_sha256": hash_json(
-            [prompt.prompt_sha256 for log in logs for prompt in log.prompts]
-        ),
+        "prompts_sha256": hash_json([prompt.prompt_sha256 for prompt in prompts]),
         "sampling": sampling,
         "settings": settings,
         "greedy": None if sampling is None else not sampling.get("do_sample", False),
         "backend": first_results.config.model,
-        "reference_conditions": _reference_conditions(logs_by_condition),
+        "reference_conditions": _reference_conditions(prompts),
         "seed": first_results.config.random_seed,
         "created": creation_time,
         "versions": {"lm-eval": first_results.lm_eval_version},
         "git_revision": first_results.git_hash,
-        "logs": {", ".join(key): str(log.path) for key, (log, _) in logs_by_condition.items()},
     }
 
 
-def _reference_conditions(logs_by_condition: LogsByCondition) -> dict[str, JsonObject]:
-    """The `Condition.reference_fields` of the reference conditions among the logs', by name.
+def _reference_conditions(prompts: Sequence[AnsweredPrompt]) -> dict[str, JsonObject]:
+    """The `Condition.reference_fields` of the reference conditions among the prompts', by name.
 
     Those are conditions whose documents have a kind: other texts, or the positive control.
     """
     reference_by_condition = {}
-    for (condition, _), (_, prompts) in logs_by_condition.items():
-        # the documents of a condition are of the same kind, so any of them will do
-        doc = prompts[0].doc
+    for prompt in prompts:
+        doc = prompt.doc
         # if the user gave a log another name, it counts as an ordinary condition
-        if is_ours(doc) and doc.get("kind") and condition == doc["condition"]:
-            reference_by_condition[condition] = {key: doc[key] for key in REFERENCE_FIELDS}
+        if is_ours(doc) and doc.get("kind") and prompt.condition == doc["condition"]:
+            reference_by_condition[prompt.condition] = {key: doc[key] for key in REFERENCE_FIELDS}
     return reference_by_condition
 
 
-def _group_logs(run_name: str, logs: Sequence[tuple[str, SampleLog]]) -> LogsByCondition:
-    """The prompts of all logs, under the conditions that the user or the documents name.
+def _name_condition(log: SampleLog, condition: str) -> SampleLog:
+    """A log whose prompts have the condition that the user names.
+
+    If the user names none, the prompts keep the conditions that the log names.
 
     Raises:
-        RunError: a condition is not known, or has two logs.
-        ComparisonError: as `_refuse_other_surroundings`.
+        RunError: a condition is not known.
     """
-    logs_by_condition: LogsByCondition = {}
-    first_prompts: FirstPrompts = {}
-    for named_condition, log in logs:
-        for logged_prompt in log.prompts:
-            prompt = replace(logged_prompt, condition=named_condition or logged_prompt.condition)
-            if not prompt.condition:
+    prompts = [
+        structs.replace(prompt, condition=condition or prompt.condition) for prompt in log.prompts
+    ]
+    if not all(prompt.condition for prompt in prompts):
+        raise RunError(
+            f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
+        )
+    return replace(log, prompts=prompts)
+
+
+def _index_paths(run_name: str, logs: Sequence[SampleLog]) -> dict[tuple[str, str], Path]:
+    """The file that has the prompts of each condition and layout.
+
+    Raises:
+        RunError: two files have prompts of the same condition and layout.
+    """
+    path_by_condition: dict[tuple[str, str], Path] = {}
+    for log in logs:
+        for prompt in log.prompts:
+            path = path_by_condition.setdefault((prompt.condition, prompt.layout), log.path)
+            if path != log.path:
                 raise RunError(
-                    f"{log.path} names no condition: name that of each log, as wo=FILE mless=FILE."
+                    f"{run_name} holds two logs of condition {prompt.condition!r}: {path} and "
+                    f"{log.path}."
                 )
-            first_log, prompts = logs_by_condition.setdefault(
-                (prompt.condition, prompt.layout), (log, [])
-            )
-            if first_log is not log:
-                raise RunError(
-                    f"{run_name} holds two logs of condition {prompt.condition!r}: "
-                    f"{first_log.path} and {log.path}."
-                )
-            prompts.append(prompt)
-            _refuse_other_surroundings(prompt, first_prompts)
-    return logs_by_condition
+    return path_by_condition
 
 
-def _refuse_other_surroundings(prompt: AnsweredPrompt, first_prompts: FirstPrompts) -> None:
-    """Refuse a prompt with other text around its document's than the problem's first prompt.
+def _refuse_other_surroundings(prompts: Iterable[AnsweredPrompt]) -> None:
+    """Refuse prompts of a problem with different texts around their documents' texts.
 
-    The difference would count as an effect of the condition. A first prompt is added to
-    `first_prompts`.
+    The difference would count as an effect of the condition.
 
     Raises:
         ComparisonError: prompts of a problem differ in more than their documents.
     """
-    if prompt.surroundings is None:  # unknown, so there is nothing to compare
-        return
-    first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
-    if prompt.surroundings != first_prompt.surroundings:
-        raise ComparisonError(
-            f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text around its "
-            f"document's than in {first_prompt.task}. lm_eval --cache_requests sends prompts of "
-            "earlier commands; run it without."
-        )
+    first_prompts: dict[tuple[str, str], AnsweredPrompt] = {}
+    for prompt in prompts:
+        # None is unknown, so there is nothing to compare
+        if prompt.surroundings is None:
+            continue
+        first_prompt = first_prompts.setdefault((prompt.layout, prompt.problem_id), prompt)
+        if prompt.surroundings != first_prompt.surroundings:
+            raise ComparisonError(
+                f"{prompt.task}: the prompt of problem {prompt.problem_id} has other text around "
+                f"its document's than in {first_prompt.task}. lm_eval --cache_requests sends "
+                "prompts of earlier commands; run it without."
+            )
 
 
 def _refuse_other_settings(logs: Sequence[SampleLog]) -> None:
@@ -205,16 +205,15 @@ def _merge_problems(logs: Sequence[SampleLog]) -> dict[str, str]:
     """
     problem_hashes: dict[str, str] = {}
     for log in logs:
-        changed_ids = [
-            problem_id
-            for problem_id, sha256 in log.problem_hashes.items()
-            if problem_hashes.get(problem_id, sha256) != sha256
-        ]
+        changed_ids = []
+        for prompt in log.prompts:
+            first_hash = problem_hashes.setdefault(prompt.problem_id, prompt.problem_sha256)
+            if prompt.problem_sha256 != first_hash:
+                changed_ids.append(prompt.problem_id)
         if changed_ids:
             raise ComparisonError(
                 f"{log.path} has different problems with the same ids: {list_first(changed_ids)}."
             )
-        problem_hashes |= log.problem_hashes
     return problem_hashes
 
 

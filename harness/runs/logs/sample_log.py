@@ -63,11 +63,6 @@ class SampleLog:
     prompts: list[AnsweredPrompt]
 
     @property
-    def problem_hashes(self) -> dict[str, str]:
-        """The hash of each problem, by its id."""
-        return {prompt.problem_id: prompt.problem_sha256 for prompt in self.prompts}
-
-    @property
     def settings(self) -> JsonObject:
         """The settings of generation, without those that are unknown."""
         results = self.results
@@ -104,42 +99,52 @@ def read_log(path: Path, *, metric: str | None) -> SampleLog:
     path = find_log(path)
     results = read_results(path)
     metric_name, _, filter_name = (metric or "").partition(",")
-    prompt_by_problem_id: dict[str, AnsweredPrompt] = {}
-    gold_by_question: dict[str, tuple[str, str]] = {}
     # the keys of a dict, because a set would lose the order
     filter_names: dict[str, None] = {}
+    prompts = []
     for origin, line_fields, line in read_lines(path):
         filter_names[line.filter] = None
         # if the user named no filter and no metric, those of the first line count for all lines
         filter_name = filter_name or line.filter
-        if line.filter != filter_name:
-            continue
-        metric_name, grades = _read_grades(origin, line_fields, line, metric_name)
-        prompt = _read_prompt(origin, line, results, grades)
-        if prompt.problem_id in prompt_by_problem_id:
-            raise RunError(f"{origin}: problem {prompt.problem_id} occurs twice.")
-        prompt_by_problem_id[prompt.problem_id] = prompt
-        # copies of a problem have the same gold answers, whatever their ids
-        refuse_other_golds(
-            gold_by_question,
-            prompt.question,
-            prompt.golds,
-            f"{origin}: problem {prompt.problem_id}",
-        )
-    # lm-eval's own count of documents: a log that is shorter was cut off
+        if line.filter == filter_name:
+            metric_name, grades = _read_grades(origin, line_fields, line, metric_name)
+            prompts.append(_read_prompt(origin, line, results, grades))
+    _refuse_unequal_copies(prompts)
+    # lm-eval counts the documents itself, so a log with fewer prompts was cut off
     expected_count = max(1, results.n_samples.get(results.task, {}).get("effective", 1))
-    if len(prompt_by_problem_id) < expected_count:
-        fault = f"expected {expected_count}, got {len(prompt_by_problem_id)}"
+    if len(prompts) < expected_count:
+        counts_text = f"expected {expected_count}, got {len(prompts)}"
         if filter_names:
-            fault += f" under the filter {filter_name!r}; the log has {', '.join(filter_names)}"
-        raise RunError(f"{path}: samples are missing: {fault}.")
+            counts_text += (
+                f" under the filter {filter_name!r}; the log has {', '.join(filter_names)}"
+            )
+        raise RunError(f"{path}: samples are missing: {counts_text}.")
     return SampleLog(
         path=path,
         results=results,
         metric=f"{metric_name},{filter_name}" if metric_name else None,
         other_filters=[name for name in filter_names if name != filter_name],
-        prompts=list(prompt_by_problem_id.values()),
+        prompts=prompts,
     )
+
+
+def _refuse_unequal_copies(prompts: Sequence[AnsweredPrompt]) -> None:
+    """Refuse two prompts with one problem's id, or copies of a problem with other gold answers.
+
+    Raises:
+        RunError: an id occurs twice.
+        DataError: copies, which have the same question, have other gold answers.
+    """
+    problem_ids = set()
+    gold_by_question: dict[str, tuple[str, str]] = {}
+    for prompt in prompts:
+        problem_id = prompt.problem_id
+        # a prompt of a log has the location of its line as the name of its task
+        location = f"{prompt.task}: problem {problem_id}"
+        if problem_id in problem_ids:
+            raise RunError(f"{location} occurs twice.")
+        problem_ids.add(problem_id)
+        refuse_other_golds(gold_by_question, prompt.question, prompt.golds, location)
 
 
 def _read_grades(
@@ -184,43 +189,43 @@ def _read_prompt(
         completions = [
             prompt_text.reasoning_start + text for text in read_completions(line.resps, origin)
         ]
-    doc = _read_document(line, results)
+    # `mless tasks --wrap` writes condition and filler of another task into its metadata
+    metadata = results.task_config.metadata or {}
+    condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
     # the texts of the document that the prompt must hold; none if they are not known
-    document_texts = []
+    document_texts = [] if filler is None else [str(filler)]
     if is_ours(line.doc):
-        condition, layout = doc["condition"], _find_layout(doc, prompt_text.recorded, results)
+        condition = line.doc["condition"]
+        document_texts = [segment.text for segment in document_prompt(line.doc).segments]
         # Examples are documents of the same condition. Their fillers would count as surroundings,
         # which would then differ between conditions.
-        if not results.task_config.num_fewshot:
-            document_texts = [segment.text for segment in document_prompt(doc).segments]
-    else:
-        layout = Layout.CHAT if results.chat_template else Layout.RAW
-        # written by `mless tasks --wrap`
-        metadata = results.task_config.metadata or {}
-        condition, filler = metadata.get("filler_condition") or "", metadata.get("filler")
-        if filler is not None:
-            document_texts = [str(filler)]
-            if prompt_text.recorded:
-                segments = _split_text(prompt_text.recorded, line.doc, str(filler))
-                doc = {**doc, "segments": segments}
+        if results.task_config.num_fewshot:
+            document_texts = []
+    doc = _read_document(line, results, prompt_text.recorded, filler)
     return AnsweredPrompt(
         task=origin,
         condition=condition,
-        layout=str(layout),
+        layout=str(_find_layout(line.doc, prompt_text.recorded, results)),
         prompt=prompt_text.recorded,
         prompt_sha256=line.prompt_hash,
         prompt_token_sha256=None,
         doc=doc,
         problem_sha256=hash_problem(line.doc, doc["answer"]),
-        graded_samples=_graded_samples(origin, line, doc["id"], grades, completions),
+        graded_samples=_pair_samples_and_scores(origin, line, doc["id"], grades, completions),
         surroundings=_remove_document_texts(
             f"{origin}: problem {doc['id']}", prompt_text.sent, document_texts
         ),
     )
 
 
-def _read_document(line: LogLine, results: ResultsFile) -> JsonObject:
-    """The document of a line, with the fields of a `records.Document` that every problem needs."""
+def _read_document(
+    line: LogLine, results: ResultsFile, prompt_text: str, filler: object
+) -> JsonObject:
+    """The document of a line, with the fields of a `records.Document` that every problem needs.
+
+    A document of another task also gets the segments of its prompt. They are known only if the
+    prompt's text was recorded and the task has a filler, which is empty in the baseline.
+    """
     try:
         answer, *alternatives = read_golds(line.target)
     except ValidationError:  # `mless table` needs no gold answer
@@ -233,20 +238,25 @@ def _read_document(line: LogLine, results: ResultsFile) -> JsonObject:
         "level": read_level(logged_doc.get("level")),
         "answer": answer,
     }
-    if not is_ours(doc):
-        # another task may use the names of these fields for something else
-        doc |= {
-            "alternatives": alternatives,
-            "question_of_log": _read_question(line, results),
-            "segments": [],
-            "system": "",
-            "cluster": "",
-        }
-    return doc
+    if is_ours(doc):
+        return doc
+    roles_and_texts = []
+    if filler is not None and prompt_text:
+        roles_and_texts = _split_text(prompt_text, logged_doc, str(filler))
+    # another task may use the names of these fields for something else
+    return doc | {
+        "alternatives": alternatives,
+        "question_of_log": _read_question(line, results),
+        "segments": [{"role": role, "text": text} for role, text in roles_and_texts if text],
+        "system": "",
+        "cluster": "",
+    }
 
 
 def _find_layout(doc: JsonObject, prompt_text: str, results: ResultsFile) -> Layout:
-    """The layout of a prompt of our tasks."""
+    """The layout of a prompt. For other tasks the results file alone says it."""
+    if not is_ours(doc):
+        return Layout.CHAT if results.chat_template else Layout.RAW
     # without a results file only the text shows whether a template was applied
     has_template = prompt_text != document_prompt(doc).text
     if results.config.model is not None:
@@ -343,7 +353,7 @@ def _read_prompt_text(origin: str, line: LogLine) -> _PromptText:
     return _PromptText("", sent_text, is_generated, reasoning_start)
 
 
-def _graded_samples(
+def _pair_samples_and_scores(
     origin: str,
     line: LogLine,
     problem_id: str,
@@ -373,73 +383,81 @@ def _graded_samples(
     return tuple(graded_samples)
 
 
-def _split_text(prompt_text: str, doc: JsonObject, filler: str) -> list[dict[str, str]]:
-    """The segments of another task's prompt.
+def _split_text(prompt_text: str, doc: JsonObject, filler: str) -> list[tuple[str, str]]:
+    """The texts that a prompt of another task consists of, each with its role.
 
-    The problem is the longest text of the document that occurs after the filler. All text before
-    it, such as a chat template's opening and worked examples, counts as instruction, and all text
-    after it as separator.
+    The problem is searched after the filler. If the filler ends the prompt, it is searched before.
     """
-    segments = []
-    remaining_text = prompt_text
-    if filler:
-        # at its last occurrence, because examples may contain the filler too
-        before_filler, _, remaining_text = prompt_text.rpartition(filler)
-        # the blanks around a filler count as separators, unless the filler is blank itself
-        filler_core = filler.strip() or filler
-        left_blank, _, right_blank = filler.partition(filler_core)
-        segments = [
-            ("instruction", before_filler),
-            ("separator", left_blank),
-            ("filler", filler_core),
-            ("separator", right_blank),
-        ]
+    if not filler:
+        return _split_around_problem(prompt_text, doc)
+    # at its last occurrence, because examples may contain the filler too
+    before_filler, _, after_filler = prompt_text.rpartition(filler)
+    # the blanks around a filler count as separators, unless the filler is blank itself
+    filler_core = filler.strip() or filler
+    filler_texts = zip(
+        ("separator", "filler", "separator"), filler.partition(filler_core), strict=True
+    )
+    if after_filler.strip():
+        problem_texts = _split_around_problem(after_filler, doc)
+        return [("instruction", before_filler), *filler_texts, *problem_texts]
+    problem_texts = _split_around_problem(before_filler, doc)
+    return [*problem_texts, *filler_texts, ("separator", after_filler)]
+
+
+def _split_around_problem(text: str, doc: JsonObject) -> list[tuple[str, str]]:
+    """The text before a problem, the problem, and the text after it, each with its role.
+
+    The problem is the longest text of the document that occurs in `text`; without any it is the
+    full `text`. All text before it, such as a chat template's opening and worked examples, counts
+    as instruction, and all text after it as separator.
+    """
+    if not text:
+        return []  # of a prompt that is nothing but a filler
     field_texts = [value.strip() for value in doc.values() if isinstance(value, str)]
-    texts_in_prompt = [value for value in field_texts if value and value in remaining_text]
+    candidates = [field_text for field_text in field_texts if field_text and field_text in text]
     # of equally long fields the last one, as a question usually follows its context
-    problem = max(reversed(texts_in_prompt), key=len, default=remaining_text)
-    before_problem, _, after_problem = remaining_text.rpartition(problem)
-    segments += [
-        ("instruction", before_problem),
-        ("problem", problem),
-        ("separator", after_problem),
-    ]
-    return [{"role": role, "text": content} for role, content in segments if content]
+    problem = max(reversed(candidates), key=len, default=text)
+    return [*zip(("instruction", "problem", "separator"), text.rpartition(problem), strict=True)]
 
 
-def read_completions(value: Any, origin: str) -> list[str]:
+def read_completions(nested_texts: Any, origin: str) -> list[str]:
     """The completions in nested lists: lm-eval nests by request, then by repeat.
 
     A list of chat messages, perhaps as JSON text, is one completion: what the assistant wrote. An
     empty list is an empty completion, because a sample that failed must not disappear.
 
     Args:
-        value: The lists.
+        nested_texts: The lists, or a single text or message.
         origin: Their file and line, for messages.
 
     Raises:
         RunError: an object is not a message.
     """
-    value = _decode_messages(value)
-    if value in (None, []):
+    nested_texts = _decode_messages(nested_texts)
+    if nested_texts in (None, []):
         return [""]
-    if isinstance(value, dict):
-        value = [value]
-    if not isinstance(value, list):
-        return [str(value)]
-    if not isinstance(value[0], dict):
-        return [completion for element in value for completion in read_completions(element, origin)]
+    if isinstance(nested_texts, dict):
+        nested_texts = [nested_texts]
+    if not isinstance(nested_texts, list):
+        return [str(nested_texts)]
+    if not isinstance(nested_texts[0], dict):
+        return [
+            completion
+            for element in nested_texts
+            for completion in read_completions(element, origin)
+        ]
     try:
         contents = [
             _read_content(message)
-            for message in value
+            for message in nested_texts
             # Gemini's name of the assistant is `model`
             if message.get("role", "model") in ("assistant", "model")
         ]
         return ["\n\n".join(contents)]
     except (AttributeError, KeyError, TypeError):
         raise RunError(
-            f"{origin}: expected a text, or messages with `role` and `content`, got {value!r:.80}."
+            f"{origin}: expected a text, or messages with `role` and `content`, got "
+            f"{nested_texts!r:.80}."
         ) from None
 
 

@@ -186,21 +186,22 @@ def describe_scores(table_name: str, condition: str, table: ScoreTable) -> JsonO
         )
     item_ids = frame["problem_id"].unique().tolist()
     # ids that count from 0 or from 1 may be the numbers of rows, which name no item
-    row_numbers = list(map(str, range(len(item_ids) + 1)))
-    are_numbers = {*item_ids} in ({*row_numbers[:-1]}, {*row_numbers[1:]})
+    possible_row_numbers = [{*map(str, range(first, first + len(item_ids)))} for first in (0, 1)]
     texts_by_role = _describe_items(table)
-    # without questions and gold answers, only the id says that items of two tables are the same
-    text_roles = texts_by_role.keys() & {"question", "gold"}
     about = {
         "source": table.source,
         "run": table_name,
         "model": " / ".join(frame["model"].unique()),
         "problems": len(item_ids),
-        "is_index": are_numbers and not table.chosen_column_by_role.get("item"),
+        "is_index": {*item_ids} in possible_row_numbers
+        and not table.chosen_column_by_role.get("item"),
         "prompts_sha256": hash_json(texts_by_role["question"])
         if "question" in texts_by_role
         else None,
-        "remarks": [] if text_roles else ["items matched by id alone"],
+        # without questions and gold answers, only the id says that items of two tables are the same
+        "remarks": []
+        if texts_by_role.keys() & {"question", "gold"}
+        else ["items matched by id alone"],
         **table.about,
     }
     return {
