@@ -1,6 +1,7 @@
 """The contents of boxes in a text: the answer of a completion, or of a worked solution."""
 
 import re
+from typing import NamedTuple
 
 # The beginning of a box with a brace, as in `\boxed{5}`, or an entire box without braces, as in
 # `\boxed 5` (`bare` is its content); else a brace. The last line also matches `\\`, `\{` and `\}`,
@@ -22,8 +23,14 @@ _EMPTY_CONTENT = re.compile(
 )
 _INNER_BOX = re.compile(r"\s*\\(?:boxed|fbox)\s*\{([^{}]*)\}\s*")
 """The content of a box that contains only a box."""
-_Span = tuple[int, int, bool]
-"""Where the content of a box starts and ends, and whether the box's backslash is doubled."""
+
+
+class _Box(NamedTuple):
+    """A box: its token, as matched by _BOX_TOKEN, and where its content starts and ends."""
+
+    token: re.Match[str]
+    start: int
+    end: int
 
 
 def read_boxes(text: str) -> list[str]:
@@ -38,52 +45,50 @@ def read_boxes(text: str) -> list[str]:
     too.
     """
     contents = []
-    for start, end, is_doubled in _find_boxes(text):
-        if _EMPTY_CONTENT.fullmatch(text, start, end):
+    for box in _find_boxes(text):
+        if _EMPTY_CONTENT.fullmatch(text, box.start, box.end):
             continue
-        content = text[start:end]
-        if is_doubled:
+        content = text[box.start : box.end]
+        # if the backslash of the box is doubled, all backslashes are
+        if box.token[0].startswith("\\\\"):
             content = content.replace("\\\\", "\\")
-        inner_box = _INNER_BOX.fullmatch(content)
-        if inner_box:
+        if inner_box := _INNER_BOX.fullmatch(content):
             content = inner_box[1]
         contents.append(content.strip())
     return contents
 
 
-def _find_boxes(text: str) -> list[_Span]:
-    """Find the content of each closed box that is not inside another closed box.
+def _find_boxes(text: str) -> list[_Box]:
+    """Find each closed box that is not inside another closed box.
 
     Open braces are on a stack, and each closing brace closes the last of them. If that brace opened
     a box, its content ends here. One pass takes linear time, whatever the nesting.
     """
-    # For each open brace of a box: where its content starts, and whether the box's backslash is
-    # doubled. For any other open brace: None.
-    open_braces: list[tuple[int, bool] | None] = []
-    spans: list[_Span] = []
+    # for each open brace the token of the box that it opened, or None if it opened no box
+    open_braces: list[re.Match[str] | None] = []
+    boxes: list[_Box] = []
     first_box_position = text.find("box")
     if first_box_position < 0:
-        return spans
+        return boxes
     # The search begins at the first box, because no brace before it belongs to a box. Its token may
     # begin three characters before `box`, as in `\\fbox`.
     for match in _BOX_TOKEN.finditer(text, max(0, first_box_position - 3)):
-        token = match.group()
-        is_doubled = token.startswith("\\\\")
+        token = match[0]
         # a box without braces, as in `\boxed 5`, is complete here
         if match["bare"]:
-            spans.append((*match.span("bare"), is_doubled))
+            boxes.append(_Box(match, *match.span("bare")))
         elif "box" in token:
-            open_braces.append((match.end(), is_doubled))
+            open_braces.append(match)
         elif token == "{":
             open_braces.append(None)
         # escaped braces, and a closing brace without an open one, are skipped
         elif token == "}" and open_braces:
-            open_brace = open_braces.pop()
-            if open_brace is None:
+            box_token = open_braces.pop()
+            if box_token is None:
                 continue
-            content_start, is_box_doubled = open_brace
+            box = _Box(box_token, box_token.end(), match.start())
             # boxes that were closed inside this content are a part of it
-            while spans and spans[-1][0] > content_start:
-                spans.pop()
-            spans.append((content_start, match.start(), is_box_doubled))
-    return spans
+            while boxes and boxes[-1].start > box.start:
+                boxes.pop()
+            boxes.append(box)
+    return boxes

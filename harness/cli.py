@@ -132,19 +132,19 @@ def main() -> None:
         message = visible(" ".join(str(error).split()))
         if isinstance(error, RunInterrupted):
             exit_code = INTERRUPTED_EXIT_CODE
-    except OSError as error:
-        if error.filename is not None and isinstance(
-            error, PermissionError | NotADirectoryError | IsADirectoryError | FileExistsError
-        ):
-            # the user gave a path that is of the wrong kind or belongs to somebody else
-            message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
-        elif error.errno == errno.ENOSPC and error.filename is None:
-            # When Python exits, it tries to write the rest of the output again. The output now
-            # leads to /dev/null, so that this causes no second error.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            message = "standard output is full: no space left on device. Redirect it elsewhere."
-        else:
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        if error.filename is None:
             raise
+        # the user gave a path that is of the wrong kind or belongs to somebody else
+        message = f"{error.filename} cannot be used: {error.strerror}. Choose another path."
+    except OSError as error:
+        # an error of writing to standard output names no file
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        # When Python exits, it tries to write the rest of the output again. The output now leads to
+        # /dev/null, so that this causes no second error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message = "standard output is full: no space left on device. Redirect it elsewhere."
     except ModuleNotFoundError as error:
         from harness.installation import explain_missing
 

@@ -16,6 +16,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -119,9 +120,9 @@ def _find_suffix(path: Path) -> str:
 
 def _open_text(path: Path) -> Any:
     """Open a file for reading, unpacked if its name ends with `.gz`."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    open_unpacked: Any = gzip.open if path.suffix == ".gz" else open
     # some editors begin a file with a byte order mark, which does not belong to the first field
-    return opener(path, "rt", encoding="utf-8-sig", newline="")
+    return open_unpacked(path, "rt", encoding="utf-8-sig", newline="")
 
 
 def find_delimiter(path: Path) -> str:
@@ -174,7 +175,11 @@ def _read_tables(path: Path, *tables: Any) -> Iterator[LocatedRecord]:
     import pyarrow
 
     def choose_type(column_type: Any) -> Any:
-        """Choose text for 32-bit numbers, because such a 0.1 is 0.10000000149011612 in 64 bits."""
+        """The type in which a column is read: its own, but text for numbers of 32 bits.
+
+        Python's numbers have 64 bits, in which a 0.1 of 32 bits is 0.10000000149011612. The
+        elements of lists are read in the same way.
+        """
         if isinstance(
             column_type, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType
         ):
@@ -215,34 +220,33 @@ def _read_json(path: Path, text: str) -> Iterator[LocatedRecord]:
         DataError: the text is one object over several lines, such as an indented log; or an element
             or a line is not an object.
     """
-    try:
+    # the error of `json.loads` is ignored, because several lines of JSON are not one document
+    with suppress(ValueError):
         document = json.loads(text)
-    except ValueError:
-        # lines of JSON are not JSON as a whole; a fault is explained by `_decode` below
-        document = None
-    if isinstance(document, dict) and "\n" in text.strip():
-        raise DataError(
-            f"{path} is one JSON object with the keys {', '.join(document)}: expected an object "
-            "for each row, with an item, a condition and a score where results are compared."
-        )
+        if isinstance(document, dict) and "\n" in text.strip():
+            raise DataError(
+                f"{path} is one JSON object with the keys {', '.join(document)}: expected an "
+                "object for each row, with an item, a condition and a score where results are "
+                "compared."
+            )
     if ".json" in path.suffixes and text.lstrip().startswith("["):
-        for number, element in enumerate(_decode(text, str(path)), 1):
-            location = f"{path}, element {number}"
+        for element_number, element in enumerate(_parse_json(text, str(path)), 1):
+            location = f"{path}, element {element_number}"
             if not isinstance(element, dict):
                 raise DataError(f"{location}: expected a JSON object, got {element!r:.40}.")
             yield location, element
         return
-    for number, line in enumerate(text.rstrip().split("\n"), 1):
+    for line_number, line in enumerate(text.rstrip().split("\n"), 1):
         if not line.strip():
             continue
-        location = f"{path}, line {number}"
-        record = _decode(line, location)
+        location = f"{path}, line {line_number}"
+        record = _parse_json(line, location)
         if not isinstance(record, dict):
             raise DataError(f"{location}: expected a JSON object on each line, got {line!r:.40}.")
         yield location, record
 
 
-def _decode(text: str, location: str) -> Any:
+def _parse_json(text: str, location: str) -> Any:
     """A value of JSON, with numbers as text.
 
     Raises:

@@ -103,7 +103,7 @@ def list_first(names: Sequence[str], limit: int = 3) -> str:
 
 
 def explain_hub_error(hub_name: str, error: BaseException) -> str:
-    """One line that says why `name` could not be loaded from the hub, and what to do."""
+    """One line that says why `hub_name` could not be loaded from the hub, and what to do."""
     error_chain = [error]
     # libraries wrap the error of the network several times
     while cause := error_chain[-1].__cause__ or error_chain[-1].__context__:

@@ -43,5 +43,6 @@ def read_reason(reason: str | None) -> str | None:
         `stop`, `length` or `filtered`; None if it was not reported; else `broken`, such as for
         `abort`, `error` or `network_error`, which end a request without a whole completion.
     """
-    letters = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
-    return _MEANING_BY_REASON.get(letters, "broken") if letters else None
+    # without the name of an enumeration, details after a colon, and signs
+    normalised_reason = re.sub(r"^finish_?reason|:.*|[\W_]", "", (reason or "").lower())
+    return _MEANING_BY_REASON.get(normalised_reason, "broken") if normalised_reason else None

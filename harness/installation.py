@@ -107,14 +107,14 @@ def explain_missing(error: Exception) -> str:
     """
     package_name = str(getattr(error, "name", "")).partition(".")[0].replace("_", "-")
     requirements = _read_requirements()
-    markers = [requirement.marker for requirement in requirements]
+    requirement_markers = [requirement.marker for requirement in requirements]
     package_markers = [
         requirement.marker for requirement in requirements if requirement.name == package_name
     ]
     if not package_markers:
         return ""
     # all packages of a part have the same marker, such as `extra == "vllm"`
-    smallest_part_marker = min(package_markers, key=markers.count)
+    smallest_part_marker = min(package_markers, key=requirement_markers.count)
     missing_requirements = [
         str(requirement).partition(";")[0]
         for requirement in requirements
@@ -132,7 +132,6 @@ def _check_device() -> Check:
     """The devices that torch sees."""
     import torch
 
-    gpu_library_version = torch.version.cuda or torch.version.hip
     # without torch's warning of an old driver, because the advice below names the driver too
     with warnings.catch_warnings(action="ignore"):
         has_gpu = torch.cuda.is_available()
@@ -142,7 +141,7 @@ def _check_device() -> Check:
             f"torch {torch.__version__}"
         )
     fix = ""
-    if gpu_library_version:
+    if gpu_library_version := torch.version.cuda or torch.version.hip:
         fix = (
             f"torch is built for {gpu_library_version} and sees no GPU: check the driver and "
             "CUDA_VISIBLE_DEVICES."

@@ -58,8 +58,7 @@ def count_rows(row_choice: str | None, token_count: int) -> int:
     """
     if row_choice is None:
         return 0
-    match = re.fullmatch(r"last:([1-9]\d*)", row_choice)
-    if match:
+    if match := re.fullmatch(r"last:([1-9]\d*)", row_choice):
         return min(int(match[1]), token_count)
     if row_choice != "all":
         raise ConfigError(f"rows {row_choice!r}: expected `last:16` or `all`.")

@@ -29,11 +29,11 @@ def family_markers(template: str | None = None) -> Markers:
     A template is of a family if it contains an end of its reasoning. All pairs of the family count
     then, because a server may write another pair than the template.
     """
-    rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    marker_rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     if template is not None:
-        families = {row["family"] for row in rows if row["end"] in template}
-        rows = [row for row in rows if row["family"] in families]
-    return tuple(dict.fromkeys((row["start"], row["end"]) for row in rows))
+        families = {row["family"] for row in marker_rows if row["end"] in template}
+        marker_rows = [row for row in marker_rows if row["family"] in families]
+    return tuple(dict.fromkeys((row["start"], row["end"]) for row in marker_rows))
 
 
 def read_markers(template: str) -> Markers:
@@ -85,7 +85,7 @@ def skip_reasoning(completion: str, markers: Markers = ()) -> str | None:
     text = completion
     # what remains is the text after the last end of any pair; a text without an end stays whole
     for _, end_marker in markers:
-        _, _, text = text.rpartition(end_marker)
+        text = text.rpartition(end_marker)[2]
     # a start after the last end begins reasoning that did not end
     for start_marker, _ in markers:
         if start_marker.isalpha():

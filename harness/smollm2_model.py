@@ -128,7 +128,7 @@ def _download(work_folder: Path) -> None:
 
 
 def _run_python(work_folder: Path, failure_text: str, *arguments: str) -> None:
-    """Run Python in the folder; its error becomes a ModelError, which begins with `failure`.
+    """Run Python in the folder; its error becomes a ModelError that begins with a failure text.
 
     The conversion runs in a process of its own, because a process in which torch has computed must
     not be forked, as vLLM does on GPUs.
@@ -157,8 +157,8 @@ def hash_tensors(path: Path) -> str:
     from safetensors import deserialize
 
     digest = hashlib.sha256()
-    tensors = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
-    for tensor_name, tensor in sorted(tensors.items()):
+    tensors = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
+    for tensor_name, tensor in sorted(tensors):
         digest.update(tensor_name.encode() + tensor["data"])
     return digest.hexdigest()
 
@@ -175,8 +175,7 @@ def convert_gguf(gguf_path: str, output_folder: str) -> None:
     gguf = Path(gguf_path)
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
-    model = model.to(torch.bfloat16)
+    ).to(torch.bfloat16)
     model.hf_quantizer, model.is_quantized = None, False  # the saved weights are not quantised
     vars(model.config).pop("quantization_config", None)
     model.save_pretrained(output_folder)

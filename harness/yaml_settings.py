@@ -197,24 +197,28 @@ def validate(schema: type[Schema], values: Any, source: object) -> Schema:
 def explain(error: ValidationError, source: str) -> str:
     """The most specific error of pydantic in one line, with the dotted key and the value.
 
+    It has all reasons why this key is refused. The reason of an unknown key is the list of valid
+    keys.
+
     Args:
         error: pydantic's error.
         source: The file or object that does not fit.
     """
     details = error.errors()
-    # Of a union pydantic reports the errors of all alternatives. The deepest one is that of the
-    # alternative which fits best. Of several with one depth our own types are more specific.
+    # Of a union pydantic reports the errors of all alternatives. The error with the longest path is
+    # that of the alternative which fits best. Of several such errors, those of our own checks are
+    # more specific.
     deepest_error = max(
         details,
         key=lambda detail: (
-            len(_locate(detail)),
+            len(_find_key_path(detail)),
             detail["type"] in (_UNKNOWN_KEY_TYPE, "value_error"),
         ),
     )
     key = _name_key(deepest_error)
     if deepest_error["type"] == _UNKNOWN_KEY_TYPE:
         return f"{source}: unknown key {key!r}: expected one of {deepest_error['msg']}."
-    # all reasons why this key is wrong; pydantic calls a list of YAML a tuple
+    # pydantic calls a list of YAML a tuple
     reasons = [
         _PLAIN_TEXT_BY_MESSAGE.get(detail["msg"], detail["msg"])
         .replace("valid tuple", "list, such as [a, b]")
@@ -229,7 +233,7 @@ def explain(error: ValidationError, source: str) -> str:
     return f"{explanation}."
 
 
-def _locate(detail: Any) -> tuple[Any, ...]:
+def _find_key_path(detail: Any) -> tuple[Any, ...]:
     """The path to the key of an error, with the schemas that pydantic tried."""
     if detail["type"] != _UNKNOWN_KEY_TYPE:
         return tuple(detail["loc"])
@@ -238,7 +242,7 @@ def _locate(detail: Any) -> tuple[Any, ...]:
 
 def _name_key(detail: Any) -> str:
     """The dotted key of an error."""
-    return ".".join(key for key in map(str, _locate(detail)) if not _SCHEMA_NAME.search(key))
+    return ".".join(key for key in map(str, _find_key_path(detail)) if not _SCHEMA_NAME.search(key))
 
 
 _SECRET_NAMES = re.compile(
@@ -251,8 +255,8 @@ _SECRET_VALUES = re.compile(
 )
 """Patterns of secrets: tokens of the hub and of OpenAI, a header, an address with a password or a
 key."""
-_KEYLESS_VALUES = ("", "EMPTY", "none")
-"""Values for servers that need no key."""
+_PLACEHOLDER_KEYS = ("", "EMPTY", "none")
+"""Texts that users give in place of a key to servers that need none."""
 
 
 def find_secrets(value: Any, dotted_key: str = "", key_name: str = "") -> Iterator[str]:
@@ -272,6 +276,6 @@ def find_secrets(value: Any, dotted_key: str = "", key_name: str = "") -> Iterat
         for index, inner_value in enumerate(value):
             # the values of a list have the name of the list
             yield from find_secrets(inner_value, f"{dotted_key}.{index}", key_name)
-    elif isinstance(value, str) and value not in _KEYLESS_VALUES:
+    elif isinstance(value, str) and value not in _PLACEHOLDER_KEYS:
         if _SECRET_NAMES.search(key_name.lower()) or _SECRET_VALUES.search(value):
             yield dotted_key

@@ -23,18 +23,17 @@ def regrade(
     decimal: Decimal = None,
 ) -> None:
     """Grade and audit a finished run again; or grade the completions of any log or table."""
-    from harness.execution.regrading import regrade as regrade_run
-    from harness.execution.regrading import regrade_logs
+    from harness.execution import regrading
     from harness.runs.run_files import JOURNAL, RunFiles
     from harness.runs.run_reader import Run
     from harness.runs.stored_files import is_stored
 
     if run.exists() and not is_stored(run / JOURNAL):
-        grades = regrade_logs(run, metric=metric, columns=columns, decimal_sign=decimal)
+        grades = regrading.regrade_logs(run, metric=metric, columns=columns, decimal_sign=decimal)
         typer.echo(describe_grades(grades))
         return
     files = RunFiles(run)
-    typer.echo(regrade_run(files))
+    typer.echo(regrading.regrade(files))
     show_run(Run.of(files))
 
 
@@ -54,12 +53,12 @@ def describe_grades(grades: pandas.DataFrame) -> str:
     from harness.execution.regrading import LOG_FORM, MOST_LISTED_SAMPLES
     from harness.grading.answer_forms import MARKER_BY_FORM, NO_FORM
 
-    listed_grades, title = grades, "The first"
+    listed_grades, table_title = grades, "The first"
     # a metric may have judged only the first of several samples
     log_grades = grades[grades["by_log"].notna()]
     if len(log_grades):
         listed_grades = log_grades[log_grades["by_mless"] != log_grades["by_log"]]
-        title = "The first on which they differ"
+        table_title = "The first on which they differ"
     lines = [_summarise(grades, log_grades)]
     for column, heading in (("verdict", "Verdicts"), ("form", "Forms of the answers")):
         count_texts = [f"{name} {count}" for name, count in grades[column].value_counts().items()]
@@ -70,10 +69,11 @@ def describe_grades(grades: pandas.DataFrame) -> str:
         )
     if len(listed_grades):
         first_grades = listed_grades.head(MOST_LISTED_SAMPLES).fillna({"answer": "-"})
+        # long texts would make the rows wider than a terminal
         first_grades["gold"] = first_grades["gold"].str[-30:]
         first_grades["answer"] = first_grades["answer"].str[:30]
         columns = list(map(text_column, ("name", "gold", "answer", "verdict", "form")))
-        lines += ["", render([Table(title, records(first_grades), columns)])]
+        lines += ["", render([Table(table_title, records(first_grades), columns)])]
     return "\n".join(lines)
 
 

@@ -47,8 +47,8 @@ class HeldReplies:
         self._sample_by_difference: dict[int, Sample] = {}
         """The first sample with each difference between the server's count of tokens and ours."""
 
-    def inspect(self, sample: Sample) -> None:
-        """Note what a new or recorded sample tells of the server.
+    def check_reply(self, sample: Sample) -> None:
+        """Note the server's reply of a new or recorded sample, and refuse a server in case 1.
 
         Raises:
             EngineError: case 1, the server cuts or changes prompts.
@@ -59,7 +59,7 @@ class HeldReplies:
         self._server_counts.add(sample.server_tokens)
         self._sample_by_difference.setdefault(sample.added_tokens, sample)
         is_chat_server = self._plan.config.model.applies_own_template
-        # a chat server that has one count for all prompts may not count at all
+        # case 1; a chat server that has one count for all prompts may not count at all
         if len(self._server_counts) > 1 or not is_chat_server:
             self._refuse_varying_differences()
 
@@ -79,21 +79,21 @@ class HeldReplies:
             for batch in stream:
                 held_completions += batch
                 for request, completion in batch:
-                    self.inspect(
-                        # only the counts of tokens and the finish reason are needed
-                        Sample.of(
-                            request,
-                            key="",
-                            completion="",
-                            finish_reason=completion.finish_reason,
-                            server_tokens=completion.prompt_tokens,
-                        )
+                    # only the counts of tokens and the finish reason are needed
+                    reply = Sample.of(
+                        request,
+                        key="",
+                        completion="",
+                        finish_reason=completion.finish_reason,
+                        server_tokens=completion.prompt_tokens,
                     )
+                    self.check_reply(reply)
                 if self._has_whole_reply and not self._may_be_cut():
                     yield held_completions
                     held_completions = []
                 else:
                     yield []
+        # the run ends in case 2
         if self._may_be_cut():
             self._refuse_varying_differences()
         if held_completions and not self._has_whole_reply:

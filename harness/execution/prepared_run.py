@@ -12,7 +12,7 @@ from harness.execution.run_execution import (
     describe_folder,
     execute,
     fill_open_settings,
-    refuse_layers,
+    refuse_impossible_interventions,
     stored_example_ids,
 )
 from harness.experiment.plan import Plan, make_plan
@@ -20,12 +20,12 @@ from harness.experiment.run_config import RunConfig, load_config
 from harness.runs.run_folder import refuse_unusable_folder
 from harness.runs.run_reader import Run
 
-AnyConfig = RunConfig | Path | str
+ConfigOrPath = RunConfig | Path | str
 """A run config, or its file."""
 
 
 def run(
-    config: AnyConfig,
+    config: ConfigOrPath,
     *,
     limit: int | None = None,
     output: Path | str = "",
@@ -85,7 +85,7 @@ class PreparedRun(NamedTuple):
 
 
 def prepare(
-    config: AnyConfig,
+    config: ConfigOrPath,
     *,
     limit: int | None = None,
     output: Path | str = "",
@@ -105,13 +105,13 @@ def prepare(
     if not isinstance(config, RunConfig):
         config = load_config(config)
     # the checks that need no prompts come before the prompts, which can take minutes
-    engines = check_backend(config, engines)
+    engine_choice = check_backend(config, engines)
     folder = Path(output or config.folder)
     refuse_unusable_folder(folder)
     config = fill_open_settings(config, folder)
-    fact_lines = [] if engines == 1 else [f"engines   {engines}, in Ray actors"]
+    fact_lines = [] if engine_choice == 1 else [f"engines   {engine_choice}, in Ray actors"]
     try:
-        refuse_layers(config)
+        refuse_impossible_interventions(config)
     except ModelError as error:
         if not tokenizer_only:
             raise
@@ -120,4 +120,4 @@ def prepare(
         plan = make_plan(
             config, limit=limit, stored_ids=stored_example_ids(folder), advance=advance
         )
-    return PreparedRun(plan, folder, engines, fact_lines)
+    return PreparedRun(plan, folder, engine_choice, fact_lines)

@@ -129,7 +129,7 @@ def attention(
     model_tokenizer = ModelTokenizer.from_arguments(arguments)
     assert model_tokenizer is not None  # because `pretrained` names it
     tokenized_prompts = [_tokenize(prompt, model_tokenizer.tokenizer) for prompt in prompts]
-    row_counts = [count_rows(queries, len(ids)) if queries else 0 for ids, _ in tokenized_prompts]
+    row_counts = [count_rows(queries or None, len(token_ids)) for token_ids, _ in tokenized_prompts]
     if layers == "all":
         layers = f"1-{load_model_config(arguments['pretrained'], arguments).num_hidden_layers}"
     layer_numbers = sorted(parse_numbers(layers, "layers"))
@@ -144,16 +144,20 @@ def attention(
             zip(tokenized_prompts, row_counts, strict=True)
         )
     ]
+    # no layer is changed, so the lists of changed layers are empty
     layers_by_use = {**opened_layers({}), "recorded": [number - 1 for number in layer_numbers]}
     with closing(
         open_recorder(arguments, layers_by_use, SETS_WITHOUT_OWN_TOKEN + most_rows)
     ) as engine:
         # [layer, set, head, key] for each prompt, with the sets of `_make_query_sets`
         prompt_sums = record_sums(engine, requests)
+    # The first set has all queries. `average_weights` divides its sums by the number of those that
+    # come after each token.
     result = PromptAttention(
         average_weights(sums[:, :1], np.ones((1, sums.shape[-1])))[:, 0] for sums in prompt_sums
     )
-    # the sum over a set of one query is the weight of that query
+    # The sets of single queries follow the first two, and the sum over a set of one query is the
+    # weight of that query. [layer, set, head, key] becomes [layer, head, query, key].
     result.rows = [
         sums[:, SETS_WITHOUT_OWN_TOKEN : SETS_WITHOUT_OWN_TOKEN + row_count].swapaxes(1, 2).copy()
         for sums, row_count in zip(prompt_sums, row_counts, strict=True)

@@ -17,7 +17,7 @@ import pandas
 from harness.constants import DecimalSign, JsonObject
 from harness.display.progress import progress_bar
 from harness.errors import ConfigError, JournalError
-from harness.execution.run_execution import finish
+from harness.execution.run_execution import write_receipt
 from harness.execution.sample_grading import Scorer
 from harness.experiment.gold_answers import read_gold_column
 from harness.experiment.problems import fold_text, refuse_other_golds
@@ -67,7 +67,7 @@ def regrade(files: RunFiles) -> str:
             # a kill between these two steps leaves no scores, and then all samples are graded again
             new_scores_path.replace(folder / SCORES)
         files.forget_scores()
-        finish(files)
+        write_receipt(files)
     finally:
         new_scores_path.unlink(missing_ok=True)
         file_lock.release()
@@ -98,10 +98,11 @@ def _describe_changes(
     """The number of changed verdicts, by change, and the first samples that have them."""
     count_by_change: Counter[str] = Counter()
     sample_lines = []
-    # a sample without an old score has no change
     for sample in samples:
-        old_verdict, new_verdict = old_verdicts.get(sample.key), scores[sample.key].verdict
-        if old_verdict not in (None, new_verdict):
+        new_verdict = scores[sample.key].verdict
+        # a sample without an old score has no change
+        old_verdict = old_verdicts.get(sample.key, new_verdict)
+        if old_verdict != new_verdict:
             change = f"{old_verdict} -> {new_verdict}"
             count_by_change[change] += 1
             sample_lines.append(
@@ -174,14 +175,9 @@ def regrade_logs(
     for log_path in log_paths:
         rows_and_jobs += _make_jobs([*_read_log(log_path, metric)], log_path, decimal_sign)
     if not log_paths:
-        rows_and_jobs = _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
+        rows_and_jobs += _make_jobs([*_read_table(path, metric, columns)], path, decimal_sign)
     if not rows_and_jobs:
         raise ConfigError(f"{path} holds no completion.")
-    return _grade_rows(rows_and_jobs)
-
-
-def _grade_rows(rows_and_jobs: Sequence[tuple[JsonObject, GradeJob]]) -> pandas.DataFrame:
-    """The rows of `regrade_logs`, to which the grades of their jobs are added."""
     rows = [row for row, _ in rows_and_jobs]
     with GraderPool() as pool:
         for index, (_, job) in enumerate(rows_and_jobs):
@@ -239,20 +235,22 @@ def _choose_answer(completion: str, filter_answer: str) -> tuple[str, str]:
     """The form of the answer that counts, and its text.
 
     It is the answer that the log's filter extracted, unless only the reasoning has it; else the
-    answer of the completion in any form. A filter may also write an answer in another way than the
-    completion, which then has it nowhere.
+    answer of the completion in any form.
     """
     form, answer = find_answer(completion)
     conclusion = skip_reasoning(completion)
     if conclusion is None:
         # the grader gets the whole text, and sees that the reasoning did not end
         return form, completion
-    is_only_in_reasoning = _contains_answer(completion, filter_answer) and not _contains_answer(
-        conclusion, filter_answer
-    )
-    if filter_answer and not is_only_in_reasoning:
+    if not filter_answer:
+        return form, answer
+    if _contains_answer(conclusion, filter_answer):
         return LOG_FORM, filter_answer
-    return form, answer
+    # the filter took its answer from the reasoning, where an answer does not count
+    if _contains_answer(completion, filter_answer):
+        return form, answer
+    # the filter wrote the answer in another way than the completion, such as `0.5` for `1/2`
+    return LOG_FORM, filter_answer
 
 
 def _contains_answer(text: str, answer: str) -> bool:
@@ -263,38 +261,52 @@ def _contains_answer(text: str, answer: str) -> bool:
 def _read_log(path: Path, metric: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a log of lm-eval; none if its task only scores given continuations.
 
-    The answer of a filter is empty if the filter returned none of this sample. Then the completion
-    is searched later. In a log of our tasks the completion is empty instead, because our grader has
-    searched it already.
+    Each begins with the start of reasoning, if its prompt ends with one. The completions of our
+    tasks are empty, because our grader has searched them already: where it found no answer, no
+    other answer must be found.
     """
     log = read_log(path, metric=metric)
     is_of_our_task = (log.metric or "").startswith("verdict")
     for prompt in log.prompts:
-        reasoning_start = "" if is_of_our_task else find_open_reasoning(prompt.prompt)[0]
+        reasoning_start, _ = find_open_reasoning(prompt.prompt)
         for sample, score in prompt.graded_samples:
-            completion, answer = sample.completion, (score.answer or "").strip()
-            if completion is None:
+            if sample.completion is None:
                 continue
-            is_right: bool | None = score.verdict == "correct" if score.verdict else None
-            if is_of_our_task:
-                # so that no other answer is found in it where our grader found none
-                completion = ""
-            elif _is_no_answer(answer, completion):
-                answer = ""
-            elif answer not in completion and len(prompt.completions) > 1:
-                # the filter of a majority gives all samples of a problem one answer and verdict,
-                # which say nothing about this sample
-                answer, is_right = "", None
-            yield LoggedCompletion(
+            entry = LoggedCompletion(
                 prompt.problem_id,
                 prompt.question,
-                reasoning_start + completion,
+                reasoning_start + sample.completion,
                 f"{path}, problem {prompt.problem_id}",
                 prompt.golds,
-                answer,
-                is_right,
+                (score.answer or "").strip(),
+                score.verdict == "correct" if score.verdict else None,
                 log.metric,
             )
+            if is_of_our_task:
+                yield entry._replace(completion="")
+            else:
+                yield _keep_own_answer(entry, sample.completion, len(prompt.completions))
+
+
+def _keep_own_answer(
+    entry: LoggedCompletion, completion: str, sample_count: int
+) -> LoggedCompletion:
+    """The entry with its filter's answer only if this is a short answer of its own completion.
+
+    Without it, the answer is searched for in the completion.
+
+    Args:
+        entry: A completion, with the start of reasoning that its prompt ends with.
+        completion: The completion without this start.
+        sample_count: The number of samples of the problem.
+    """
+    if _is_no_answer(entry.filter_answer, completion):
+        return entry._replace(filter_answer="")
+    if entry.filter_answer in completion or sample_count == 1:
+        return entry
+    # the filter of a majority gives all samples of a problem one answer and one verdict, which say
+    # nothing about this sample
+    return entry._replace(filter_answer="", is_right=None)
 
 
 def _is_no_answer(filter_text: str, completion: str) -> bool:
@@ -312,13 +324,13 @@ def _is_no_answer(filter_text: str, completion: str) -> bool:
 def _read_table(path: Path, metric: str | None, columns: str | None) -> Iterator[LoggedCompletion]:
     """The completions of a table, or of a log of Inspect or lighteval. A row may hold several."""
     table = read_scores(path, metric, columns, needed_roles=("completion", "gold"))
-    for number, (location, row) in enumerate(table.rows, 1):
-        problem_id = str(row.get("item") or number)
+    for row_number, (location, row) in enumerate(table.rows, 1):
+        problem_id = str(row.get("item") or row_number)
         question = str(row.get("question") or problem_id)
         completions = read_completions(row["completion"], location)
         is_right = None
-        # A score of several completions does not say which of them are right. Nor does a score
-        # between 0 and 1, as of a share of several parts.
+        # A score of several completions does not say which of them are right. A score between 0 and
+        # 1 does not say whether the completion is right.
         if "score" in row and len(completions) == 1:
             is_right = {0.0: False, 1.0: True}.get(parse_score(location, row))
         for completion in completions:

@@ -76,7 +76,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engine_choice: int | str =
     with RunFolder(output, identity, prompts) as folder:
         try:
             generate_and_grade(plan, sampling, folder, quiet=quiet, engine_choice=engine_choice)
-            finish(RunFiles(output))
+            write_receipt(RunFiles(output))
         except KeyboardInterrupt:
             raise RunInterrupted(
                 f"interrupted: {len(folder.sample_keys)} of {plan.completion_count} samples are "
@@ -85,7 +85,7 @@ def execute(plan: Plan, *, output: Path, quiet: bool, engine_choice: int | str =
     return output
 
 
-def refuse_layers(config: RunConfig) -> None:
+def refuse_impossible_interventions(config: RunConfig) -> None:
     """Refuse interventions that cannot work with this model.
 
     Raises:
@@ -113,22 +113,28 @@ def fill_open_settings(config: RunConfig, output: Path) -> RunConfig:
     model, layouts = config.model, config.layouts
     files = RunFiles(output)
     stored_config = files.identity.config if files.has_sample else None
-    default_arguments: JsonObject = {}
     if stored_config and stored_config["model"]["backend"] == model.backend:
-        default_arguments = stored_config["model"]["model_args"]
+        defaults = stored_config["model"]["model_args"]
         layouts = layouts or tuple(map(Layout, stored_config["layouts"]))
-    elif model.backend == "vllm" and device_type() == "cpu":
-        # Compiling takes 50 s for SmolLM2 on two cores, and gives 720 instead of 630 tokens per
-        # second. A processor that has no instructions for bfloat16 computes in float32.
-        default_arguments = {"enforce_eager": True, "dtype": None if computes_bf16() else "float32"}
+    else:
+        defaults = _default_arguments(model.backend)
     arguments = dict(model.model_args)
-    if "enforce_eager" in default_arguments:
-        arguments.setdefault("enforce_eager", default_arguments["enforce_eager"])
+    if "enforce_eager" in defaults:
+        arguments.setdefault("enforce_eager", defaults["enforce_eager"])
     # `auto` leaves the type open too
-    if default_arguments.get("dtype") and arguments.get("dtype") in (None, "auto"):
-        arguments["dtype"] = default_arguments["dtype"]
+    if defaults.get("dtype") and arguments.get("dtype") in (None, "auto"):
+        arguments["dtype"] = defaults["dtype"]
     model = model.model_copy(update={"model_args": arguments})
     return config.model_copy(update={"model": model, "layouts": layouts})
+
+
+def _default_arguments(backend: str) -> JsonObject:
+    """The arguments with which vLLM computes on a CPU; none where the backend chooses them."""
+    if backend != "vllm" or device_type() != "cpu":
+        return {}
+    # Compiling takes 50 s for SmolLM2 on two cores, and gives 720 instead of 630 tokens per second.
+    # A processor that has no instructions for bfloat16 computes in float32.
+    return {"enforce_eager": True, "dtype": None if computes_bf16() else "float32"}
 
 
 def stored_example_ids(output: Path) -> ExampleIds | None:
@@ -251,7 +257,7 @@ def hash_files(files: RunFiles) -> dict[str, str]:
     }
 
 
-def finish(files: RunFiles) -> None:
+def write_receipt(files: RunFiles) -> None:
     """Write the receipt, with which the run counts as finished.
 
     The receipt of files that did not change stays, with its date and versions.
@@ -259,7 +265,7 @@ def finish(files: RunFiles) -> None:
     Raises:
         JournalError: a sample or a score is missing, or the disk is full.
     """
-    # this raises an error if a sample or a score is missing
+    # this raises the error of a missing sample or score, before the old receipt is removed
     graded_samples = chain.from_iterable(files.graded_samples_of_prompts)
     stored_receipt: JsonObject = {}
     with suppress(RunError):

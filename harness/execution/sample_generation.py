@@ -47,7 +47,7 @@ def generate_and_grade(
     session = _Session(plan, sampling, folder, quiet=quiet)
     with Scorer(folder.scores, folder.prompts, audit=plan.config.audit) as scorer:
         # first, so that the graders are busy while the model loads
-        session.take_recorded(scorer)
+        session.take_recorded_samples(scorer)
         if session.missing_requests:
             session.generate(scorer, engine_choice)
         session.show_scores(scorer.finish())
@@ -69,7 +69,7 @@ class _Session:
     def __init__(self, plan: Plan, sampling: Sampling, folder: RunFolder, *, quiet: bool) -> None:
         self._plan, self._sampling, self._folder = plan, sampling, folder
         self._session_facts = session_facts(plan)
-        self._setting_hash, self._line_by_task = folder.identity.hash_setting(), plan.line_by_task
+        self._setting_hash = folder.identity.hash_setting()
         self._request_by_key = {
             sample_key(request, self._setting_hash): request
             for request in make_requests(plan, sampling)
@@ -92,10 +92,14 @@ class _Session:
         self._held_replies = HeldReplies(plan)
         self._last_served: JsonObject | None = None
         """The server's description of the model in the last session."""
-        count_by_line = Counter(self._progress_line(key) for key in self._request_by_key)
+        self._line_by_task = plan.line_by_task
+        """The line of the display of progress that counts the samples of a task."""
+        count_by_line = Counter(
+            self._line_by_task[request.task] for request in self._request_by_key.values()
+        )
         self._progress = Progress(count_by_line, most_tokens=sampling.max_tokens, quiet=quiet)
 
-    def take_recorded(self, scorer: Scorer) -> None:
+    def take_recorded_samples(self, scorer: Scorer) -> None:
         """Take up the samples of earlier sessions.
 
         They are shown as recorded, and graded if they have no score. What they tell of a server is
@@ -105,15 +109,14 @@ class _Session:
         if not self.missing_requests:
             self._folder.note(SESSION_PREFIX, self._session_facts)
         journal = RunFiles(self._folder.path).journal
-        for index, sample in enumerate(journal.records):
+        for sample in journal.records:
             self._progress.count_recorded(self._line_by_task[sample.task])
             # new replies must agree with the server's count of tokens in the recorded ones
-            self._held_replies.inspect(sample)
+            self._held_replies.check_reply(sample)
             # `submit` skips a sample that has its score
             scorer.submit(sample)
-            # samples are graded while this loop runs, so now and then their scores are shown
-            if index % 64 == 0:
-                self.show_scores(scorer.poll())
+            # samples are graded while this loop runs, so some scores are finished
+            self.show_scores(scorer.poll())
         for note in journal.notes:
             if note.get("engine"):
                 self._last_served = note["engine"].get("served")
@@ -185,11 +188,8 @@ class _Session:
     def show_scores(self, scores: Iterable[Score]) -> None:
         """Count finished scores in the display of progress."""
         for score in scores:
-            self._progress.count_graded(self._progress_line(score.key), score.verdict)
-
-    def _progress_line(self, key: str) -> str:
-        """The name of the display's line that counts a sample."""
-        return self._line_by_task[self._request_by_key[key].task]
+            task_name = self._request_by_key[score.key].task
+            self._progress.count_graded(self._line_by_task[task_name], score.verdict)
 
     def _model_arguments(self) -> JsonObject:
         """The model's arguments; with interventions also the layers to open and the reference.
@@ -214,7 +214,7 @@ class _Session:
         for batch in stream:
             for request, completion in batch:
                 self._look_for_reasoning(completion.text)
-                self._store(request, completion, scorer)
+                self._store_completion(request, completion, scorer)
             self.show_scores(scorer.poll())
             self._folder.sync_if_due()
             self._progress.print_line_if_due()
@@ -227,16 +227,22 @@ class _Session:
         It is expected if the chat template speaks of reasoning. If the template does so without
         known markers (`lacks_markers`), the dry run has warned of it.
         """
-        # one such completion is enough
-        if not (self._plan.thinking or self._plan.lacks_markers or self._has_unexpected_reasoning):
-            self._has_unexpected_reasoning = skip_reasoning(text) != text
+        # one such completion is enough, so the others are not searched
+        if self._plan.thinking or self._plan.lacks_markers or self._has_unexpected_reasoning:
+            return
+        self._has_unexpected_reasoning = skip_reasoning(text) != text
 
-    def _store(self, request: Request, completion: Any, scorer: Scorer) -> None:
+    def _store_completion(self, request: Request, completion: Any, scorer: Scorer) -> None:
         """Store and grade the sample of a completion, and count its tokens.
 
         Where answers are scored, a sample has a request for each of its answers, and is stored with
         the last of them.
         """
+        processed_token_count = completion.completion_tokens
+        if request.scored_tokens:
+            # nothing is generated: the prompt ends with the answer, so its tokens are counted
+            processed_token_count = len(request.prompt_token_ids or ())
+        self.timing["tokens"] += processed_token_count or 0
         key = sample_key(request, self._setting_hash)
         sample = Sample.of(
             self._request_by_key[key],
@@ -246,19 +252,15 @@ class _Session:
             finish_reason=completion.finish_reason,
             server_tokens=completion.prompt_tokens,
         )
-        processed_tokens = completion.completion_tokens
         if request.scored_tokens:
-            # nothing is generated: the prompt ends with the answer, so its tokens are counted
-            processed_tokens = len(request.prompt_token_ids or ())
             sample.answer_score = self._score_answers(key, request, completion.prompt_logprobs)
-        self.timing["tokens"] += processed_tokens or 0
-        # other answers of the sample are not scored yet
-        if request.scored_tokens and sample.answer_score is None:
-            return
+            # other answers of the sample are not scored yet
+            if sample.answer_score is None:
+                return
         # before it is graded, because a crash of a grader must not cost a completion
         self._folder.journal.append(sample)
         scorer.submit(sample)
-        self._progress.count_finished(self._progress_line(key), processed_tokens)
+        self._progress.count_finished(self._line_by_task[request.task], processed_token_count)
         self.timing["samples"] += 1
 
     def _score_answers(

@@ -29,9 +29,15 @@ DocumentsBySplit = dict[str, datasets.Dataset]
 
 
 def _make_documents(
-    condition: Condition, has_published_layout: bool = False, /, **metadata: Any
+    condition: Condition, layout: Layout | None = None, /, **metadata: Any
 ) -> DocumentsBySplit:
     """The documents of a condition, checked in every layout that lm-eval may use.
+
+    Args:
+        condition: The condition.
+        layout: The only layout. None: raw, and chat if the model has a chat template, because
+            lm-eval does not say whether it will apply the template.
+        **metadata: What lm-eval gives: see the module.
 
     Raises:
         ConfigError: the condition begins the answer, which a task of lm-eval cannot do.
@@ -39,28 +45,25 @@ def _make_documents(
     """
     dataset = open_dataset("math500", find_columns(condition.as_entry()))
     model_tokenizer = ModelTokenizer.from_arguments(metadata)
-    # lm-eval does not say whether it will apply the chat template, so both layouts are checked
-    layouts = [Layout.RAW]
-    if has_published_layout:
-        layouts = [Layout.AS_PUBLISHED]
-    elif model_tokenizer is not None and model_tokenizer.template:
+    layouts = [layout or Layout.RAW]
+    if layout is None and model_tokenizer is not None and model_tokenizer.template:
         layouts.append(Layout.CHAT)
-    # Each round checks a layout. Raw and chat prompts have the same segments and turns, so the
-    # documents are made of the prompts of the last round.
-    for layout in layouts:
+    for checked_layout in layouts:
         (condition_prompts,) = build_checked_prompts(
             dataset.problems,
             [condition],
-            PromptSettings(layout=layout),
+            PromptSettings(layout=checked_layout),
             model_tokenizer,
             max_gen_toks=int(metadata.get("max_gen_toks", MAX_GEN_TOKS)),
         )
+    # The documents are made of the prompts of the last layout, because raw and chat prompts have
+    # the same segments and turns.
     if condition_prompts.prompts and condition_prompts.prompts[0].prompt.answer:
         raise ConfigError(
             "A task of lm-eval cannot begin the answer: use another placement, or `mless run`."
         )
     documents = [
-        make_document(problem, built_prompt.prompt, condition, layout)
+        make_document(problem, built_prompt.prompt, condition, condition_prompts.layout)
         for problem, built_prompt in zip(dataset.problems, condition_prompts.prompts, strict=True)
     ]
     # made of a list of documents, a dataset would only have the keys of the first document
@@ -76,7 +79,8 @@ wo, mless, mful, random_sentence = (
 )
 """Documents of `math500_wo`, `math500_mless`, `math500_mful` and `math500_random`."""
 wo_as_published, mless_as_published = (
-    partial(_make_documents, as_condition(name), True) for name in (BASELINE, STUDY_CONDITION)
+    partial(_make_documents, as_condition(name), Layout.AS_PUBLISHED)
+    for name in (BASELINE, STUDY_CONDITION)
 )
 """Documents of `math500_wo_as_published` and `math500_mless_as_published`."""
 
@@ -95,13 +99,13 @@ def filler(**metadata: Any) -> DocumentsBySplit:
     condition_settings = {key: value for key, value in metadata.items() if key in condition_keys}
     if condition_settings.get("fresh") == "sample":
         raise ConfigError("fresh: a task has one prompt for all samples: expected problem.")
-    names_filler = any(key in KIND_BY_FILLER for key in condition_settings)
+    has_filler = any(key in KIND_BY_FILLER for key in condition_settings)
     # without a template, the placement says where the filler stands
-    has_place = "{filler}" in condition_settings.get("template", "{filler}")
-    if has_place and not names_filler:
+    if not has_filler and "{filler}" in condition_settings.get("template", "{filler}"):
         condition_settings["unit"] = "/"  # the filler of the study
+        has_filler = True
     # a condition without a filler has no seed
-    if has_place or names_filler:
+    if has_filler:
         condition_settings["seed"] = metadata.get("placement_seed", DEFAULT_SEED)
     return _make_documents(as_condition({"name": "filler", **condition_settings}), **metadata)
 

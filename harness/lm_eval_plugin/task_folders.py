@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,16 +34,32 @@ _PLACEHOLDER = "Question"
 """Stands for the question while the text of a filler is made."""
 
 
+class _WrappedTask(NamedTuple):
+    """A task under a condition.
+
+    Attributes:
+        name: lm-eval's name of the task under the condition.
+        condition_name: The name of the condition.
+        filler: The condition's filler with its separators.
+        length_text: A text about the filler's number of tokens.
+    """
+
+    name: str
+    condition_name: str
+    filler: str
+    length_text: str
+
+
 def write_wrapped_tasks(
-    folder: Path, task: str, conditions: str | None = None, model: str | None = None
+    folder: Path, task: str, conditions_text: str | None = None, model: str | None = None
 ) -> list[str]:
     """Write a task of lm-eval under some conditions, as a task folder.
 
     Args:
         folder: A new or an empty folder.
         task: lm-eval's name of the task.
-        conditions: Names or inline conditions, as in the list of a run config. None: the study's
-            four conditions.
+        conditions_text: Names or inline conditions, as in the list of a run config. None: the
+            study's four conditions.
         model: Model folder or hub name. Its tokenizer gives the random sentence its exact length,
             and counts the tokens of every filler.
 
@@ -56,36 +72,32 @@ def write_wrapped_tasks(
         ModelError: the tokenizer cannot be loaded.
         PromptMismatchError: a filler has another number of tokens in this tokenizer.
     """
-    wrapped_conditions = _read_conditions(conditions)
+    conditions = _read_conditions(conditions_text)
     stock_file = _find_task_file(task)
+    wrapped_tasks = [*_wrap_task(task, conditions, model)]
+    text_by_file_name = {
+        f"{wrapped_task.name}.yaml": _make_task_yaml(wrapped_task, task, stock_file)
+        for wrapped_task in wrapped_tasks
+    }
     helper_path = resources.folder("tasks") / "wrap" / _HELPER_FILE
-    text_by_file_name = {_HELPER_FILE: helper_path.read_text(encoding="utf-8")}
-    task_names, filler_lines = [], []
-    fillers = _make_fillers(wrapped_conditions, model)
-    for condition, (filler_text, length_text) in zip(wrapped_conditions, fillers, strict=True):
-        task_name = f"{task}_{condition.name}"
-        task_settings = {
-            "stock_task": task,
-            "stock_file": stock_file,
-            "condition": condition.name,
-            "filler": filler_text,
-        }
-        text_by_file_name[f"{task_name}.yaml"] = _make_task_yaml(
-            task_name, length_text, task_settings
-        )
-        task_names.append(task_name)
-        filler_lines.append(f"{task_name}: {length_text}")
+    text_by_file_name[_HELPER_FILE] = helper_path.read_text(encoding="utf-8")
     command = (
         "lm_eval --model vllm --model_args "
         f"pretrained={smollm2_model.resolve_model(model or 'MODEL')} \\\n"
         f"    --include_path {folder} --log_samples --output_path results \\\n"
-        f"    --tasks {','.join(task_names)}"
+        f"    --tasks {','.join(wrapped_task.name for wrapped_task in wrapped_tasks)}"
     )
-    return [*_write_files(folder, text_by_file_name), *filler_lines, command]
+    return [
+        *_write_files(folder, text_by_file_name),
+        *(f"{wrapped_task.name}: {wrapped_task.length_text}" for wrapped_task in wrapped_tasks),
+        command,
+    ]
 
 
-def _make_fillers(conditions: Sequence[Condition], model: str | None) -> Iterator[tuple[str, str]]:
-    """For each condition the filler with its separators, and a text about its number of tokens.
+def _wrap_task(
+    task: str, conditions: Sequence[Condition], model: str | None
+) -> Iterator[_WrappedTask]:
+    """The task under each condition.
 
     The filler is cut out of a prompt of instruction, filler and question. The baseline's prompt has
     no filler, so its text without the question is the instruction.
@@ -105,21 +117,28 @@ def _make_fillers(conditions: Sequence[Condition], model: str | None) -> Iterato
         length_text = "tokens not counted"
         if model:
             length_text = f"{built_prompt.filler_tokens} filler tokens in the tokenizer of {model}"
-        yield filler_text, length_text
+        condition_name = condition_prompts.condition.name
+        yield _WrappedTask(f"{task}_{condition_name}", condition_name, filler_text, length_text)
 
 
-def _make_task_yaml(task_name: str, length_text: str, task_settings: Mapping[str, str]) -> str:
+def _make_task_yaml(wrapped_task: _WrappedTask, stock_task: str, stock_file: str) -> str:
     """The YAML of a wrapped task. The class in `with_filler.py` reads the settings."""
     heading = (
-        f"# {task_settings['stock_task']} of lm-eval under the condition "
-        f"{task_settings['condition']}, {length_text}.\n"
+        f"# {stock_task} of lm-eval under the condition {wrapped_task.condition_name}, "
+        f"{wrapped_task.length_text}.\n"
         f"# Written by mless tasks --wrap for lm-eval {version('lm-eval')}, and needs it "
         "alone. Any other key of a\n# task may be added here, such as num_fewshot, and "
         "replaces lm-eval's own.\n"
-        f"task: {task_name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
+        f"task: {wrapped_task.name}\nclass: !function {Path(_HELPER_FILE).stem}.WithFiller\n"
     )
     return heading + yaml.safe_dump(
-        {"output_type": _OUTPUT_TYPE, **task_settings},
+        {
+            "output_type": _OUTPUT_TYPE,
+            "stock_task": stock_task,
+            "stock_file": stock_file,
+            "condition": wrapped_task.condition_name,
+            "filler": wrapped_task.filler,
+        },
         allow_unicode=True,
         sort_keys=False,
         # PyYAML would fold a long filler into several lines, which nobody could read
@@ -168,7 +187,7 @@ def _load_task_manager() -> Any:
     return TaskManager()
 
 
-def _find_task_file(name: str) -> str:
+def _find_task_file(task: str) -> str:
     """A task's file within lm-eval's folder of tasks.
 
     Raises:
@@ -183,18 +202,18 @@ def _find_task_file(name: str) -> str:
         # the YAML of a task that is written in Python does not say whether it generates
         if "class" not in settings and settings.get("output_type", _OUTPUT_TYPE) == _OUTPUT_TYPE:
             generating_names.append(task_name)
-    if name not in generating_names:
+    if task not in generating_names:
         # related tasks begin with the same word, such as `gsm8k` in `gsm8k_cot`
         related_names = [
             task_name
             for task_name in generating_names
-            if task_name.startswith(name.partition("_")[0])
+            if task_name.startswith(task.partition("_")[0])
         ]
         raise ConfigError(
-            f"--wrap {name}: expected a single task of lm-eval that generates text and is written "
-            f"in YAML, such as {list_near(name, related_names or generating_names, 3)}."
+            f"--wrap {task}: expected a single task of lm-eval that generates text and is written "
+            f"in YAML, such as {list_near(task, related_names or generating_names, 3)}."
         )
-    yaml_path = Path(str(manager.task_index[name].yaml_path))
+    yaml_path = Path(str(manager.task_index[task].yaml_path))
     return yaml_path.relative_to(Path(lm_eval.tasks.__file__).parent).as_posix()
 
 

@@ -20,8 +20,8 @@ from harness.execution.run_execution import (
     _generation_config,
     engine_identity,
     execute,
-    finish,
     run_identity,
+    write_receipt,
 )
 from harness.execution.sample_generation import session_facts
 from harness.experiment.plan import make_plan, sample_key
@@ -133,7 +133,7 @@ def test_damaged_headers_and_a_session_without_config_are_named(demo_run):
     first, rest = (demo_run / JOURNAL).read_text().split("\n", 1)
     (demo_run / JOURNAL).write_text(first + "\n" + rest.replace('"config"', '"other"'))
     with pytest.raises(RunError, match=r"journal.jsonl: Object missing required field `config`"):
-        finish(RunFiles(demo_run))
+        write_receipt(RunFiles(demo_run))
     header = json.loads(first)
     header["arms"].pop("demo_wo")
     for text, message in (
@@ -382,10 +382,10 @@ def test_what_a_kill_while_finishing_lost_is_written_again(plan, finished_run, n
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from harness.execution.run_execution import finish
+from harness.execution.run_execution import write_receipt
 from harness.runs.run_files import RunFiles
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
-finish(RunFiles(Path(sys.argv[1])))
+write_receipt(RunFiles(Path(sys.argv[1])))
 """
 
 
@@ -453,7 +453,7 @@ def test_regrading_reports_what_changed_and_restores_lost_and_damaged_scores(dem
 
 def test_a_run_is_finished_outside_git_without_output(demo_run, tmp_path):
     code = "import sys; from pathlib import Path; from harness.execution import run_execution"
-    code += "; run_execution.finish(run_execution.RunFiles(Path(sys.argv[1])))"
+    code += "; run_execution.write_receipt(run_execution.RunFiles(Path(sys.argv[1])))"
     variables = {"PYTHONPATH": str(ROOT), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     options = {"cwd": tmp_path, "env": {**os.environ, **variables}}
     process = run_program(sys.executable, "-c", code, demo_run, **options)
