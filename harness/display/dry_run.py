@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from harness.analysis.power import minimal_detectable_effect
 from harness.constants import ALPHA, ANSWER_LOGPROB, FEWEST_DRAWS, POWER
@@ -51,7 +52,8 @@ ANSWER_TEXT_BY_KEY = {
 problems that chance answers correctly, so other braces are doubled."""
 
 PROMPT_TABLE_COLUMNS = tuple(
-    Column(name, name, str, numeric=name not in ("condition", "layout"))
+    # without a tokenizer the cells of numbers are missing
+    Column(name, name, lambda text: text or "?", numeric=name not in ("condition", "layout"))
     for name in ("condition", "layout", "filler", "position", "least", "median", "most")
 )
 
@@ -65,7 +67,14 @@ def describe_plan(plan: Plan, further_lines: Sequence[str] = ()) -> str:
         *describe_power(plan.config, cluster_count),
         *further_lines,
     ]
-    return f"{fold(lines, indent=10)}\n\n{render([_make_prompt_table(plan)])}"
+    rows = [
+        {"condition": name, "layout": layout} | _make_token_cells(group)
+        for (name, layout), group in _group_prompts(plan).items()
+    ]
+    prompt_table = Table(
+        "Tokens of the filler, its position, tokens of the prompt", rows, PROMPT_TABLE_COLUMNS
+    )
+    return f"{fold(lines, indent=10)}\n\n{render([prompt_table])}"
 
 
 def show_prompts(plan: Plan) -> str:
@@ -78,9 +87,8 @@ def show_prompts(plan: Plan) -> str:
         prompt = group[0].prompts[0]
         token_count = "?" if prompt.token_ids is None else len(prompt.token_ids)
         heading = f"--- {name}, {layout}: {token_count} tokens"
-        if prompt.filler_ranges:
-            # of the draw of examples that is shown, not of all draws
-            heading += f", {_describe_filler_length(group[:1])} of them for the filler"
+        if prompt.filler_tokens:
+            heading += f", {prompt.filler_tokens} of them for the filler"
         lines += [heading, *_mark_filler(prompt).split("\n"), ""]
     return fold(lines, indent=0)
 
@@ -114,14 +122,6 @@ def _group_prompts(plan: Plan) -> dict[tuple[str, str], list[ConditionPrompts]]:
             name = group_name(condition_prompts.condition.kind, condition_prompts.condition.name)
             groups.setdefault((name, str(condition_prompts.layout)), []).append(condition_prompts)
     return groups
-
-
-def _describe_filler_length(group: Sequence[ConditionPrompts]) -> str:
-    """The filler's tokens as text: from the fewest to the most, or one number if all are equal."""
-    prompts = chain.from_iterable(condition_prompts.prompts for condition_prompts in group)
-    token_counts = [prompt.filler_tokens for prompt in prompts]
-    least_count, most_count = min(token_counts), max(token_counts)
-    return str(most_count) if least_count == most_count else f"{least_count}-{most_count}"
 
 
 def _count_prompt_tokens(plan: Plan) -> int:
@@ -207,8 +207,10 @@ def _note_lost_answers(plan: Plan, answer_key: str) -> Iterator[str]:
         yield f"note      {NO_MARKERS_NOTE}"
     if plan.thinking and (answer_key == "line" or config.until):
         yield "note      stop strings end reasoning too: set `answer: box`, without `until`"
-    raw_prompts = [row.prompt for row in plan.rows if row.task.layout != Layout.CHAT]
-    if answer_key == "line" and any(prompt.text.endswith("\n") for prompt in raw_prompts):
+    has_final_break = any(
+        row.task.layout != Layout.CHAT and row.prompt.text.endswith("\n") for row in plan.rows
+    )
+    if answer_key == "line" and has_final_break:
         yield (
             "note      a prompt ends with a line break: a completion that begins with another has "
             "no answer, as its first line is empty"
@@ -239,38 +241,54 @@ def _describe_problem_counts(plan: Plan, cluster_count: int) -> str:
     return counts_text
 
 
-def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
-    """The gold answers that cannot be compared, and how the others of the rarest forms are read.
+class GoldReading(NamedTuple):
+    """How the grader reads one gold answer.
 
-    The form of an answer is its text with `0` for each number and `a` for each word.
+    Attributes:
+        description: The problem, the answer, and its reading, or the reason of the refusal.
+        form: The answer with `0` for each number and `a` for each word.
+        is_refused: Whether the answer cannot be compared.
     """
-    refusals, forms_and_readings = [], []
+
+    description: str
+    form: str
+    is_refused: bool
+
+
+def _read_gold(problem: Problem, answer: str) -> GoldReading:
+    """Read a gold answer of a problem. Where there are choices, a letter is read as its choice."""
+    gold = with_decimal_points(answer) if problem.decimal else answer
+    answer_text = f"{problem.id}: {answer[:60]}"
+    form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
+    if reason := describe_gold(gold):
+        description = f"{answer_text} ({reason.removeprefix('gold answer: ')})"
+        return GoldReading(description, form, is_refused=True)
+    elements = read_elements(gold)
+    if problem.choices:
+        elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
+    description = f"{answer_text} is read as {' and '.join(elements)}"
+    return GoldReading(description, form, is_refused=False)
+
+
+def _describe_golds(problems: Sequence[Problem]) -> Iterator[str]:
+    """The gold answers that cannot be compared, and how the others of the rarest forms are read."""
+    golds: list[GoldReading] = []
     for problem in problems:
-        for answer in (problem.answer, *problem.alternatives):
-            gold = with_decimal_points(answer) if problem.decimal else answer
-            answer_text = f"{problem.id}: {answer[:60]}"
-            if reason := describe_gold(gold):
-                refusals.append(f"{answer_text} ({reason.removeprefix('gold answer: ')})")
-                continue
-            elements = read_elements(gold)
-            if problem.choices:
-                # the answer is a letter, which is read as the text of its choice
-                elements = [line for line in letter_lines(problem.choices) if line[0] == answer]
-            answer_form = re.sub(r"\d+", "0", re.sub(r"[^\W\d_]+", "a", answer))
-            reading = f"{answer_text} is read as {' and '.join(elements)}"
-            forms_and_readings.append((answer_form, reading))
+        golds += [_read_gold(problem, answer) for answer in (problem.answer, *problem.alternatives)]
+    refusals = [gold.description for gold in golds if gold.is_refused]
+    readings = [gold for gold in golds if not gold.is_refused]
     if refusals:
         yield (
-            f"golds     {len(refusals)} of {len(problems)} gold answers cannot be compared: only "
+            f"golds     {len(refusals)} of {len(golds)} gold answers cannot be compared: only "
             f"an identical text is correct. {list_first(refusals, 5)}"
         )
     else:
-        yield f"golds     all {len(problems)} can be compared with an answer"
-    count_by_form = Counter(answer_form for answer_form, _ in forms_and_readings)
+        yield f"golds     all {len(golds)} can be compared with an answer"
+    count_by_form = Counter(gold.form for gold in readings)
     # readings of equally rare forms stay in the order of the problems
-    forms_and_readings.sort(key=lambda form_and_reading: count_by_form[form_and_reading[0]])
-    if rarest_readings := [reading for _, reading in forms_and_readings[:MOST_LISTED_READINGS]]:
-        yield f"golds     {'; '.join(rarest_readings)}"
+    readings.sort(key=lambda gold: count_by_form[gold.form])
+    if rarest_readings := readings[:MOST_LISTED_READINGS]:
+        yield f"golds     {'; '.join(gold.description for gold in rarest_readings)}"
 
 
 def _describe_requests(plan: Plan) -> Iterator[str]:
@@ -311,31 +329,25 @@ def _describe_requests(plan: Plan) -> Iterator[str]:
         yield "tokens    unknown: name a tokenizer (--set model.model_args.tokenizer=NAME)"
 
 
-def _make_prompt_table(plan: Plan) -> Table:
-    """A row for each condition and layout: the filler's tokens and position, and prompt lengths."""
-    rows = [
-        {"condition": name, "layout": layout} | _make_token_cells(group)
-        for (name, layout), group in _group_prompts(plan).items()
-    ]
-    return Table(
-        "Tokens of the filler, its position, tokens of the prompt", rows, PROMPT_TABLE_COLUMNS
-    )
-
-
 def _make_token_cells(group: Sequence[ConditionPrompts]) -> dict[str, str]:
-    """The cells of a group's row that need a tokenizer; question marks without one.
+    """The cells of a group's row that need a tokenizer; none without a tokenizer.
 
-    Their position is that of the filler in the first prompt.
+    The filler's tokens are a range if prompts differ. Its position is that in the first prompt.
     """
     lengths = [*chain.from_iterable(condition_prompts.lengths for condition_prompts in group)]
     if not lengths:
-        return dict.fromkeys(("filler", "position", "least", "median", "most"), "?")
-    prompt = group[0].prompts[0]
-    position = "{}-{}".format(*prompt.filler_span) if prompt.filler_span else "-"
-    if len(prompt.filler_ranges) > 1:
-        position += f" in {len(prompt.filler_ranges)} parts"
+        return {}
+    prompts = [*chain.from_iterable(condition_prompts.prompts for condition_prompts in group)]
+    filler_counts = [prompt.filler_tokens for prompt in prompts]
+    filler_text = str(max(filler_counts))
+    if min(filler_counts) < max(filler_counts):
+        filler_text = f"{min(filler_counts)}-{max(filler_counts)}"
+    first_prompt = prompts[0]
+    position = "{}-{}".format(*first_prompt.filler_span) if first_prompt.filler_span else "-"
+    if len(first_prompt.filler_ranges) > 1:
+        position += f" in {len(first_prompt.filler_ranges)} parts"
     return {
-        "filler": _describe_filler_length(group),
+        "filler": filler_text,
         "position": position,
         "least": str(min(lengths)),
         "median": f"{statistics.median(lengths):.0f}",
@@ -350,33 +362,32 @@ def describe_power(config: RunConfig, problem_count: int) -> Iterator[str]:
         config: The config of the run.
         problem_count: The number of problems; those of one cluster count as one.
     """
-    condition_names = {condition.name for condition in config.conditions}
-    # a pair is the two conditions of a contrast
-    tested_pairs = [pair for pair in config.tested if condition_names.issuperset(pair)]
-    contrasts = [contrast_name(*pair) for pair in tested_pairs]
-    yield f"tests     {list_first(contrasts, 6) or 'none'}; all others are exploratory"
-    # The primary contrast is tested first and with the full alpha, so only its effect is stated.
+    condition_names = {*config.condition_names}
+    tested_contrasts = [
+        contrast_name(*pair) for pair in config.tested if condition_names.issuperset(pair)
+    ]
+    yield f"tests     {list_first(tested_contrasts, 6) or 'none'}; all others are exploratory"
     if config.primary_contrast:
-        contrasts = [contrast_name(*config.primary_contrast)]
-    if contrasts:
-        # Bonferroni's adjustment: Holm's, which is never stricter, needs p-values.
-        test_count = len(contrasts) * max(1, len(config.layouts))
-        divisor_text = f" / {test_count}" if test_count > 1 else ""
-        effect, discordance = _find_smallest_effect(config, problem_count, ALPHA / test_count)
-        effect_text = f"{100 * effect:.1f} points"
-        if math.isnan(effect):
-            effect_text = f"more than {100 * discordance:.0f} points"
-        spread_text = ""
-        # from FEWEST_DRAWS draws of examples on, the test is also for new draws
-        if config.draws >= FEWEST_DRAWS:
-            spread_text = (
-                f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
-            )
-        yield (
-            f"detects   smallest difference: {effect_text} ({', '.join(contrasts)}; "
-            f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, at a discordance of "
-            f"{100 * discordance:.0f} %{spread_text})"
-        )
+        # it is tested first and with the full alpha, so only its effect is stated
+        tested_contrasts = [contrast_name(*config.primary_contrast)]
+    if not tested_contrasts:
+        return
+    # Bonferroni's adjustment: Holm's, which is never stricter, needs p-values.
+    test_count = len(tested_contrasts) * max(1, len(config.layouts))
+    divisor_text = f" / {test_count}" if test_count > 1 else ""
+    effect, discordance = _find_smallest_effect(config, problem_count, ALPHA / test_count)
+    effect_text = f"{100 * effect:.1f} points"
+    if math.isnan(effect):
+        effect_text = f"more than {100 * discordance:.0f} points"
+    spread_text = ""
+    # from FEWEST_DRAWS draws of examples on, the test is also for new draws
+    if config.draws >= FEWEST_DRAWS:
+        spread_text = f" and a standard deviation between draws of {100 * PLANNED_SPREAD:g} points"
+    yield (
+        f"detects   smallest difference: {effect_text} ({', '.join(tested_contrasts)}; "
+        f"{100 * POWER:.0f} % power, alpha {ALPHA:g}{divisor_text}, at a discordance of "
+        f"{100 * discordance:.0f} %{spread_text})"
+    )
 
 
 def _find_smallest_effect(

@@ -2,7 +2,7 @@ import re
 
 from harness import load_config, resources
 from harness.analysis import minimal_detectable_effect
-from harness.display.dry_run import describe_plan, describe_power
+from harness.display.dry_run import describe_plan, describe_power, show_prompts
 from harness.experiment.plan import make_plan
 from harness.experiment.run_config import config_of_model
 from tests.make import load_made, one_line, with_cases, write_records
@@ -102,3 +102,13 @@ def test_the_dry_run_names_the_tests_of_a_run_without_a_config():
     settings = config_of_model("any/model", dataset="sums.jsonl")
     tests, _ = describe_power(settings, 500)
     assert tests == "tests     mless - wo, mless - random; all others are exploratory"
+
+
+def test_a_prompt_is_shown_with_the_number_of_its_own_filler_tokens(tmp_path):
+    rows = [{"problem": f"{number}?", "hint": "/ " * number + "/"} for number in (4, 2)]
+    write_records(tmp_path / "sums.jsonl", [{**row, "answer": 1} for row in rows])
+    dataset = {"path": str(tmp_path / "sums.jsonl")}
+    conditions = ["wo", {"name": "hint", "text": "{row.hint}"}]
+    plan = make_plan(config(tmp_path, dataset=dataset, conditions=conditions, layouts=["raw"]))
+    assert show_prompts(plan).count(" tokens, 5 of them for the filler") == 1
+    assert " 3-5 " in describe_plan(plan)

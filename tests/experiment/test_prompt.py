@@ -138,7 +138,12 @@ def test_a_repeat_run_has_other_seeds_and_another_order():
 
 
 def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_path):
-    golds = [r"\frac12", r"\sum_{k=1}^n a_k", "(" * 50, *[rf"\int_0^{n} f" for n in range(5)]]
+    golds = [
+        [r"\frac12", "0.5"],
+        r"\sum_{k=1}^n a_k",
+        "(" * 50,
+        *[rf"\int_0^{n} f" for n in range(5)],
+    ]
     lines = [
         {"unique_id": f"p{number}", "problem": f"{number}?", "answer": gold}
         for number, gold in enumerate(golds)
@@ -146,7 +151,7 @@ def test_gold_answers_that_the_grader_cannot_read_are_named_before_a_run(tmp_pat
     plan, _ = plan_of(f"dataset={{path: {write_lines(tmp_path, *lines)}}}")
     text = one_line(describe_plan(plan))
     for message in (
-        "golds 7 of 8 gold answers cannot be compared: only an identical text is correct.",
+        "golds 7 of 9 gold answers cannot be compared: only an identical text is correct.",
         r"p1: \sum_{k=1}^n a_k (not read as mathematics)",
         "((( (nested deeper than 40)",
         "p5",
