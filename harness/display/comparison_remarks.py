@@ -108,11 +108,10 @@ def explain_comparison(board: Leaderboard, rows: Sequence[Row]) -> Explanation:
         remarks += _remark_sample_size(tested_rows, cluster_count, cluster_noun, draw_count)
     if not board.by:
         for sentence, is_warning in remark_noise(board):
-            destination = warnings if is_warning else remarks
-            destination.append(sentence)
+            (warnings if is_warning else remarks).append(sentence)
     facts = {
         "baseline": label(board.baseline),
-        "flips": define_flips(max(row["repeats"] for row in compared_rows)),
+        "flips": define_flips(compared_rows),
         "unit": "" if board.score == NUMBER else ", in points",
     }
     # without tests, the legends of p and verdict are left out because they lack these facts

@@ -30,7 +30,6 @@ remain even then, as conditions, fillers and splits usually have several values.
 def show_comparison(board: Leaderboard) -> Table:
     """One row per condition: accuracy, difference from the baseline, adjusted p, verdict, flips."""
     rows = rows_of_conditions(board, board.comparison)
-    names = ("model", "layout", *board.by, "condition", "problems", "repeats")
     all_rows = records(board.comparison)
     accuracy_column = replace(ACCURACY_COLUMN, heading=f"{board.score or 'acc.'} %")
     if board.score == NUMBER:
@@ -44,6 +43,7 @@ def show_comparison(board: Leaderboard) -> Table:
         VERDICT_COLUMN,
         last_column,
     ]
+    names = ("model", "layout", *board.by, "condition", "problems", "repeats")
     explanation = explain_comparison(board, rows)
     return Table(
         ", ".join(_list_shared_values(board, all_rows)) or "Differences from the baseline",

@@ -160,8 +160,11 @@ def render(
         new_notes = [note for note in notes if note not in previous_notes]
         # all notes, so that one that was too long for these short notes is not shown further below
         previous_notes.update(table.notes)
-        title = fold([table.title], output_format)
-        blocks += [title, _write_table(table, output_format), fold(new_notes, output_format)]
+        blocks += [
+            fold([table.title], output_format),
+            _write_table(table, output_format),
+            fold(new_notes, output_format),
+        ]
     blocks.append(fold(footer, output_format))
     return "\n\n".join(filter(None, blocks))
 
@@ -225,7 +228,7 @@ def _write_plain_text(table: Table, grid: TextGrid) -> str:
     header = _choose_header(_list_headers(grid, numeric_flags))
     required_columns = [column for column in table.columns if not column.optional]
     has_group_headings = len(header[0]) < len(numeric_flags)
-    # without its optional columns the table may fit without headings of groups, so it is tried
+    # a narrower table may fit without headings of groups
     if has_group_headings and len(required_columns) < len(numeric_flags):
         return _write_table(replace(table, columns=required_columns), "text")
     return "\n".join(_align_lines(grid[1:], header, numeric_flags))
@@ -243,9 +246,10 @@ def _align_lines(rows: TextGrid, header: TextGrid, numeric_flags: Sequence[bool]
     """
     group_column_count = len(numeric_flags) - len(header[0])
     # one for each column, such as `{:<12}` for a text
-    cell_formats = []
-    for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True):
-        cell_formats.append(f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}")
+    cell_formats = [
+        f"{{:{_ALIGNMENTS['text'][numeric]}{len(underline)}}}"
+        for underline, numeric in zip(header[-1], numeric_flags[group_column_count:], strict=True)
+    ]
     line_format = "  ".join(cell_formats)
     lines = [line_format.format(*row).rstrip() for row in header]
     previous_group = ""
@@ -289,6 +293,8 @@ def _list_headers(grid: TextGrid, numeric_flags: Sequence[bool]) -> Iterator[Tex
 def _break_heading(heading: str) -> tuple[str, str]:
     """A heading in two lines, of which the longer one is as short as possible."""
     line_pairs = [("", heading)]
-    for separator in re.finditer("[ _]", heading):
-        line_pairs.append((heading[: separator.end()].strip(), heading[separator.end() :]))
+    line_pairs += [
+        (heading[: separator.end()].strip(), heading[separator.end() :])
+        for separator in re.finditer("[ _]", heading)
+    ]
     return min(line_pairs, key=lambda lines: max(map(len, lines)))

@@ -56,10 +56,10 @@ def _select_prompts(
 
     If no condition is requested, these are the prompts of all but the reference conditions.
     """
-    candidates = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
+    problem_prompts = [prompt for prompt in run.prompts if prompt.has_id(problem_id)]
     prompts = [
         prompt
-        for prompt in candidates
+        for prompt in problem_prompts
         if condition == prompt.condition
         or (not condition and prompt.condition not in run.reference_conditions)
     ]
@@ -67,14 +67,14 @@ def _select_prompts(
         prompts = [prompt for prompt in prompts if prompt.layout == layout]
     if prompts:
         return prompts
-    # what the problem has, or which problems there are
-    alternatives = [f"{prompt.condition} ({prompt.layout})" for prompt in candidates]
-    if not candidates:
-        alternatives = [prompt.problem_id for prompt in run.prompts]
+    # the error lists the conditions of the problem, or the problems if this one is unknown
+    expected_texts = [f"{prompt.condition} ({prompt.layout})" for prompt in problem_prompts]
+    if not problem_prompts:
+        expected_texts = [prompt.problem_id for prompt in run.prompts]
     request_text = ", ".join(filter(None, (problem_id, condition, layout)))
     raise RunError(
         f"{run.name} has no {request_text}: expected one of "
-        f"{list_near(request_text, dict.fromkeys(alternatives))}."
+        f"{list_near(request_text, dict.fromkeys(expected_texts))}."
     )
 
 

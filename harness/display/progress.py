@@ -157,10 +157,10 @@ class Progress:
     def describe_speed(self) -> str:
         """Tokens per second and the time left, at the mean speed since the model was loaded.
 
-        A sample is expected to be as long as the mean of the finished samples; before any is
-        finished, half of the limit. If the backend reports no tokens, the time left is that of
-        samples. rich's own estimate starts at the first finished sample. The samples of a batch
-        finish late and close together, so that estimate would be too short.
+        The time left is that of the tokens to generate; if the backend reports no tokens, that of
+        the samples. It is left out if nothing is finished, or if the estimate is not above 0. A
+        sample is expected to have as many tokens as the mean of the finished samples; before any is
+        finished, half of the limit.
         """
         total = self._total_task
         # `elapsed` continues after the end, so `finished_time` comes first
@@ -170,24 +170,22 @@ class Progress:
         generated_tokens = finished_tokens + running_tokens
         speed_text = f"{generated_tokens / max(seconds, 1e-9):,.0f} tokens/s"
         finished_samples = total.completed - self._recorded_counts[TOTAL_BAR]
-        if not (generated_tokens or finished_samples):
-            # no work is finished from which the time left follows
-            return speed_text
         remaining_samples = total.remaining or 0
-        # the remaining work as a multiple of the finished work
+        # rich's own estimate starts at the first finished sample. The samples of a batch finish
+        # late and close together, so that estimate would be too short.
+        seconds_left = 0.0
         if generated_tokens:
-            tokens_per_sample = self._most_tokens / 2
-            if finished_samples:
-                tokens_per_sample = finished_tokens / finished_samples
+            tokens_per_sample = (
+                finished_tokens / finished_samples if finished_samples else self._most_tokens / 2
+            )
             remaining_tokens = remaining_samples * tokens_per_sample - running_tokens
-            remaining_ratio = remaining_tokens / generated_tokens
-        else:
-            # the backend reports no tokens
-            remaining_ratio = remaining_samples / finished_samples
+            seconds_left = seconds * remaining_tokens / generated_tokens
+        elif finished_samples:
+            seconds_left = seconds * remaining_samples / finished_samples
         # the last samples are longer than the mean, so the estimate can fall below 0
-        if remaining_ratio <= 0:
+        if seconds_left <= 0:
             return speed_text
-        return f"{speed_text}, {timedelta(seconds=round(remaining_ratio * seconds))} left"
+        return f"{speed_text}, {timedelta(seconds=round(seconds_left))} left"
 
 
 class _StatusColumn(ProgressColumn):

@@ -160,12 +160,11 @@ def show_side_tables(
         is_shown = not side_table.only_on_request or requested_keys is None or key in requested_keys
         rows = rows_of_conditions(board, board.side_tables[key])
         if rows and is_shown:
-            names = ("model", "layout", *board.by, "condition")
             table_by_key[key] = Table(
                 replace_accuracy(side_table.heading, board.score),
                 rows,
                 [
-                    *list_text_columns(rows, names),
+                    *list_text_columns(rows, ("model", "layout", *board.by, "condition")),
                     *_select_filled_columns(side_table, rows, board.score),
                 ],
                 side_table.remarks,

@@ -100,9 +100,9 @@ def table_json(board: Leaderboard) -> str:
         "copies": board.copy_count,
         "seed": DEFAULT_SEED,
         "rows": records(board.comparison),
+        **{key: records(table) for key, table in board.side_tables.items()},
+        "receipt": board.receipts,
     }
-    content |= {key: records(table) for key, table in board.side_tables.items()}
-    content["receipt"] = board.receipts
     return json.dumps(content, indent=2, allow_nan=False, default=str)
 
 

@@ -6,10 +6,10 @@ Minus signs and dashes are typographic; `printed_tables.render` replaces them in
 import math
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from harness.constants import ALPHA, NOT_SHOWN, SIGNIFICANT_VERDICTS
+from harness.constants import ALPHA, NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 
 EN_DASH = "\N{EN DASH}"
 """Text of a missing value, and between the ends of an accuracy's interval."""
@@ -101,13 +101,13 @@ def flips(gains: Any, losses: Any) -> str:
     return EN_DASH if _is_missing(gains, losses) else f"{count(gains)}/{count(losses)}"
 
 
-def define_flips(sample_count: int) -> str:
-    """The definition of flips in tables, the report and `mless show`."""
-    mean_text = ", mean over pairs of samples" if sample_count > 1 else ""
+def define_flips(rows: Iterable[Row]) -> str:
+    """The definition of flips for rows of a comparison: a mean if any has several samples."""
+    mean_text = ", mean over pairs of samples" if any(row["repeats"] > 1 for row in rows) else ""
     return f"problems that change from wrong to right, and from right to wrong{mean_text}"
 
 
-def describe_repeat(row: Mapping[str, Any]) -> str:
+def describe_repeat(row: Row) -> str:
     """The changes in a repeat run (A/A) of both conditions of a contrast."""
     change_text = (
         f"{count(row['aa_flips'])} problems flip, and the difference changes by "
@@ -171,7 +171,7 @@ def plural(noun: str, amount: float) -> str:
 def describe_clusters(problem_count: int, cluster_count: int, copy_count: int) -> str:
     """The words about clusters after a number of problems; empty if each problem is a cluster.
 
-    Then the number of clusters is that of problems, or 0.
+    The number of clusters is 0 if the data has no clusters.
     """
     if cluster_count in (0, problem_count):
         return ""

@@ -32,24 +32,23 @@ def draw_figures(
     if comparison.loc[comparison["role"] != "reference", "difference"].isna().all():
         raise ComparisonError(f"{run_names}: there is nothing to compare with {board.baseline}.")
     conditions = join_conditions(runs)
-    for kind in dict.fromkeys(kinds or FigureKind):
-        if kind == FigureKind.FOREST:
-            numbers = comparison
-            figure = draw_forest(numbers, records(board.side_tables["texts"]))
-        elif find_sweeps(conditions):
-            condition_facts = [
-                {"condition": name} | conditions[name].describe() for name in conditions
-            ]
-            # the axis shows differences from the baseline, so contrasts with others are left out
-            rows = comparison[comparison["baseline"] == board.baseline]
-            numbers = rows.merge(pandas.DataFrame(condition_facts), on="condition", how="left")
-            figure = draw_dose(numbers, conditions)
-        elif kinds:
+    drawable_kinds = [*FigureKind] if find_sweeps(conditions) else [FigureKind.FOREST]
+    for kind in dict.fromkeys(kinds or drawable_kinds):
+        if kind not in drawable_kinds:
             raise ComparisonError(
                 f"{run_names}: no filler has two lengths, so there is no such figure to draw."
             )
+        if kind == FigureKind.FOREST:
+            numbers = comparison
+            figure = draw_forest(numbers, records(board.side_tables["texts"]))
         else:
-            continue
+            # the axis shows differences from the baseline, so contrasts with others are left out
+            rows = comparison[comparison["baseline"] == board.baseline]
+            condition_facts = [
+                {"condition": name} | conditions[name].describe() for name in conditions
+            ]
+            numbers = rows.merge(pandas.DataFrame(condition_facts), on="condition", how="left")
+            figure = draw_dose(numbers, conditions)
         # the figure's texts say accuracy, although the runs may be compared by another score
         for text in figure.findobj(Text):
             text.set_text(replace_accuracy(text.get_text(), board.score))

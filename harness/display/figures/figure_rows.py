@@ -7,8 +7,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT_POINTS, INK, LINE_HEIGHT, MUTED, Look
+from harness.display.figures.figure_style import (
+    FONT_POINTS,
+    INK,
+    LINE_HEIGHT,
+    MUTED,
+    Look,
+    drawing,
+    tidy,
+)
 
 ROW_HEIGHT = 0.19
 """The height of a row with one line of text, in inches."""
@@ -60,7 +67,7 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
     header = FigureRow("", {name: name for name in CELL_OFFSETS_INCHES})
     height = sum(row.height for row in rows)
     # 0.84 inches for the header above the rows, and the axis and a line of the note below them
-    with figure_style.drawing(height + 0.84, note) as figure:
+    with drawing(height + 0.84, note) as figure:
         axes = figure.subplots()
         _write_row(axes, -ROW_HEIGHT / 2, header, MUTED)
         top = 0.0
@@ -74,7 +81,7 @@ def draw_rows(rows: Sequence[FigureRow], note: str, x_label: str) -> Figure:
         axes.set_yticks([])
         axes.set_xlabel(x_label)
         axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
-        figure_style.tidy(axes, grid="x", hidden_sides=("top", "right", "left"))
+        tidy(axes, grid="x", hidden_sides=("top", "right", "left"))
     return figure
 
 

@@ -103,14 +103,15 @@ def spell_filler(text: str) -> str:
     return visible(text)
 
 
-def split_settings(table: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
-    """The rows of each model and layout, by a name that has the layout if there are several."""
+def split_settings(table: pandas.DataFrame) -> Iterator[tuple[str, pandas.DataFrame]]:
+    """The name and the rows of each model and layout.
+
+    The name has the layout if there are several.
+    """
     has_layouts = table["layout"].nunique() > 1
-    rows_by_setting = {}
     for (model, layout), rows in table.groupby(["model", "layout"], sort=False, observed=True):
         name = f"{model}, {layout}" if has_layouts else model
-        rows_by_setting[visible(name)] = rows
-    return rows_by_setting
+        yield visible(name), rows
 
 
 @contextmanager
@@ -130,6 +131,7 @@ def drawing(height: float, note: str, *, title: str = "") -> Iterator[Figure]:
         yield figure
         handle_by_name = {}
         for axes in figure.axes:
+            # panels have the same names, of which the legend lists each once
             for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
                 handle_by_name[name] = handle
         if handle_by_name:
@@ -177,7 +179,7 @@ def write_figure(
     Raises:
         JournalError: the files cannot be written.
     """
-    receipt_text = json.dumps(dict(receipt), sort_keys=True, default=str)
+    receipt_text = json.dumps(receipt, sort_keys=True, default=str)
     # Without a date, two drawings of the same numbers are equal. PDF has no field Description.
     metadata_by_format: dict[str, Any] = {
         "png": {"Description": receipt_text},

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
 import pandas
 from matplotlib.figure import Figure
 
 from harness.constants import NOT_SHOWN, SIGNIFICANT_VERDICTS, Row
 from harness.display.comparison_remarks import find_families
-from harness.display.figures import figure_style
 from harness.display.figures.figure_rows import FigureRow, draw_rows
-from harness.display.figures.figure_style import Look, split_settings, wrapped_label
+from harness.display.figures.figure_style import (
+    Look,
+    choose_looks,
+    split_settings,
+    wrapped_label,
+)
 from harness.display.value_texts import LEVEL_TEXT, estimate, interval, points
 
 
@@ -22,10 +27,10 @@ def draw_forest(table: pandas.DataFrame, text_rows: Sequence[Row] = ()) -> Figur
         text_rows: Rows of `other_texts.text_table`, whose ranges stand behind the conditions.
     """
     table = table[table["role"] != "reference"]
-    look_by_condition = figure_style.choose_looks(table["condition"])
+    look_by_condition = choose_looks(table["condition"])
     margin = float(table["margin"].iloc[0])
     rows: list[FigureRow] = []
-    for setting, contrasts in split_settings(table).items():
+    for setting, contrasts in split_settings(table):
         rows += _make_setting_rows(setting, contrasts, look_by_condition, text_rows)
     note = (
         f"n problems, k samples of each. Lines: {LEVEL_TEXT} intervals, not adjusted. "
@@ -53,11 +58,7 @@ def _make_setting_rows(
     look_by_condition: Mapping[str, Look],
     text_rows: Sequence[Row],
 ) -> Iterator[FigureRow]:
-    """The rows of one model and layout.
-
-    The first is a heading. Then comes a row for each repeat run (A/A), which has no interval, and
-    one for each contrast.
-    """
+    """The rows of one model and layout: a heading, the repeat runs (A/A), then the contrasts."""
     # a setting has exactly one baseline
     (baseline,) = table[table["role"] == "baseline"].to_dict("records")
     yield FigureRow(f"{setting} (n = {baseline['problems']}, k = {baseline['repeats']})")
@@ -74,27 +75,40 @@ def _make_setting_rows(
             is_filled=False,
         )
     for row in table[table["role"] != "baseline"].to_dict("records"):
-        # without a verdict the role says why there is none
-        verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
-        value, low, high = row["difference"], row["low"], row["high"]
-        cells = {
-            "points": estimate(value, low, high),
-            "interval": interval(low, high, has_sign=True),
-            "verdict": verdict,
-        }
-        # the range of each kind of other texts
-        bands = {
-            family["kind"]: (family["range_low"], family["range_high"])
-            for family in find_families(text_rows, row)
-            if family["place"] != NOT_SHOWN
-        }
-        yield FigureRow(
-            wrapped_label(row["condition"]),
-            cells,
-            look_by_condition[row["condition"]],
-            value,
-            low,
-            high,
-            is_filled=verdict in SIGNIFICANT_VERDICTS,
-            bands=bands,
-        )
+        families = find_families(text_rows, row)
+        yield _make_contrast_row(row, look_by_condition[row["condition"]], families)
+
+
+def _make_contrast_row(row: Mapping[Any, Any], look: Look, families: Sequence[Row]) -> FigureRow:
+    """The row of a contrast: the difference with its interval, before the ranges of other texts.
+
+    The mark is filled if the difference is significant.
+
+    Args:
+        row: The row of the comparison.
+        look: Colour and marker of its condition.
+        families: The rows of `text_table` for this contrast.
+    """
+    # without a verdict the role says why there is none
+    verdict = row["role"] if pandas.isna(row["verdict"]) else row["verdict"]
+    value, low, high = row["difference"], row["low"], row["high"]
+    cells = {
+        "points": estimate(value, low, high),
+        "interval": interval(low, high, has_sign=True),
+        "verdict": verdict,
+    }
+    bands = {
+        family["kind"]: (family["range_low"], family["range_high"])
+        for family in families
+        if family["place"] != NOT_SHOWN
+    }
+    return FigureRow(
+        wrapped_label(row["condition"]),
+        cells,
+        look,
+        value,
+        low,
+        high,
+        is_filled=verdict in SIGNIFICANT_VERDICTS,
+        bands=bands,
+    )

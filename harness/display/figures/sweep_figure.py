@@ -12,10 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.constants import SIGNIFICANT_VERDICTS
-from harness.display.figures import figure_style
-from harness.display.figures.figure_style import FONT_POINTS
+from harness.display.figures.figure_style import (
+    FONT_POINTS,
+    MUTED,
+    Look,
+    choose_looks,
+    drawing,
+    spell_filler,
+    split_settings,
+    tidy,
+    wrapped_label,
+)
 from harness.display.value_texts import LEVEL_TEXT
 from harness.experiment.conditions import Condition
+
+Sweep = dict[int, str]
+"""The conditions of a sweep, by length."""
 
 
 class SweptFiller(NamedTuple):
@@ -26,17 +38,17 @@ class SweptFiller(NamedTuple):
     other_changes: str
 
 
-def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[int, str]]:
+def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, Sweep]:
     """For each filler with two lengths or more, the condition of each length, in their order.
 
     Length 0, the last, is a condition without a filler that has the same other changes, if there is
     one. A condition that states no number of tokens has no length.
     """
-    sweep_by_filler: dict[SweptFiller, dict[int, str]] = {}
-    unfilled_name_by_changes: dict[str, str] = {}
+    sweep_by_filler: dict[SweptFiller, Sweep] = {}
+    unfilled_condition_by_changes: dict[str, str] = {}
     for name, condition in conditions.items():
         if condition.filler is None:
-            unfilled_name_by_changes.setdefault(condition.other_changes, name)
+            unfilled_condition_by_changes.setdefault(condition.other_changes, name)
         elif condition.filler_tokens:
             description = condition.describe()
             filler = SweptFiller(
@@ -46,8 +58,8 @@ def find_sweeps(conditions: Mapping[str, Condition]) -> dict[SweptFiller, dict[i
             sweep_by_filler.setdefault(filler, {}).setdefault(condition.filler_tokens, name)
     sweeps = {filler: sweep for filler, sweep in sweep_by_filler.items() if len(sweep) > 1}
     for filler, sweep in sweeps.items():
-        if filler.other_changes in unfilled_name_by_changes:
-            sweep[0] = unfilled_name_by_changes[filler.other_changes]
+        if filler.other_changes in unfilled_condition_by_changes:
+            sweep[0] = unfilled_condition_by_changes[filler.other_changes]
     return sweeps
 
 
@@ -61,43 +73,39 @@ def draw_dose(table: pandas.DataFrame, conditions: Mapping[str, Condition]) -> F
         conditions: The conditions of the configs, by name.
     """
     sweeps = find_sweeps(conditions)
-    look_by_condition = figure_style.choose_looks(conditions)
-    rows_by_setting = figure_style.split_settings(table)
+    look_by_condition = choose_looks(conditions)
+    settings = list(split_settings(table))
+    baseline_label = wrapped_label(table["baseline"].iloc[0])
     # the distance between intervals at the same length, 1.2 % of the axis
     shift_step = 0.012 * max(map(max, sweeps.values()))
-    # the legend states placement and other changes only if they differ between fillers
-    placements_differ = len({filler[1:] for filler in sweeps}) > 1
+    # the legend has only the texts of fillers that agree in placement and other changes
+    settings_differ = len({filler[1:] for filler in sweeps}) > 1
     note = (
         f"Lines: {LEVEL_TEXT} intervals, not adjusted. Filled: adjusted p < 0.05. Intervals that "
         "would cover each other are moved apart a little."
     )
-    with figure_style.drawing(0.6 + 2.1 * len(rows_by_setting), note) as figure:
-        panels = figure.subplots(len(rows_by_setting), squeeze=False, sharex=True, sharey=True)
-        for axes, (setting, rows) in zip(panels.ravel(), rows_by_setting.items(), strict=True):
+    with drawing(0.6 + 2.1 * len(settings), note) as figure:
+        panels = figure.subplots(len(settings), squeeze=False, sharex=True, sharey=True)
+        for axes, (setting, rows) in zip(panels.ravel(), settings, strict=True):
             axes.set_title(setting)
-            axes.set_ylabel(
-                f"Difference from {figure_style.wrapped_label(table['baseline'].iloc[0])} (points)"
-            )
-            figure_style.tidy(axes, grid="y")
-            axes.axhline(0, color=figure_style.MUTED, linewidth=0.6, zorder=1)
+            axes.set_ylabel(f"Difference from {baseline_label} (points)")
+            tidy(axes, grid="y")
+            axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
             for index, (filler, sweep) in enumerate(sweeps.items()):
                 # the shifts of the lines are one step apart, and their mean is 0
                 shift = shift_step * (index - (len(sweeps) - 1) / 2)
-                legend_parts = filler if placements_differ else filler[:1]
-                legend_text = ", ".join(
-                    figure_style.spell_filler(part) for part in legend_parts if part
-                )
                 # a line looks like its first condition, which has this look in all figures
                 look = look_by_condition[next(iter(sweep.values()))]
                 points = _select_points(rows, sweep, shift)
-                _draw_filler_line(axes, points, look, figure_style.wrapped_label(legend_text))
+                legend_fields = filler if settings_differ else [filler.text]
+                # a filler without other changes has an empty text for them
+                spelt_fields = map(spell_filler, filter(None, legend_fields))
+                _draw_filler_line(axes, points, look, wrapped_label(", ".join(spelt_fields)))
         figure.axes[-1].set_xlabel("Tokens of filler")
     return figure
 
 
-def _select_points(
-    rows: pandas.DataFrame, sweep: Mapping[int, str], shift: float
-) -> pandas.DataFrame:
+def _select_points(rows: pandas.DataFrame, sweep: Sweep, shift: float) -> pandas.DataFrame:
     """The rows of a sweep's conditions, with the length as `x`; all but length 0 are shifted."""
     differences = rows[rows["role"] != "reference"].set_index("condition")
     # The baseline has no difference from itself, but its point lies on the line at 0.
@@ -109,9 +117,7 @@ def _select_points(
     return points
 
 
-def _draw_filler_line(
-    axes: Axes, points: pandas.DataFrame, look: figure_style.Look, name: str
-) -> None:
+def _draw_filler_line(axes: Axes, points: pandas.DataFrame, look: Look, name: str) -> None:
     """The line of one filler, with interval and mark at each length but that of the baseline.
 
     The last, empty line is the entry of the legend: it has both the line and the mark.

@@ -26,6 +26,9 @@ from harness.experiment.prompts.built_prompts import (
     find_region_indices,
 )
 
+Array = NDArray[Any]
+"""An array of numbers. Its axes stand in brackets, such as [layer, head, key]."""
+
 WEIGHT_LEVELS, UNSEEN_KEY = 254, 255
 """The byte of the weight 1, and that of a key (an attended token) which the query does not see."""
 
@@ -84,18 +87,17 @@ def make_page(views: Sequence[AttentionView]) -> str:
 
 def describe_prompt(
     tokens: Sequence[str],
-    mean_weights: NDArray[Any],
-    row_weights: NDArray[Any],
+    mean_weights: Array,
+    row_weights: Array,
     roles: NDArray[np.int8],
-    original_positions: NDArray[Any],
+    original_positions: Array,
 ) -> JsonObject:
     """The elements of a prompt with their weights, as the page's script reads them.
 
-    `layers` has for each layer the bytes of the weights [head, query, element], in base64. An
-    element's weight is the sum of the weights of its tokens. The first query is the mean over later
-    queries, and the last queries of the prompt follow. `sums` has the weights of all tokens of each
-    region as numbers [layer, head, query, region], because differences of bytes would be as large
-    as the changes that they are to show.
+    The first query is the mean over later queries, and the last queries of the prompt follow.
+    `layers` has the elements' weights from `_pack_weights`, one text for each layer. `sums` has the
+    weights of all tokens of each region as numbers [layer, head, query, region], because
+    differences of bytes would be as large as the changes that they are to show.
 
     Args:
         tokens: Their texts, from `token_texts`.
@@ -105,8 +107,8 @@ def describe_prompt(
         original_positions: The number that a token shares with the same token under other
             conditions; below 0 if there is none.
     """
-    elements = list(_list_elements(tokens, roles))
-    starts, ends = np.array(elements).T
+    elements = np.array([*_list_elements(tokens, roles)])
+    starts, ends = elements.T
     row_count = row_weights.shape[2]
     key_positions = np.arange(len(tokens))
     # the mean sees every key, as if its query came after the prompt
@@ -118,19 +120,13 @@ def describe_prompt(
     packed_layers, region_sums = [], []
     for layer, layer_means in enumerate(mean_weights):
         # [head, query, key]
-        raw_weights = layer_means[:, None]
+        weights = layer_means[:, None]
         if row_count:
-            raw_weights = np.concatenate([raw_weights, row_weights[layer]], axis=1)
-        is_missing = is_later_key | np.isnan(raw_weights)
-        weights = np.where(is_missing, 0, raw_weights.astype(np.float64))
-        # [head, query, key + 1] With 0 in front, the sum of an element's tokens is the cumulated
-        # sum at its end less that at its start.
-        cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
-        element_weights = cumulated_sums[..., ends] - cumulated_sums[..., starts]
-        levels = np.rint(WEIGHT_LEVELS * np.sqrt(element_weights.clip(0, 1))).astype(np.uint8)
-        levels[is_missing[..., starts]] = UNSEEN_KEY
+            weights = np.concatenate([weights, row_weights[layer]], axis=1)
+        is_unseen = is_later_key | np.isnan(weights)
+        weights = np.where(is_unseen, 0, weights.astype(np.float64))
         region_sums.append((weights @ region_masks).round(MASS_DIGITS).tolist())
-        packed_layers.append(base64.b64encode(levels.tobytes()).decode())
+        packed_layers.append(_pack_weights(weights, is_unseen, elements))
     return {
         "text": ["".join(tokens[start:end]) for start, end in elements],
         "role": roles[starts].tolist(),
@@ -144,8 +140,29 @@ def describe_prompt(
     }
 
 
+def _pack_weights(weights: Array, is_unseen: Array, elements: Array) -> str:
+    """The bytes of one layer's weights [head, query, element], in base64.
+
+    An element's weight is the sum of the weights of its tokens. The element is unseen if its first
+    token is.
+
+    Args:
+        weights: [head, query, key] With 0 for unseen keys.
+        is_unseen: [head, query, key] Whether the query does not see the key.
+        elements: From `_list_elements`.
+    """
+    starts, ends = elements.T
+    # [head, query, key + 1] With 0 in front, the sum of an element's tokens is the cumulated sum at
+    # its end less that at its start.
+    cumulated_sums = np.pad(weights.cumsum(axis=-1), ((0, 0), (0, 0), (1, 0)))
+    element_weights = cumulated_sums[..., ends] - cumulated_sums[..., starts]
+    levels = np.rint(WEIGHT_LEVELS * np.sqrt(element_weights.clip(0, 1))).astype(np.uint8)
+    levels[is_unseen[..., starts]] = UNSEEN_KEY
+    return base64.b64encode(levels.tobytes()).decode()
+
+
 def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
-    """The half-open range of tokens of each element, in the order of the prompt.
+    """The range of each element in the order of the prompt: its first token, and one past its last.
 
     A run of filler tokens is one element, which comes before those of its tokens.
     """
@@ -153,8 +170,8 @@ def _list_elements(tokens: Sequence[str], roles: NDArray[np.int8]) -> Iterator[t
     starts = [index for index, token in enumerate(tokens) if token or index == 0]
     elements = zip(starts, [*starts[1:], len(tokens)], strict=True)
     for role, group in groupby(elements, key=lambda element: roles[element[0]]):
-        role_elements = list(group)
+        run = list(group)
         if role == FILLER_INDEX:
-            # the whole filler is an element too, before its single tokens
-            yield role_elements[0][0], role_elements[-1][1]
-        yield from role_elements
+            # from the start of the first element to the end of the last
+            yield run[0][0], run[-1][1]
+        yield from run

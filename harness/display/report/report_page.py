@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from harness.analysis.result_tables import Leaderboard, make_leaderboard
-from harness.constants import FigureKind, Row
+from harness.constants import Row
 from harness.display.comparison_remarks import (
     describe_place,
     has_several_settings,
@@ -95,14 +95,13 @@ def _collect_facts(
     packed_index, packed_blocks = pack_samples(
         samples, baseline=board.baseline, conditions=conditions, contrasts=rows
     )
-    image_by_kind = {}
+    images = []
     if any(row["role"] != "baseline" for row in rows):
-        # without requested kinds, these are all figures that can be drawn
-        for kind, (figure, _) in draw_figures(board, runs, []):
-            image_by_kind[kind] = _embed_figure(figure, kind)
-    # the page shows the forest plot above all other figures
-    forest_image = image_by_kind.pop(FigureKind.FOREST, None)
-    # the page shows the line, and the JSON after a click on it
+        # without requested kinds, these are all figures that can be drawn, the forest plot first
+        images = [
+            _embed_figure(figure, kind) for kind, (figure, _) in draw_figures(board, runs, [])
+        ]
+    # each receipt is a line that unfolds into the run's own receipt as JSON
     lines_and_receipts = [
         (
             receipt_line(receipt).removeprefix("receipt: "),
@@ -113,16 +112,14 @@ def _collect_facts(
     return {
         "title": " + ".join(Path(run.name).resolve().name for run in runs),
         "card": make_card(board),
-        "forest": forest_image,
-        "figures": image_by_kind.values(),
+        "images": images,
         "results": show_comparison(board),
-        "define_flips": define_flips(max(row["repeats"] for row in rows)),
+        "define_flips": define_flips(rows),
         "further_tables": show_side_tables(board).values(),
-        "margin": points(float(rows[0]["margin"])),
-        "baseline": board.baseline,
+        "margin": points(rows[0]["margin"]),
+        "board": board,
         "receipts": lines_and_receipts,
         "samples": len(samples),
-        "reference_conditions": len(board.reference_conditions),
         "index": packed_index,
         "blocks": packed_blocks,
     }
@@ -145,7 +142,7 @@ def make_card(board: Leaderboard) -> dict[str, Any]:
     """The question, the verdicts that answer it, and what makes them doubtful."""
     rows = rows_of_conditions(board, board.comparison)
     card_rows = _choose_card_rows(board, rows)
-    models = {str(row["model"]) for row in rows}
+    models = {row["model"] for row in rows}
     models_text = models.pop() if len(models) == 1 else f"{len(models)} models"
     # logs do not name their datasets
     datasets = [receipt.get("dataset_name") or "the problems" for receipt in board.receipts]

@@ -109,7 +109,7 @@ def pack_samples(
             name_group(row): flips(row["wrong_to_right"], row["right_to_wrong"])
             for row in contrasts
         },
-        "define_flips": define_flips(max(row["repeats"] for row in contrasts)),
+        "define_flips": define_flips(contrasts),
         "problems": [
             # the index of the block, and the problem's index in it
             _describe_problem(groups) | {"at": divmod(index, PROBLEMS_PER_BLOCK)}
